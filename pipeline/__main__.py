@@ -1,0 +1,49 @@
+"""``python -m pipeline COMMAND``: the commands that need no Spark session.
+
+A command is a module with ``main(argv) -> None`` that raises pipeline.errors; to add one, name it in COMMANDS.
+Exit codes: 0 done, 1 the run failed, 2 the command line is wrong, 3 the data is, 130 interrupted.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pipeline.errors import JobError
+
+COMMANDS = {
+    "fetch": ("pipeline.fetch", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
+    "sample": ("pipeline.sample", "write a small generated data set in CIFAR-10's binary layout"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = [f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline",
+        usage="%(prog)s COMMAND [OPTION ...]",
+        description="commands:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above; COMMAND -h lists options")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
+    args = _parser().parse_args(argv)
+    module, _ = COMMANDS[args.command]
+    try:
+        import_module(module).main(args.rest)  # imported late: a command loads only what it uses
+    except JobError as error:
+        print(f"{args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{args.command}: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The command line that all jobs share: flags over conf/*.toml over built-in defaults, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.errors import DataError, JobError, UsageError
+from pipeline.formats import FORMATS
+from pipeline.sharding import Outcome, Request, check_output
+from pipeline.storage import Store
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+EPILOG = """\
+Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
+replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
+(on YARN in cluster mode the cluster's own 0 or 1)."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with the one-line errors of the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def parser(prog: str, description: str) -> Parser:
+    return Parser(
+        prog=prog, description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
+    if not match or not all(map(int, match.groups())):
+        raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
+    channels, height, width = map(int, match.groups())
+    return channels, height, width
+
+
+def add_input_flags(flags: argparse.ArgumentParser) -> None:
+    group = flags.add_argument_group("input")
+    group.add_argument("--input", required=True, metavar="URI", help="folder or file of labelled images")
+    group.add_argument(
+        "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
+    )
+    group.add_argument(
+        "--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)"
+    )
+    group.add_argument(
+        "--image-shape", type=image_shape, metavar="CxHxW", help="image size where files do not tell (default 3x32x32)"
+    )
+    group.add_argument("--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's)")
+
+
+def add_output_flags(flags: argparse.ArgumentParser) -> None:
+    group = flags.add_argument_group("output")
+    group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
+    group.add_argument("--workers", required=True, type=int, metavar="N", help="number of shards")
+    group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
+    group.add_argument("--allow-empty", action="store_true", help="allow workers without rows")
+    group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
+
+
+def add_run_flags(flags: argparse.ArgumentParser) -> None:
+    group = flags.add_argument_group("run")
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="seed of everything random (default 0)")
+    interval = group.add_mutually_exclusive_group()
+    interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
+    interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
+    group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/JOB.toml)")
+    group.add_argument("--quiet", action="store_true", help="print results only")
+    group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+
+
+def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    early, _ = _config_only().parse_known_args(argv)
+    path = early.config or CONF / f"{Path(flags.prog).stem}.toml"
+    if early.config or path.is_file():
+        flags.set_defaults(**_defaults(path, flags))
+    return flags.parse_args(argv)
+
+
+def _config_only() -> Parser:
+    early = Parser(add_help=False)
+    early.add_argument("--config", type=Path)
+    return early
+
+
+def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"--config {path} does not exist") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    actions = {action.dest: action for action in flags._actions}
+    for action in actions.values():
+        if action.dest in values:
+            action.required = False
+    result = {}
+    for key, value in values.items():
+        action = actions.get(key.replace("-", "_"))
+        if action is None or key in ("config", "help"):
+            raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
+        flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
+        if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
+            raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
+        result[action.dest] = value if flag else flags._get_value(action, str(value))
+        if action.choices is not None and result[action.dest] not in action.choices:
+            raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
+    return result
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    interval = {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
+    if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
+        raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
+
+    def filled(uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        for key in re.findall(r"\{(ds|run_id)\}", uri):
+            if key not in interval:
+                raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
+            uri = uri.replace(f"{{{key}}}", interval[key])
+        return uri
+
+    output = filled(args.output)
+    source = filled(args.input)
+    assert output is not None and source is not None
+    return Request(
+        input=source,
+        output=output,
+        num_workers=args.workers,
+        eval_input=filled(getattr(args, "eval_input", None)),
+        format=getattr(args, "format", None),
+        shape=getattr(args, "image_shape", None),
+        num_classes=getattr(args, "num_classes", None),
+        overwrite=args.overwrite,
+        allow_empty=args.allow_empty,
+        interval=interval or None,
+    )
+
+
+def preflight(request: Request) -> None:
+    """What can be refused before Spark starts: it takes seconds, a typing error should not."""
+    store = Store()
+    check_output(store, request)
+    for uri in filter(None, (request.input, request.eval_input)):
+        if not uri.startswith("hdfs:") and not store.exists(store.resolve(uri)):
+            raise DataError(f"{uri} does not exist; check the path")
+
+
+def describe(outcome: Outcome) -> str:
+    """The set as a short table: what a person wants to know first."""
+    manifest = outcome.shards.manifest
+    rows = [worker["rows"] for worker in manifest["workers"]]
+    size = sum(file.bytes for file in outcome.shards.files())
+    near = manifest["neighbourhoods"]
+    lines = [
+        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
+        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
+        ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
+        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
+        ("files", f"{len(outcome.shards.files())}, {size / 1e6:.1f} MB"),
+    ]
+    if near:
+        sparse = [n["size"] for n in near if n["sparse"]]
+        sizes = [n["size"] for n in near]
+        lines.insert(
+            3, ("groups", f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse")
+        )
+    if manifest["eval"]:
+        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines)
+
+
+def execute(main: Callable[[], int]) -> NoReturn:
+    """Run a job's main and leave with the contract's exit code and one line for every foreseen error."""
+    debug = "--debug" in sys.argv
+    try:
+        code = main()
+    except JobError as error:
+        code = _fail(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        code = _fail("interrupted; nothing was committed, rerun the same command", 130, debug)
+    except (OSError, MemoryError) as error:
+        code = _fail(f"{error or type(error).__name__}", 1, debug)
+    except Exception as error:  # what a task or the JVM raised: the cause, not the trace
+        line, code = _cause(error)
+        code = _fail(line, code, debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _fail(line: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    return code
+
+
+def _cause(error: Exception) -> tuple[str, int]:
+    """The line a task raised, out of Spark's report of it."""
+    text = str(error)
+    for kind, code in (("DataError", 3), ("UsageError", 2), ("JobError", 1)):
+        found = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
+        if found:
+            return found.group(1), code
+    raised = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE)
+    detail = ": ".join(raised[-1]) if raised else text.strip().splitlines()[0][:300]
+    return f"{type(error).__name__}: {detail} (--debug shows the whole trace)", 1
+

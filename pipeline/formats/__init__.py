@@ -1,0 +1,51 @@
+"""The layouts an input may have: one file each, and one dict that names them."""
+
+from __future__ import annotations
+
+from pipeline.errors import DataError
+from pipeline.formats.base import Columns, DataFile, Format, Layout
+from pipeline.formats.cifar_binary import Cifar10Binary, Cifar100Binary
+from pipeline.formats.cifar_pickle import CifarPickle
+from pipeline.formats.parquet import ParquetImages
+from pipeline.storage import FileInfo, Store
+
+FORMATS: dict[str, Format] = {
+    "cifar10-binary": Cifar10Binary(),
+    "cifar100-binary": Cifar100Binary(),
+    "cifar-pickle": CifarPickle(),
+    "parquet": ParquetImages(),
+}
+
+__all__ = ["FORMATS", "Columns", "DataFile", "Format", "Layout", "recognise"]
+
+
+def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] | None) -> str:
+    """The one layout that all files have, from their first bytes, sizes and names. Raises DataError where they differ
+    or none fits."""
+    votes = {file.path: _vote(store, file, shape) for file in files}
+    kinds = {kind for kind in votes.values() if kind}
+    unknown = [path for path, kind in votes.items() if not kind]
+    if len(kinds) == 1 and not unknown:
+        return kinds.pop()
+    if len(kinds) == 1 and kinds <= {"cifar10-binary", "cifar100-binary"}:
+        return kinds.pop()  # the survey then says where the odd file breaks off
+    if len(kinds) > 1:
+        examples = {kind: path for path, kind in votes.items() if kind}
+        listed = "; ".join(f"{path} is {kind}" for kind, path in sorted(examples.items()))
+        raise DataError(f"mixed layouts in one input: {listed}; keep one layout a folder")
+    size = store.info(unknown[0]).bytes
+    raise DataError(
+        f"{unknown[0]} ({size} bytes) is not a known layout: neither Parquet nor a CIFAR pickle, nor whole CIFAR"
+        f" records of 3073 or 3074 bytes; declare it with --format and --image-shape, or remove it"
+    )
+
+
+def _vote(store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> str | None:
+    try:
+        head = store.read_range(file.path, 0, 1 << 18)
+    except PermissionError:
+        raise DataError(f"{file.path} cannot be read: permission denied") from None
+    for name, kind in FORMATS.items():
+        if kind.recognises(file, head, shape):
+            return name
+    return None

@@ -1,0 +1,178 @@
+"""Parquet with an image column: raw bytes of a declared shape, or encoded PNG/JPEG, bare or in Hugging Face's struct."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from pipeline.errors import DataError
+from pipeline.formats.base import CIFAR_SHAPE, Columns, DataFile, Layout
+from pipeline.storage import FileInfo, Store
+
+BLOCK_ROWS = 2048
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "labels", "fine_label")
+ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
+
+
+def _open(store: Store, path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(store.open(path))
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _pick(schema: pa.Schema, names: tuple[str, ...], path: str) -> str:
+    for name in names:
+        if name in schema.names:
+            return name
+    raise DataError(f"{path} has no column {' or '.join(names)}; its columns are {', '.join(schema.names)}")
+
+
+def _payload(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The bytes of an image column, whether bare or in a struct."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.field("bytes") if pa.types.is_struct(array.type) else array
+
+
+def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
+    """The shape in the column's metadata, as this project's writer and Spark's ``withMetadata`` leave it."""
+    field = (schema.field(column).metadata or {}).get(b"shape")
+    if field:
+        return _shape(json.loads(field))
+    spark = (schema.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata")
+    for entry in json.loads(spark)["fields"] if spark else []:
+        if entry["name"] == column and "shape" in entry["metadata"]:
+            return _shape(entry["metadata"]["shape"])
+    return None
+
+
+def _shape(value: Any) -> tuple[int, int, int]:
+    numbers = json.loads(value) if isinstance(value, str) else value
+    channels, height, width = (int(number) for number in numbers)
+    return channels, height, width
+
+
+def decode(data: bytes) -> npt.NDArray[np.uint8]:
+    """An encoded image as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB."""
+    with Image.open(io.BytesIO(data)) as image:
+        pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+class ParquetImages:
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return head[:4] == b"PAR1"
+
+    def survey(
+        self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None
+    ) -> tuple[DataFile, Layout]:
+        parquet = _open(store, file.path)
+        schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+        image = _pick(schema, IMAGE_COLUMNS, file.path)
+        _pick(schema, LABEL_COLUMNS, file.path)
+        data = DataFile(file.path, file.bytes, file.modified_ms, rows)
+        coarse = 20 if "coarse_label" in schema.names else None
+        if rows == 0:
+            return data, Layout(shape or CIFAR_SHAPE, coarse=coarse)
+        first = _payload(next(parquet.iter_batches(1, columns=[image])).column(0))[0].as_py()
+        if not isinstance(first, bytes):
+            raise DataError(f"{file.path}: column {image} is {schema.field(image).type}, not binary images")
+        found = decode(first).shape if first.startswith(ENCODED) else None
+        shape = found or declared_shape(schema, image) or shape or CIFAR_SHAPE  # type: ignore[assignment]
+        assert shape is not None
+        if found is None and len(first) != int(np.prod(shape)):
+            size = "x".join(map(str, shape))
+            raise DataError(
+                f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape"
+            )
+        return data, Layout(shape, coarse=coarse)
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        parquet = _open(store, file.path)
+        if parquet.metadata.num_rows != file.rows:
+            raise DataError(
+                f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed"
+            )
+        label = _pick(parquet.schema_arrow, LABEL_COLUMNS, file.path)
+        image = _pick(parquet.schema_arrow, IMAGE_COLUMNS, file.path)
+        names = [label, *(["coarse_label"] if layout.coarse else []), *([image] if images else [])]
+        first = 0
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            low, high = max(start - first, 0), min(stop - first, rows)
+            if low < high:
+                table = parquet.read_row_group(group, columns=names).slice(low, high - low)
+                for at in range(0, high - low, BLOCK_ROWS):
+                    part = table.slice(at, BLOCK_ROWS)
+                    record = first + low + at
+                    yield Columns(
+                        labels=_whole(part.column(label), label, file.path, record),
+                        images=self._images(part.column(image), layout, file.path, record)
+                        if images
+                        else None,
+                        coarse_labels=_whole(part.column("coarse_label"), "coarse_label", file.path, record)
+                        if layout.coarse
+                        else None,
+                    )
+            first += rows
+
+    def _images(self, column: Any, layout: Layout, path: str, first: int) -> npt.NDArray[np.uint8]:
+        pixels = int(np.prod(layout.shape))
+        values = _payload(column)
+        if values.null_count:
+            row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise DataError(f"{path}, row {row}: the image is null")
+        if not values[0].as_py().startswith(ENCODED):
+            sizes = np.diff(
+                np.frombuffer(values.buffers()[1], _offsets(values.type))[values.offset :][: len(values) + 1]
+            )
+            if (sizes != pixels).any():
+                at = int(np.flatnonzero(sizes != pixels)[0])
+                raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {pixels}")
+            begin = int(np.frombuffer(values.buffers()[1], _offsets(values.type))[values.offset])
+            data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * pixels, offset=begin)
+            return data.reshape(len(values), pixels)
+        out = np.empty((len(values), pixels), np.uint8)
+        for at, value in enumerate(values):
+            try:
+                image = decode(value.as_py())
+            except Exception as error:  # Pillow raises many kinds for a broken image
+                raise DataError(f"{path}, row {first + at}: the image cannot be decoded ({error})") from None
+            if image.shape != layout.shape:
+                raise DataError(
+                    f"{path}, row {first + at}: the image is {image.shape}, the first one {layout.shape}"
+                )
+            out[at] = image.reshape(-1)
+        return out
+
+    def where(self, file: DataFile, record: int, layout: Layout) -> str:
+        return f"{file.path}, row {record}"
+
+
+def _offsets(kind: pa.DataType) -> type[np.int32] | type[np.int64]:
+    return np.int64 if pa.types.is_large_binary(kind) else np.int32
+
+
+def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:
+    if column.null_count:
+        row = first + int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise DataError(f"{path}, row {row}: {name} is null")
+    if not pa.types.is_integer(column.type):
+        raise DataError(f"{path}: {name} is {column.type}, not whole numbers")
+    try:
+        return column.cast(pa.int32()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}, near row {first}: {name}: {error}") from None

@@ -1,0 +1,162 @@
+"""The exact block Gram matrix and the principal components that follow from it. Pure numpy and scipy.
+
+(u8 - 128) products are integers of at most 2^14, so a float32 product of a block is exact while every diagonal sum stays
+within 2^24 (by Cauchy-Schwarz the diagonal bounds all partial sums). Block results are added up as integers. The
+covariance is therefore the same bits whatever the blocks, their order or the number of BLAS threads, and costs float32
+speed. (Block bound and measurements: the design notes on sharding performance.)
+
+Cost: rows * d^2 flop; d*d*12 bytes of state a task, d*d*2 to d*d*4 bytes from each task to the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import eigh
+from scipy.linalg.blas import ssyrk
+from scipy.sparse.linalg import eigsh
+from threadpoolctl import threadpool_limits
+
+from pipeline.errors import UsageError
+
+EXACT_F32 = 1 << 24
+SHIFT = 128
+SYRK_ROWS = 2048
+MAX_PIXELS = 12_288  # 64x64x3: the state of one task is 12 d^2 bytes, 1.8 GB there
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Sums over rows of z = pixel - 128. count; total int64 [d]; packed: the upper triangle by rows, int64 or int32."""
+
+    count: int
+    total: npt.NDArray[np.int64]
+    packed: npt.NDArray[np.int64] | npt.NDArray[np.int32]
+
+
+def check_pixels(pixels: int) -> None:
+    if pixels > MAX_PIXELS:
+        raise UsageError(
+            f"the exact PCA keeps a {pixels} x {pixels} matrix ({12 * pixels**2 / 1e9:.0f} GB a task) and is limited to"
+            f" {MAX_PIXELS} pixels an image; scale the images down, or use a strategy without PCA"
+        )
+
+
+def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
+    small = full.diagonal().max(initial=0) < 1 << 31  # the diagonal bounds the rest
+    kind = np.int32 if small else np.int64
+    return np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])
+
+
+def _unpack(packed: npt.NDArray[np.int64] | npt.NDArray[np.int32], d: int) -> npt.NDArray[np.float64]:
+    full = np.empty((d, d))
+    at = 0
+    for row in range(d):
+        full[row, row:] = packed[at : at + d - row]
+        at += d - row
+    lower = np.tril_indices(d, -1)
+    full[lower] = full.T[lower]
+    return full
+
+
+def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
+    """The Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
+    exact = np.zeros((pixels, pixels), np.int64)  # C order; syrk's Fortran lower triangle is its upper one
+    single = np.zeros((pixels, pixels), np.float32)
+    diagonal = np.zeros(pixels, np.float32)
+    total = np.zeros(pixels, np.int64)
+    count = 0
+
+    def flush() -> None:
+        nonlocal single
+        for row in range(0, pixels, 256):  # only the upper triangle moves
+            exact[row : row + 256, row:] += single[row : row + 256, row:].astype(np.int64)
+        single[:] = 0
+        diagonal[:] = 0
+
+    for block in blocks:
+        count += len(block)
+        for low in range(0, len(block), SYRK_ROWS):
+            pending = [(block[low : low + SYRK_ROWS].view(np.int8) ^ np.int8(-SHIFT)).astype(np.float32)]
+            while pending:
+                rows = pending.pop()
+                squares = np.einsum("ij,ij->j", rows, rows)
+                if len(rows) > 1024 and squares.max() >= EXACT_F32:
+                    pending += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+                    continue
+                if (diagonal + squares).max() > EXACT_F32:
+                    flush()
+                diagonal += squares
+                total += rows.sum(axis=0, dtype=np.float64).astype(np.int64)
+                # rows.T is Fortran-ordered without a copy: c = rows.T @ rows, lower in Fortran = upper in C
+                ssyrk(1.0, rows.T, beta=1.0, c=single.T, overwrite_c=1, lower=1)
+    flush()
+    return Gram(count, total, _pack(exact))
+
+
+def merge(left: Gram, right: Gram) -> Gram:
+    """Exact, so associative and commutative to the last bit."""
+    packed = left.packed.astype(np.int64) + right.packed
+    return Gram(left.count + right.count, left.total + right.total, packed)
+
+
+def covariance(gram: Gram) -> npt.NDArray[np.float64]:
+    """float64 [d, d], divided by count - 1 as scikit-learn and spark.ml do."""
+    matrix = _unpack(gram.packed, len(gram.total))
+    mean = gram.total / gram.count
+    matrix -= gram.count * np.outer(mean, mean)
+    matrix /= max(gram.count - 1, 1)
+    return matrix
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """components float64 [k, d], rows of unit length, largest entry positive; variances float64 [k], descending;
+    total_variance: of all d directions."""
+
+    components: npt.NDArray[np.float64]
+    variances: npt.NDArray[np.float64]
+    total_variance: float
+
+
+def top_components(covariance: npt.NDArray[np.float64], components: float) -> Spectrum:
+    """The leading eigenvectors: ``components`` of them (>= 1), or as few as explain that share of variance (< 1).
+
+    Lanczos with a fixed start and one BLAS thread, so that one machine gives one answer; another machine's LAPACK may
+    round differently, which is why the fitted model is saved with the shards. Directions without variance are left
+    out, so fewer may come back."""
+    d = len(covariance)
+    total = float(np.trace(covariance))
+    wanted = min(int(components), d) if components >= 1 else min(64, d)
+    with threadpool_limits(1, "blas"):
+        while True:
+            variances, vectors = _leading(covariance, wanted)
+            if components >= 1 or wanted == d or variances.sum() >= components * total:
+                break
+            wanted = min(2 * wanted, d)
+    if components < 1:
+        share = np.cumsum(variances) / total if total else np.ones(1)
+        keep = int(np.searchsorted(share, components - 1e-12)) + 1
+    else:
+        keep = wanted
+    keep = max(1, min(keep, int((variances > max(total, 1e-300) * 1e-12).sum())))
+    rows = vectors[:, :keep].T
+    signs = np.sign(rows[np.arange(keep), np.abs(rows).argmax(axis=1)])
+    return Spectrum(
+        np.ascontiguousarray(rows * np.where(signs == 0, 1, signs)[:, None]), variances[:keep], total
+    )
+
+
+def _leading(
+    covariance: npt.NDArray[np.float64], k: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    d = len(covariance)
+    if k > d // 4 or d < 64:
+        values, vectors = eigh(covariance, subset_by_index=[d - k, d - 1])
+    else:
+        start = np.cos(np.arange(1, d + 1, dtype=np.float64))
+        values, vectors = eigsh(covariance, k=k, which="LA", v0=start)
+    order = np.argsort(values)[::-1]
+    return np.maximum(values[order], 0.0), vectors[:, order]

@@ -1,0 +1,246 @@
+"""Files on a local disk or on HDFS behind one small interface, for the driver and for tasks alike. No Spark.
+
+A path without a scheme, or with ``file:``, is local; ``hdfs://`` goes through the native RPC client, which knows
+high-availability name services and Kerberos. Failures are Python's own: FileNotFoundError, PermissionError,
+FileExistsError, and OSError (with the address) for everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, BinaryIO, Protocol, cast
+from urllib.parse import urlparse
+
+from pipeline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One directory entry; ``modified_ms`` is the file system's own clock, so compare it only with its peers."""
+
+    path: str
+    bytes: int
+    modified_ms: int
+    is_dir: bool
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+class Files(Protocol):
+    """What a file system must offer. ``rename`` is atomic; ``create`` fails where the file exists."""
+
+    def info(self, path: str) -> FileInfo: ...
+    def list(self, path: str) -> list[FileInfo]: ...
+    def open(self, path: str) -> BinaryIO: ...
+    def read_range(self, path: str, offset: int, length: int) -> bytes: ...
+    def create(self, path: str) -> BinaryIO: ...
+    def makedirs(self, path: str) -> None: ...
+    def rename(self, source: str, target: str, overwrite: bool) -> None: ...
+    def delete(self, path: str) -> None: ...
+
+
+class LocalFiles:
+    def info(self, path: str) -> FileInfo:
+        status = os.stat(path)
+        is_dir = os.path.isdir(path)
+        return FileInfo(path, 0 if is_dir else status.st_size, status.st_mtime_ns // 1_000_000, is_dir)
+
+    def list(self, path: str) -> list[FileInfo]:
+        return [self.info(entry.path) for entry in os.scandir(path)]
+
+    def open(self, path: str) -> BinaryIO:
+        return open(path, "rb")
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            chunks = []
+            while length > 0 and (chunk := file.read(length)):
+                chunks.append(chunk)
+                length -= len(chunk)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def create(self, path: str) -> BinaryIO:
+        return open(path, "xb")
+
+    def makedirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str, overwrite: bool) -> None:
+        if overwrite:
+            os.replace(source, target)
+        elif os.path.isdir(source):
+            os.rename(source, target)  # refuses a directory that holds anything
+        else:
+            os.link(source, target)  # unlike rename, refuses an existing target
+            os.unlink(source)
+
+    def delete(self, path: str) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+
+class HdfsFiles:
+    """HDFS through hdfs-native; one client a process and name service."""
+
+    def __init__(self, authority: str, conf: tuple[tuple[str, str], ...]) -> None:
+        from hdfs_native import Client
+
+        self.root = f"hdfs://{authority}"
+        with self._errors(self.root):
+            self.client = Client(self.root, dict(conf) or None)
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, FileExistsError):
+            raise
+        except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
+            text = str(error)
+            first = text.splitlines()[0] if text else type(error).__name__
+            for sign, kind in (
+                ("FileNotFound", FileNotFoundError),
+                ("AccessControl", PermissionError),
+                ("AlreadyExists", FileExistsError),
+            ):
+                if sign in text:
+                    raise kind(f"{path}: {first}") from error
+            raise OSError(f"{path}: {first}") from error
+
+    def _path(self, uri: str) -> str:
+        return urlparse(uri).path or "/"
+
+    def info(self, path: str) -> FileInfo:
+        with self._errors(path):
+            return self._info(self.client.get_file_info(self._path(path)))
+
+    def _info(self, status: Any) -> FileInfo:
+        path = self.root + urlparse(status.path).path
+        return FileInfo(path, status.length, status.modification_time, status.isdir)
+
+    def list(self, path: str) -> list[FileInfo]:
+        with self._errors(path):
+            return [self._info(status) for status in self.client.list_status(self._path(path))]
+
+    def open(self, path: str) -> BinaryIO:
+        with self._errors(path):
+            return cast(BinaryIO, self.client.read(self._path(path)))
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._errors(path):
+            reader = self.client.read(self._path(path))
+            return reader.read_range(offset, max(0, min(length, len(reader) - offset)))
+
+    def create(self, path: str) -> BinaryIO:
+        from hdfs_native import WriteOptions
+
+        with self._errors(path):
+            options = WriteOptions(overwrite=False, create_parent=True)
+            return cast(BinaryIO, self.client.create(self._path(path), options))
+
+    def makedirs(self, path: str) -> None:
+        with self._errors(path):
+            self.client.mkdirs(self._path(path), create_parent=True)
+
+    def rename(self, source: str, target: str, overwrite: bool) -> None:
+        with self._errors(target):
+            self.client.rename(self._path(source), self._path(target), overwrite)
+
+    def delete(self, path: str) -> None:
+        with self._errors(path):
+            self.client.delete(self._path(path), recursive=True)
+
+
+@lru_cache(maxsize=16)
+def _hdfs(authority: str, conf: tuple[tuple[str, str], ...], _pid: int) -> HdfsFiles:
+    return HdfsFiles(authority, conf)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Every file system by URI; picklable, so that a task reaches what the driver reaches.
+
+    ``conf`` holds the Hadoop client settings that executors may lack (name services, default file system)."""
+
+    conf: tuple[tuple[str, str], ...] = field(default=())
+
+    def resolve(self, uri: str) -> str:
+        """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS."""
+        parts = urlparse(uri)
+        if not uri:
+            raise UsageError("an empty path names no file or folder")
+        if parts.scheme in ("", "file"):
+            return os.path.abspath(parts.path if parts.scheme else uri)
+        if parts.scheme != "hdfs":
+            raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use file: or hdfs:")
+        authority = parts.netloc or urlparse(dict(self.conf).get("fs.defaultFS", "")).netloc
+        if not authority:
+            raise UsageError(
+                f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path"
+            )
+        return f"hdfs://{authority}{os.path.normpath(parts.path or '/')}"
+
+    def files(self, uri: str) -> Files:
+        if not uri.startswith("hdfs://"):
+            return LocalFiles()
+        return _hdfs(urlparse(uri).netloc, self.conf, os.getpid())  # a forked task needs a client of its own
+
+    def info(self, uri: str) -> FileInfo:
+        return self.files(uri).info(uri)
+
+    def exists(self, uri: str) -> bool:
+        try:
+            self.info(uri)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self, uri: str) -> list[FileInfo]:
+        """The entries of a folder by name; an absent folder is empty."""
+        try:
+            return sorted(self.files(uri).list(uri), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return []
+
+    def walk(self, uri: str) -> list[str]:
+        """Every file below a folder, by path."""
+        entries = self.list(uri)
+        below = [path for entry in entries if entry.is_dir for path in self.walk(entry.path)]
+        return sorted([entry.path for entry in entries if not entry.is_dir] + below)
+
+    def open(self, uri: str) -> BinaryIO:
+        return self.files(uri).open(uri)
+
+    def read(self, uri: str) -> bytes:
+        with self.open(uri) as file:
+            return file.read()
+
+    def read_range(self, uri: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only where the file ends."""
+        return self.files(uri).read_range(uri, offset, length)
+
+    def create(self, uri: str) -> BinaryIO:
+        return self.files(uri).create(uri)
+
+    def write_new(self, uri: str, data: bytes) -> None:
+        with self.create(uri) as file:
+            file.write(data)
+
+    def makedirs(self, uri: str) -> None:
+        self.files(uri).makedirs(uri)
+
+    def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        self.files(source).rename(source, target, overwrite)
+
+    def delete(self, uri: str) -> None:
+        self.files(uri).delete(uri)

@@ -1,0 +1,15 @@
+"""The ways of sharding: one file each, and one dict that names them."""
+
+from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
+from pipeline.strategies.class_cluster import ClassCluster
+from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.random import Random
+from pipeline.strategies.random_iid import RandomIid
+from pipeline.strategies.round_robin import RoundRobin
+from pipeline.strategies.stratified import Stratified
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    kind.name: kind for kind in (RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster)
+}
+
+__all__ = ["STRATEGIES", "Context", "Fitted", "Grouping", "Strategy"]

@@ -1,0 +1,101 @@
+"""What a strategy is: a way to put rows into groups, and a way to deal the rows of a group to workers.
+
+A strategy looks at the data once (``fit``) and returns a grouping: a small picklable object that tells, for any block of
+rows, their groups, and for (id, group, rank in group), their workers. Everything else is the same for all strategies:
+counting, exact ranks, broadcasting of sparse groups, writing, verifying, committing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipeline.assign import GroupTable, Ints, SparseIf, Start
+from pipeline.dataset import Block
+from pipeline.images import Images
+from pipeline.scan import Scan
+
+
+@dataclass(frozen=True)
+class Context:
+    """What ``fit`` may use. phase(name): times and announces a step; report(text): progress inside it."""
+
+    images: Images
+    scan: Scan
+    bounds: list[tuple[int, int]]
+    num_workers: int
+    phase: Callable[[str], AbstractContextManager[None]]
+    report: Callable[[str], None]
+
+
+class Grouping:
+    """Rows to groups to workers. Pure and picklable; the default is one group, dealt round robin."""
+
+    neighbourhoods = False  # whether the group is a neighbourhood, written beside the row
+
+    def groups(self, block: Block) -> Ints:
+        """int64 [rows] in [0, number of groups)."""
+        return np.zeros(len(block.ids), np.int64)
+
+    def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        """The owner of each row, int64 [rows] in [0, num_workers)."""
+        return (table.starts[groups] + ranks) % table.num_workers
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """counts int64 [chunks, groups]. params: what the fit resolved (numbers of clusters, components, ...).
+    models: fitted spark.ml models by name, saved with the shards."""
+
+    grouping: Grouping
+    counts: Ints
+    start: Start = "zero"
+    sparse_if: SparseIf = "never"
+    params: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """The fields are the strategy's own parameters; they validate themselves on construction (UsageError)."""
+
+    name: ClassVar[str]
+    seed: int = 0
+
+    @abstractmethod
+    def fit(self, context: Context) -> Fitted:
+        """Look at the data and decide the grouping."""
+
+    def refit(self, context: Context, stored: Stored) -> Fitted:
+        """The same grouping out of a committed set, without fitting again; for another number of workers."""
+        return self.fit(context)
+
+    def params(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "seed"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a committed set tells of its own grouping. counts int64 [chunks, neighbourhoods]."""
+
+    counts: Ints
+    params: dict[str, Any]
+
+
+class StoredNeighbourhoods(Grouping):
+    """The neighbourhoods as they stand in a committed set."""
+
+    neighbourhoods = True
+
+    def groups(self, block: Block) -> Ints:
+        assert block.columns.neighbourhoods is not None, "the committed set has no neighbourhoods"
+        return block.columns.neighbourhoods.astype(np.int64)
+
+
+def row_counts(context: Context) -> Ints:
+    """All rows as one group, by chunk."""
+    return np.array([[high - low] for low, high in context.bounds], np.int64)

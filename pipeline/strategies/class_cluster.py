@@ -1,0 +1,100 @@
+"""K-means inside each class, then every (class, cluster) cell dealt round robin (SPEC 2.3, ``class_cluster``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.assign import Ints, Start, count_by_chunk
+from pipeline.dataset import Block
+from pipeline.errors import UsageError
+from pipeline.kmeans import BlockKMeans, Points
+from pipeline.lloyd import nearest
+from pipeline.projection import Projection
+from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
+from pipeline.strategies.neighbourhoods import LabelledPoints, check_components, fit_pca, projected
+
+
+@dataclass(frozen=True)
+class Cells(Grouping):
+    """centres: per class int64 [clusters, p]; cells are numbered class by class."""
+
+    neighbourhoods = True
+    projection: Projection
+    centres: tuple[Ints, ...]
+
+    @property
+    def firsts(self) -> Ints:
+        return np.cumsum([0, *(len(c) for c in self.centres)])
+
+    def cells(self, labels: np.ndarray[tuple[int], np.dtype[np.int32]], points: Points) -> Ints:
+        result = np.empty(len(labels), np.int64)
+        for label in np.unique(labels):
+            rows = labels == label
+            result[rows] = self.firsts[label] + nearest(points.points[rows], self.centres[label])[0]
+        return result
+
+    def groups(self, block: Block) -> Ints:
+        return self.cells(block.labels, Points(block.ids, self.projection(block.images)))
+
+
+def of_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
+    for part in parts:
+        rows = part.labels == label
+        if rows.any():
+            yield Points(part.points.ids[rows], part.points.points[rows])
+
+
+@dataclass(frozen=True)
+class ClassCluster(Strategy):
+    """clusters: in all, shared evenly by the classes (None: two a class). Keeps stratified's bound for every cell, so
+    class balance too. One k-means a class, on points of one common PCA; no sparse cells, no duplicates."""
+
+    name: ClassVar[str] = "class_cluster"
+    clusters: int | None = None
+    components: float = 50.0
+    whiten: bool = False
+    max_iter: int = 150
+    tol: float = 1e-4
+    start: Start = "carry"
+
+    def __post_init__(self) -> None:
+        check_components(self.components)
+        if self.clusters is not None and self.clusters < 1:
+            raise UsageError(f"--clusters must be at least 1, got {self.clusters}")
+
+    def fit(self, context: Context) -> Fitted:
+        sizes = context.scan.label_counts.sum(axis=0)
+        classes = len(sizes)
+        each = max(1, (self.clusters or 2 * classes) // classes)
+        pca = fit_pca(context, components=self.components, whiten=self.whiten)
+        with projected(context, pca) as points:
+            models = {}
+            centres = []
+            with context.phase("kmeans"):
+                for label in range(classes):
+                    if not sizes[label]:
+                        centres.append(np.zeros((0, pca.projection.weights.shape[1]), np.int64))
+                        continue
+                    estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
+                    model = estimator.fit_points(
+                        points.mapPartitions(partial(of_class, label)), pca.projection.exponent
+                    )
+                    models[f"kmeans-{label:03d}"] = model
+                    centres.append(model.fitted.centres)
+                    context.report(f"class {label}: {len(model.fitted.centres)} clusters")
+            cells = Cells(pca.projection, tuple(centres))
+            with context.phase("assign"):
+                number, bounds = int(cells.firsts[-1]), context.bounds
+                counts = points.map(
+                    lambda part: count_by_chunk(part.points.ids, cells.cells(part.labels, part.points), number, bounds)
+                ).reduce(np.add)
+        params = {"clusters": number, "components_fitted": len(pca.spectrum.variances)}
+        return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, **models})
+
+    def refit(self, context: Context, stored: Stored) -> Fitted:
+        return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

@@ -1,0 +1,25 @@
+"""A seeded uniform permutation, then round robin (SPEC 2.1, the papers' baseline)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.assign import GroupTable, Ints, keyed_permutation
+from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
+
+
+@dataclass(frozen=True)
+class Permuted(Grouping):
+    seed: int
+
+    def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        return keyed_permutation(ranks, int(table.sizes[0]), self.seed) % table.num_workers
+
+
+@dataclass(frozen=True)
+class Random(Strategy):
+    """Sizes differ by at most one; class counts are hypergeometric. The permutation is keyed, so no row moves for it."""
+
+    name: ClassVar[str] = "random"
+
+    def fit(self, context: Context) -> Fitted:
+        return Fitted(Permuted(self.seed), row_counts(context))

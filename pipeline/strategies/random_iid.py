@@ -1,0 +1,28 @@
+"""Every row to an independent uniform worker (SPEC 2.1): sizes are binomial."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.assign import GroupTable, Ints, keyed_hash
+from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
+
+
+@dataclass(frozen=True)
+class Independent(Grouping):
+    seed: int
+
+    def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        high = keyed_hash(ids, self.seed) >> np.uint64(32)  # a 32-bit uniform; the product below has no modulo bias
+        return ((high * np.uint64(table.num_workers)) >> np.uint64(32)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class RandomIid(Strategy):
+    """What hashing keys to workers does. Shards may come out uneven, and empty for few rows (refused)."""
+
+    name: ClassVar[str] = "random_iid"
+
+    def fit(self, context: Context) -> Fitted:
+        return Fitted(Independent(self.seed), row_counts(context))

@@ -1,0 +1,48 @@
+"""Each class dealt round robin over the workers (SPEC 2.2)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.assign import GroupTable, Ints, Start, keyed_permutation
+from pipeline.dataset import Block
+from pipeline.errors import UsageError
+from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
+
+
+@dataclass(frozen=True)
+class ByLabel(Grouping):
+    """shuffle: the seed of a permutation inside each class, or None for id order."""
+
+    shuffle: int | None = None
+
+    def groups(self, block: Block) -> Ints:
+        return block.labels.astype(np.int64)
+
+    def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        if self.shuffle is not None:
+            ranks = ranks.copy()
+            for label in np.unique(groups):
+                rows = groups == label
+                key = self.shuffle * 1_000_003 + int(label)
+                ranks[rows] = keyed_permutation(ranks[rows], int(table.sizes[label]), key)
+        return super().workers(ids, groups, ranks, table)
+
+
+@dataclass(frozen=True)
+class Stratified(Strategy):
+    """Per-class counts differ by at most one over workers. start="zero" is the paper's, and gives low workers every
+    class's remainder; start="carry" also keeps totals within one."""
+
+    name: ClassVar[str] = "stratified"
+    start: Start = "zero"
+    shuffle_within_class: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start not in ("zero", "carry"):
+            raise UsageError(f"--start must be zero or carry, got {self.start!r}")
+
+    def fit(self, context: Context) -> Fitted:
+        shuffle = self.seed if self.shuffle_within_class else None
+        return Fitted(ByLabel(shuffle), context.scan.label_counts, start=self.start)
