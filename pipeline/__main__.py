@@ -1,6 +1,6 @@
 """``python -m pipeline COMMAND``: the commands that need no Spark session.
 
-A command is a module with ``main(argv) -> None`` that raises pipeline.errors; to add one, name it in COMMANDS.
+A command is a module with ``main(argv) -> None`` that raises pipeline.errors; COMMANDS names them all.
 Exit codes: 0 done, 1 the run failed, 2 the command line is wrong, 3 the data is, 130 interrupted.
 """
 
@@ -25,7 +25,9 @@ def _parser() -> argparse.ArgumentParser:
         description="commands:\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above; COMMAND -h lists options")
+    parser.add_argument(
+        "command", choices=COMMANDS, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
+    )
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 

@@ -6,6 +6,7 @@ chunks (both tiny), then number the rows of each chunk from its offset, in id or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -31,9 +32,7 @@ class GroupTable:
         return int(self.sizes[self.sparse].sum()) * (self.num_workers - 1)
 
 
-def group_table(
-    sizes: Ints, num_workers: int, start: Start = "zero", sparse_if: SparseIf = "never"
-) -> GroupTable:
+def group_table(sizes: Ints, num_workers: int, start: Start = "zero", sparse_if: SparseIf = "never") -> GroupTable:
     """Where each group begins and whether it is broadcast (SPEC 2.2, 2.3).
 
     start: "zero" as in the papers (low workers get all remainders), or "carry": where the group before left off among
@@ -56,7 +55,7 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
     by_rows = rows // (num_workers * 2000)
     pieces = max(1, by_size, min(16, by_rows))
     cuts = [rows * piece // pieces for piece in range(pieces + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def count_by_chunk(ids: Ints, groups: Ints, num_groups: int, bounds: list[tuple[int, int]]) -> Ints:

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from pipeline.errors import DataError, JobError, UsageError
 from pipeline.formats import FORMATS
 from pipeline.sharding import Outcome, Request, check_output
 from pipeline.storage import Store
+from pipeline.strategies import Strategy
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 EPILOG = """\
@@ -29,9 +31,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def parser(prog: str, description: str) -> Parser:
+def parser(prog: str, description: str | None) -> Parser:
     return Parser(
-        prog=prog, description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog,
+        description=description,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
@@ -49,11 +54,12 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
     )
+    group.add_argument("--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)")
     group.add_argument(
-        "--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)"
-    )
-    group.add_argument(
-        "--image-shape", type=image_shape, metavar="CxHxW", help="image size where files do not tell (default 3x32x32)"
+        "--image-shape",
+        type=image_shape,
+        metavar="CxHxW",
+        help="image size where files do not tell (default 3x32x32)",
     )
     group.add_argument("--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's)")
 
@@ -67,15 +73,59 @@ def add_output_flags(flags: argparse.ArgumentParser) -> None:
     group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
 
 
-def add_run_flags(flags: argparse.ArgumentParser) -> None:
+def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group = flags.add_argument_group("run")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="seed of everything random (default 0)")
+    if seed:
+        group.add_argument("--seed", type=int, default=0, metavar="S", help="seed of everything random (default 0)")
     interval = group.add_mutually_exclusive_group()
     interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
     interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
     group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/JOB.toml)")
     group.add_argument("--quiet", action="store_true", help="print results only")
     group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+
+
+def sharding_parser(prog: str, description: str | None) -> Parser:
+    """The flags of every job that shards raw images."""
+    flags = parser(prog, description)
+    add_input_flags(flags)
+    add_output_flags(flags)
+    add_run_flags(flags)
+    return flags
+
+
+def add_cluster_flags(group: argparse._ArgumentGroup, *, components: float | None) -> None:
+    group.add_argument("--clusters", type=int, metavar="K", help="neighbourhoods in all (default: twice the classes)")
+    group.add_argument(
+        "--components",
+        type=float,
+        default=components,
+        metavar="C",
+        help="principal components: a count, or a share of the variance below 1"
+        f" (default {components or 'of the preset'})",
+    )
+    group.add_argument("--max-iter", type=int, default=150, metavar="I", help="k-means iterations (default 150)")
+    group.add_argument(
+        "--tol",
+        type=float,
+        default=1e-4,
+        metavar="T",
+        help="k-means tolerance, as scikit-learn's (default 1e-4)",
+    )
+
+
+def add_start_flag(group: argparse._ArgumentGroup, *, default: str) -> None:
+    group.add_argument(
+        "--start",
+        choices=["zero", "carry"],
+        default=default,
+        help="first worker of a group: 0 as in the paper, or where the group before left off (default %(default)s)",
+    )
+
+
+def strategy_from(args: argparse.Namespace, kind: type[Strategy]) -> Strategy:
+    """A strategy out of the flags that bear its fields' names."""
+    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
 
 
 def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -102,9 +152,9 @@ def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: {error}") from None
     actions = {action.dest: action for action in flags._actions}
-    for action in actions.values():
-        if action.dest in values:
-            action.required = False
+    for known in actions.values():
+        if known.dest in values:
+            known.required = False
     result = {}
     for key, value in values.items():
         action = actions.get(key.replace("-", "_"))
@@ -135,7 +185,8 @@ def request_of(args: argparse.Namespace) -> Request:
 
     output = filled(args.output)
     source = filled(args.input)
-    assert output is not None and source is not None
+    assert output is not None
+    assert source is not None
     return Request(
         input=source,
         output=output,
@@ -176,7 +227,11 @@ def describe(outcome: Outcome) -> str:
         sparse = [n["size"] for n in near if n["sparse"]]
         sizes = [n["size"] for n in near]
         lines.insert(
-            3, ("groups", f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse")
+            3,
+            (
+                "groups",
+                f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse",
+            ),
         )
     if manifest["eval"]:
         lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
@@ -222,4 +277,3 @@ def _cause(error: Exception) -> tuple[str, int]:
     raised = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE)
     detail = ": ".join(raised[-1]) if raised else text.strip().splitlines()[0][:300]
     return f"{type(error).__name__}: {detail} (--debug shows the whole trace)", 1
-

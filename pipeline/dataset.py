@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -99,7 +100,7 @@ class Dataset:
 def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
     """[start, stop) cut into ``pieces`` half-open ranges whose lengths differ by at most one; empty ones left out."""
     cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
-    return [(low, high) for low, high in zip(cuts, cuts[1:], strict=False) if low < high]
+    return [(low, high) for low, high in pairwise(cuts) if low < high]
 
 
 def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
@@ -109,9 +110,7 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
         if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
             continue
         if entry.is_dir:
-            raise DataError(
-                f"{entry.path} is a folder inside the input; name the folder that holds the data files"
-            )
+            raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
         files.append(entry)
     tests = [file for file in files if file.name.startswith(EVALUATION_PREFIXES)]
     if tests and len(tests) < len(files):
@@ -159,7 +158,7 @@ def discover(
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
     name = format or recognise(store, entries, shape)
     kind: Format = FORMATS[name]
-    surveys = run(lambda entry: _survey(kind, store, entry, shape), entries)
+    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape), entries)
     files, layouts = [], []
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
         if error:

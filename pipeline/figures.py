@@ -122,9 +122,7 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
     workers = np.arange(len(owners))
     ax.bar(workers, owners, color=BLUE, label="own examples")
     if any(copies):
-        ax.bar(
-            workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="duplicates"
-        )
+        ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="duplicates")
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     ax.set(xlabel="worker", ylabel="rows", xlim=(-0.6, len(owners) - 0.4))
     name_ticks(ax.xaxis, [str(worker) for worker in workers])
@@ -171,22 +169,16 @@ def class_boxes(table: Ints, names: Sequence[str]) -> Figure:
 
     Of more than BOXES classes, those that stray farthest from the expected count are shown."""
     mean, deviation = expected_counts(table)
-    off = np.divide(np.abs(table - mean), deviation, out=np.zeros(table.shape), where=deviation > 0).max(
-        axis=0
-    )
+    off = np.divide(np.abs(table - mean), deviation, out=np.zeros(table.shape), where=deviation > 0).max(axis=0)
     shown = np.sort(np.argsort(-off, kind="stable")[:BOXES])
     table, names = table[:, shown], [names[label] for label in shown]
     centre, spread = mean[:, shown].mean(axis=0), deviation[:, shown].mean(axis=0)
     positions = np.arange(len(shown))
     figure, (ax,) = canvas(3.6)
-    ax.bar(
-        positions,
-        4 * spread,
-        0.92,
-        bottom=centre - 2 * spread,
-        color=PALE,
-        label="random split: expected ± 2 sd",
-    )
+    # Counts cannot be negative, nor does the band go there.
+    low = np.maximum(centre - 2 * spread, 0)
+    band = centre + 2 * spread - low
+    ax.bar(positions, band, 0.92, bottom=low, color=PALE, label="random split: expected ± 2 sd")
     ax.hlines(centre, positions - 0.46, positions + 0.46, color=GREY, lw=1, ls="--", label="expected count")
     boxes = ax.boxplot(
         table,
@@ -205,6 +197,8 @@ def class_boxes(table: Ints, names: Sequence[str]) -> Figure:
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     name_ticks(ax.xaxis, names, rotate=True)
     grouped(ax.yaxis)
+    if len(shown) > MANY:  # a tick names its class, not its place among those shown
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(shown[int(at)]) if 0 <= at < len(shown) else ""))
     return figure
 
 
@@ -233,9 +227,7 @@ def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -
                 label=label,
             )
     ax.plot(positions[sparse], sizes[sparse] * 1.35, "x", color="#111", ms=5, mew=1.3)
-    ax.axhline(
-        num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each"
-    )
+    ax.axhline(num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each")
     ax.set_yscale("log")
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set(xlabel="neighbourhood, by size", ylabel="examples (log scale)", xlim=(-0.6, len(sizes) - 0.4))
@@ -322,9 +314,7 @@ def projection(
         figure, (left,) = canvas(4.9)
     scatter_groups(left, points, groups, names, grouped_by)
     if len(rare):
-        left.scatter(
-            rare[:, 0], rare[:, 1], s=70, marker="X", color=ORANGE, edgecolor="#111", label="sparse", zorder=3
-        )
+        left.scatter(rare[:, 0], rare[:, 1], s=70, marker="X", color=ORANGE, edgecolor="#111", label="sparse", zorder=3)
     left.set_title(f"{len(points):,} images by {grouped_by}")
     if len(names) <= MANY:
         left.legend(
@@ -386,9 +376,7 @@ def stacked_seconds(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Figure:
         for row, value in enumerate(width):
             if widest and value > 0.06 * widest:
                 ink = "white" if colour in (BLUE, RED, "#222222", GREEN) else "#111"
-                ax.text(
-                    left[row] + value / 2, row, f"{value:.1f}", ha="center", va="center", color=ink, size=9
-                )
+                ax.text(left[row] + value / 2, row, f"{value:.1f}", ha="center", va="center", color=ink, size=9)
         left += width
     for row, value in enumerate(left):
         ax.text(value, row, f" {value:.1f} s", va="center", size=10)

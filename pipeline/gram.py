@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,8 @@ def check_pixels(pixels: int) -> None:
 def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
     small = full.diagonal().max(initial=0) < 1 << 31  # the diagonal bounds the rest
     kind = np.int32 if small else np.int64
-    return np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])
+    packed: npt.NDArray[Any] = np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])
+    return packed
 
 
 def _unpack(packed: npt.NDArray[np.int64] | npt.NDArray[np.int32], d: int) -> npt.NDArray[np.float64]:
@@ -144,14 +146,10 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     keep = max(1, min(keep, int((variances > max(total, 1e-300) * 1e-12).sum())))
     rows = vectors[:, :keep].T
     signs = np.sign(rows[np.arange(keep), np.abs(rows).argmax(axis=1)])
-    return Spectrum(
-        np.ascontiguousarray(rows * np.where(signs == 0, 1, signs)[:, None]), variances[:keep], total
-    )
+    return Spectrum(np.ascontiguousarray(rows * np.where(signs == 0, 1, signs)[:, None]), variances[:keep], total)
 
 
-def _leading(
-    covariance: npt.NDArray[np.float64], k: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     d = len(covariance)
     if k > d // 4 or d < 64:
         values, vectors = eigh(covariance, subset_by_index=[d - k, d - 1])

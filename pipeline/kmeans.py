@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline import lloyd
+from pipeline.columns import matrix_to_int
 from pipeline.errors import DataError, UsageError
 from pipeline.modelfile import ArrayReadable, ArrayWritable
 from pipeline.projection import grid_exponent
@@ -42,9 +44,7 @@ def gather(parts: Iterable[Points]) -> Points:
 
 class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSeed):
     k: Param[int] = Param(Params._dummy(), "k", "number of clusters", TypeConverters.toInt)
-    nInit: Param[int] = Param(
-        Params._dummy(), "nInit", "number of starts, the best kept", TypeConverters.toInt
-    )
+    nInit: Param[int] = Param(Params._dummy(), "nInit", "number of starts, the best kept", TypeConverters.toInt)
     idCol: Param[str] = Param(Params._dummy(), "idCol", "unique whole number of a row", TypeConverters.toString)
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class BlockKMeans(
         idCol: str = "id",
     ) -> None:
         super().__init__()
-        self._set(**self._input_kwargs)
+        self._set(**self._input_kwargs)  # type: ignore[attr-defined]
 
     def _fit(self, dataset: DataFrame) -> BlockKMeansModel:
         values = vector_to_array(F.col(self.getFeaturesCol())).alias("v")
@@ -121,13 +121,13 @@ class BlockKMeans(
             raise UsageError(f"k, nInit and maxIter must be at least 1, got {k}, {starts}, {max_iter}")
         sample = points.map(lambda part: lloyd.sample(part.ids, part.points, seed)).reduce(lloyd.merge_samples)
         openings = [lloyd.plus_plus(sample.points, k, seed + start) for start in range(starts)]
-        loop = {"max_iter": max_iter, "tol": tol, "mean_variance": sample.mean_variance}
+        loop = partial(lloyd.iterate, max_iter=max_iter, tol=tol, mean_variance=sample.mean_variance)
 
         if sample.count * sample.points.shape[1] * 4 <= one_task_bytes:
 
             def fit_here(parts: Iterable[Points]) -> list[lloyd.Fit]:
                 whole = gather(parts).points
-                return [lloyd.iterate(lloyd.Pass(whole, len(c)), c, **loop) for c in openings]
+                return [loop(lloyd.Pass(whole, len(c)), c) for c in openings]
 
             fits = points.coalesce(1).mapPartitions(fit_here).collect()
         else:
@@ -138,7 +138,7 @@ class BlockKMeans(
 
                 return points.mapPartitions(local).reduce(lloyd.merge)
 
-            fits = [lloyd.iterate(run_pass, c, **loop, report=report) for c in openings]
+            fits = [loop(run_pass, c, report=report) for c in openings]
         return self._copyValues(BlockKMeansModel(lloyd.best_of(fits), exponent))
 
 
@@ -155,7 +155,7 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([largest.tolist()])], ["bounds"])
 
 
-class BlockKMeansModel(Model, _KMeansParams, ArrayReadable["BlockKMeansModel"], ArrayWritable):
+class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
     """centres int64 [k, p] on the grid 2^-exponent, by cluster size descending; sizes int64 [k]; inertia exact."""
 
     def __init__(self, fit: lloyd.Fit, exponent: int) -> None:
@@ -175,17 +175,11 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable["BlockKMeansModel"], 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         centres, exponent = self.fitted.centres, self.exponent
 
-        @F.pandas_udf("int")  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-        def predict(values: Any) -> Any:
-            import pandas as pd
-
-            if not len(values):
-                return pd.Series([], dtype="int32")
-            points = np.rint(np.stack(values) * 2.0**exponent).astype(np.int32)
-            return pd.Series(lloyd.nearest(points, centres)[0].astype(np.int32))
+        def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+            return lloyd.nearest(np.rint(values * 2.0**exponent).astype(np.int32), centres)[0]
 
         features = vector_to_array(F.col(self.getFeaturesCol()))
-        return dataset.withColumn(self.getPredictionCol(), predict(features))
+        return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, features))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         inertia = np.array(str(self.fitted.inertia))

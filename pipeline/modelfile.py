@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,6 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 from pipeline.projection import to_bytes
 from pipeline.storage import Store
-
-M = TypeVar("M", bound="ArrayWritable")
 
 
 class ArrayWritable(MLWritable):
@@ -30,9 +28,9 @@ class ArrayWritable(MLWritable):
         return _Writer(self)
 
 
-class ArrayReadable(MLReadable[M], Generic[M]):
+class ArrayReadable(MLReadable[Any]):
     @classmethod
-    def read(cls) -> MLReader[M]:
+    def read(cls) -> MLReader[Any]:
         return _Reader(cls)
 
 

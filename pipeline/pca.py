@@ -11,14 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import RDD, keyword_only
 from pyspark.ml import Estimator, Model
-from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from pipeline import gram
+from pipeline.columns import matrix_to_vector
 from pipeline.errors import DataError, UsageError
 from pipeline.modelfile import ArrayReadable, ArrayWritable
 from pipeline.projection import Projection, quantise, to_bytes
@@ -73,7 +72,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         outputCol: str = "point",
     ) -> None:
         super().__init__()
-        self._set(**self._input_kwargs)
+        self._set(**self._input_kwargs)  # type: ignore[attr-defined]
 
     def _fit(self, dataset: DataFrame) -> BlockPCAModel:
         column = dataset.select(self.getInputCol())
@@ -114,7 +113,7 @@ def _loaded(data: bytes) -> gram.Gram:
         return gram.Gram(int(arrays["count"]), arrays["total"], arrays["packed"])
 
 
-class BlockPCAModel(Model, _PCAParams, ArrayReadable["BlockPCAModel"], ArrayWritable):
+class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
     """components float64 [k, d], variances float64 [k] (descending), mean float64 [d], and the integer projection.
 
     ``transform`` appends a vector: the projection of the raw pixels, not centred (as spark.ml's PCA), rounded to the
@@ -133,16 +132,9 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable["BlockPCAModel"], ArrayWrit
     def _transform(self, dataset: DataFrame) -> DataFrame:
         projection = self.projection
 
-        @F.pandas_udf("array<double>")  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-        def project(images: Any) -> Any:
-            import pandas as pd
-
-            if not len(images):
-                return pd.Series([], dtype=object)
-            pixels = np.frombuffer(b"".join(images), np.uint8).reshape(len(images), -1)
-            return pd.Series(list(projection(pixels) * 2.0**-projection.exponent))
-
-        return dataset.withColumn(self.getOutputCol(), array_to_vector(project(dataset[self.getInputCol()])))
+        unit = 2.0**-projection.exponent
+        vector = matrix_to_vector(lambda images: projection(images) * unit, dataset[self.getInputCol()])
+        return dataset.withColumn(self.getOutputCol(), vector)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {

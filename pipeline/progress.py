@@ -42,7 +42,9 @@ class Progress:
         spent = time.perf_counter() - began
         self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
         if not self.quiet:
-            print(f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {spent:6.2f} s  {self._note}", file=sys.stderr)
+            print(
+                f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {spent:6.2f} s  {self._note}", file=sys.stderr
+            )
 
     def _watch(self, name: str, stop: threading.Event) -> None:
         if stop.wait(2.0) or self.context is None:

@@ -122,14 +122,10 @@ def open_parquet(file: ShardFile, handle: IO[bytes], columns: Iterable[str]) -> 
     try:
         parquet = pq.ParquetFile(handle)
     except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{file.path} is not a readable Parquet file ({error}); rerun the job that wrote it"
-        ) from error
+        raise DataError(f"{file.path} is not a readable Parquet file ({error}); rerun the job that wrote it") from error
     missing = sorted(set(columns) - set(parquet.schema_arrow.names))
     if missing:
-        raise DataError(
-            f"{file.path} lacks the column(s) {', '.join(missing)} the manifest announces; rerun the job"
-        )
+        raise DataError(f"{file.path} lacks the column(s) {', '.join(missing)} the manifest announces; rerun the job")
     if parquet.metadata.num_rows != file.rows:
         raise DataError(
             f"{file.path} has {parquet.metadata.num_rows} rows, the manifest says {file.rows}; rerun the job"
@@ -150,9 +146,7 @@ def integers(batch: pa.RecordBatch, column: str, file: ShardFile, below: int | N
     below)."""
     array = batch.column(column)
     if array.null_count:
-        raise DataError(
-            f"{file.path} has {array.null_count} null(s) in {column}; rerun the job that wrote it"
-        )
+        raise DataError(f"{file.path} has {array.null_count} null(s) in {column}; rerun the job that wrote it")
     values: Ints = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     if below is not None and len(values) and (values.min() < 0 or values.max() >= below):
         raise DataError(
@@ -167,8 +161,7 @@ def images(column: pa.Array, shape: tuple[int, int, int], file: ShardFile) -> np
     size."""
     size = math.prod(shape)
     if column.null_count or any(
-        pa.compute.min_max(pa.compute.binary_length(column))[end].as_py() not in (size, None)
-        for end in ("min", "max")
+        pa.compute.min_max(pa.compute.binary_length(column))[end].as_py() not in (size, None) for end in ("min", "max")
     ):
         raise DataError(
             f"{file.path} has images that are not {'x'.join(map(str, shape))} = {size} bytes; rerun the job"
@@ -270,9 +263,7 @@ def sample_file(spec: SetSpec, ids: Ints, file: ShardFile) -> Sample:
                 integers(kept, "id", file),
                 integers(kept, spec.label_column, file, spec.num_classes),
                 np.full(len(kept), file.worker, np.int64),
-                integers(kept, "neighbourhood", file, spec.num_neighbourhoods)
-                if spec.num_neighbourhoods
-                else None,
+                integers(kept, "neighbourhood", file, spec.num_neighbourhoods) if spec.num_neighbourhoods else None,
                 thumbnails(images(kept.column("image"), spec.image_shape, file)),
             )
         )
@@ -448,9 +439,7 @@ class ShardQuality:
     owners: int
     mmd2: float | None
     mmd_ratio: float | None  # mmd2 / its expectation under a random split of the same sizes
-    mean_shift: (
-        float | None
-    )  # RMS difference of the mean thumbnail from the whole set's, in grey levels of 0..255
+    mean_shift: float | None  # RMS difference of the mean thumbnail from the whole set's, in grey levels of 0..255
     mean_ratio: float | None  # the squared shift / its expectation under a random split
 
 
@@ -515,17 +504,13 @@ def shard_quality(part: Moments, whole: Moments) -> ShardQuality:
     )
 
 
-def finish(
-    manifest: Mapping[str, Any], parts: Sequence[Moments], sample: Sample, embedding: Embedding
-) -> Quality:
+def finish(manifest: Mapping[str, Any], parts: Sequence[Moments], sample: Sample, embedding: Embedding) -> Quality:
     """Turn the sums, one entry a worker in the order of their indices, into the figures. O(W (L + K + R)).
 
     Raises DataError if the owners are not exactly the manifest's distinct examples."""
     whole = reduce(merge, [Moments(**{**vars(part), "worker": -1}) for part in parts])
     if whole.owners != int(manifest["rows"]):
-        raise DataError(
-            f"the shards own {whole.owners} examples, manifest.json says {manifest['rows']}; rerun the job"
-        )
+        raise DataError(f"the shards own {whole.owners} examples, manifest.json says {manifest['rows']}; rerun the job")
     sizes = [part.rows for part in parts]
     class_table = np.stack([part.classes for part in parts])
     neighbourhoods = manifest.get("neighbourhoods")

@@ -52,9 +52,7 @@ def rarest(found: Sequence[SparseImage], limit: int = SPARSE_IMAGES) -> list[Spa
     return sorted(found, key=lambda image: (-image.neighbourhood, image.id))[:limit]
 
 
-def sparse_images_of_file(
-    spec: SetSpec, sparse: frozenset[int], limit: int, file: ShardFile
-) -> list[SparseImage]:
+def sparse_images_of_file(spec: SetSpec, sparse: frozenset[int], limit: int, file: ShardFile) -> list[SparseImage]:
     """Local step: at most `limit` owners in sparse neighbourhoods; images are read only where there are such
     rows."""
     found: list[SparseImage] = []
@@ -80,16 +78,12 @@ def sparse_images_of_file(
     return found
 
 
-def collect(
-    manifest: Mapping[str, Any], open_file: OpenFile, run: Run = in_process
-) -> tuple[Quality, ReportSample]:
+def collect(manifest: Mapping[str, Any], open_file: OpenFile, run: Run = in_process) -> tuple[Quality, ReportSample]:
     """Read everything a report needs from a committed set. Raises DataError if a file disagrees with the
     manifest."""
     spec = quality.set_spec(manifest, open_file)
     rows = quality.draw_sample(manifest, open_file, run)
-    sparse = frozenset(
-        index for index, group in enumerate(manifest.get("neighbourhoods") or []) if group["sparse"]
-    )
+    sparse = frozenset(index for index, group in enumerate(manifest.get("neighbourhoods") or []) if group["sparse"])
     images: list[SparseImage] = []
     if sparse:
         local = partial(sparse_images_of_file, spec, sparse, SPARSE_IMAGES)
@@ -123,16 +117,10 @@ def distance_finding(ratio: float, sd: float | None) -> Finding:
     band = 2 * (sd or 0.0)
     aside = f"distance ratio {ratio:.2f}, random 1.00\u00a0±\u00a0{band:.2f}"
     if ratio < 1 - band:
-        return Finding(
-            "better", f"The shards' images resemble the whole set more than random shards would ({aside})."
-        )
+        return Finding("better", f"The shards' images resemble the whole set more than random shards would ({aside}).")
     if ratio > 1 + band:
-        return Finding(
-            "worse", f"The shards' images resemble the whole set less than random shards would ({aside})."
-        )
-    return Finding(
-        "as random", f"The shards' images resemble the whole set as random shards would ({aside})."
-    )
+        return Finding("worse", f"The shards' images resemble the whole set less than random shards would ({aside}).")
+    return Finding("as random", f"The shards' images resemble the whole set as random shards would ({aside}).")
 
 
 def verdict(measured: Quality) -> list[Finding]:
@@ -239,9 +227,7 @@ def projection_picture(manifest: Mapping[str, Any], measured: Quality, sample: R
     shard_sd = np.sqrt([quality.expected_shift(shard_rows, measured.rows, float(v)) for v in spread])
     centres = (measured.feature_means - whole) @ axes
     figure = figures.projection(points, groups, names, by, rare, centres, shard_sd)
-    return Picture(
-        figures.svg_uri(figure), f"Sample of {len(points)} images in two dimensions, by {by}; shard centres"
-    )
+    return Picture(figures.svg_uri(figure), f"Sample of {len(points)} images in two dimensions, by {by}; shard centres")
 
 
 def class_names(manifest: Mapping[str, Any]) -> list[str]:
@@ -526,8 +512,4 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
             if any(value is not None for value in values):
                 figure = figures.against_one(list(zip(names, values, strict=True)), label)
                 drawn.append(Picture(figures.svg_uri(figure), label))
-    return (
-        environment()
-        .get_template("comparison.html")
-        .render(rows=rows, phases=phases, pictures=drawn, plain=plain)
-    )
+    return environment().get_template("comparison.html").render(rows=rows, phases=phases, pictures=drawn, plain=plain)

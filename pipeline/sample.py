@@ -2,18 +2,19 @@
 
 What the images hold, and what a sharding strategy should make of it:
 
-* A *scene* (stripes, blobs, rings in two colours) fills the image. Scenes are the hidden sub-groups: each class is
-  seen in two to four of them, in clearly unequal shares, and KMeans finds them.
+* A *scene* (stripes, blobs, rings in two colours) fills the image. Scenes are the hidden sub-groups: each
+  class is seen in two to four of them, in clearly unequal shares, and KMeans finds them.
 * A small *object*, whose shape is the class, lies somewhere in the scene.
 * Uneven lighting and noise give the set a decaying spectrum.
-* A few training images are *isolated*: one to three copies of a hard black-and-white pattern far from all else.
-  With k = 2 x classes, KMeans gives each such pattern a cluster of its own.
-* Rows are shuffled, but in ``data_batch_3.bin`` the label depends on the position modulo four, as if four cameras
-  took turns: dealing rows out in turn to 4, 8 or 12 workers gives them unequal classes.
+* A few training images are *isolated*: one to three copies of a hard black-and-white pattern far from all
+  else. With k = 2 x classes, KMeans gives several of these patterns a cluster of their own (how many depends
+  on its start).
+* Rows are shuffled, but in ``data_batch_3.bin`` the label depends on the position modulo four, as if four
+  cameras took turns: dealing rows out in turn to 4, 8 or 12 workers gives them unequal classes.
 
-Reproducibility: equal arguments give equal bytes. The only randomness is PCG64's raw 64-bit stream, which NumPy keeps
-stable across versions (NEP 19; its distributions are not), and everything after it is integer arithmetic, which has
-one result on every platform. A test pins the SHA-256.
+Reproducibility: equal arguments give equal bytes. The only randomness is PCG64's raw 64-bit stream, which
+NumPy keeps stable across versions (NEP 19; its distributions are not), and everything after it is integer
+arithmetic, which has one result on every platform. A test pins the SHA-256.
 """
 
 import argparse
@@ -56,7 +57,7 @@ PALETTES = (
     ((70, 20, 20), (200, 60, 40)),
     ((30, 30, 30), (120, 150, 180)),
 )
-CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHAPES = ("disc", "square", "ring", "plus", "cross", "triangle", "diamond", "bar", "post", "frame")
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,7 @@ class SampleSpec:
         if not 1 <= self.classes <= 100:
             raise ValueError(f"--classes must be from 1 to 100, got {self.classes}")
         if self.rows < 20 * self.classes:
-            raise ValueError(
-                f"--rows must be at least 20 a class ({20 * self.classes} in all), got {self.rows}"
-            )
+            raise ValueError(f"--rows must be at least 20 a class ({20 * self.classes} in all), got {self.rows}")
         if self.test_rows < 0:
             raise ValueError(f"--test-rows must not be negative, got {self.test_rows}")
         if not 0 <= self.seed < 2**63:
@@ -133,9 +132,9 @@ def _wave(position: Ints, period: int) -> Ints:
     return np.abs(2 * (position % period) - period) * 255 // period
 
 
-def scene_canvas(scene: int) -> Pixels:
-    """The undisturbed image of one scene, two pixels wider and higher than an image: int16 [3, 34, 34]."""
-    y, x = np.mgrid[0 : SIDE + 2, 0 : SIDE + 2].astype(np.int64)
+def scene_image(scene: int) -> Pixels:
+    """The undisturbed image of one scene: int16 [3, 32, 32]."""
+    y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.int64)
     scale = 28 + 8 * (scene // 7 % 3)
     cy, cx = 8 + 5 * (scene % 4), 24 - 4 * (scene % 5)
     distance = (y - cy) ** 2 + (x - cx) ** 2
@@ -143,7 +142,7 @@ def scene_canvas(scene: int) -> Pixels:
         _wave(y, scale),
         _wave(2 * x + y, 2 * scale),
         np.clip(255 - distance * 255 // (scale * scale), 0, 255),
-        (x + y) * 255 // (2 * SIDE + 2),
+        (x + y) * 255 // (2 * SIDE - 2),
         _wave(distance // scale, scale),
         (_wave(x, scale) * _wave(y, scale)) // 255,
         _wave(x - y, 2 * scale),
@@ -187,17 +186,17 @@ def object_mask(label: int) -> Ints:
         np.abs(x) <= 1,
         (square <= 4) & (square >= 3),
     )
-    return shapes[label % len(shapes)].astype(np.int64)
+    return np.asarray(shapes[label % len(shapes)], dtype=np.int64)
 
 
 def _object_colour(label: int) -> Ints:
     """What an object adds to red, green and blue; another tint for each ten classes."""
-    tints = ((48, 48, 48), (-48, -48, -48), (52, -40, -40), (-40, 52, -40), (-40, -40, 52))
+    tints = ((40, 40, 40), (-40, -40, -40), (48, -32, -32), (-32, 48, -32), (-32, -32, 48))
     return np.array(tints[(label + label // 10) % len(tints)], dtype=np.int64)
 
 
 def subgroups(spec: SampleSpec) -> list[tuple[int, int, int]]:
-    """(class, scene, percent of the class) for every hidden sub-group; the percentages of a class add up to 100."""
+    """(class, scene, percent of the class) of every hidden sub-group; a class's percentages add up to 100."""
     found, scene = [], 0
     for label in range(spec.classes):
         count = min(2 + label % 3, spec.scenes)
@@ -208,8 +207,8 @@ def subgroups(spec: SampleSpec) -> list[tuple[int, int, int]]:
 
 
 def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:
-    """Labels and groups of the rows, class by class: classes of equal size, each split over its scenes by percent;
-    then the first rows of as many classes as there are patterns become isolated ones, one to three a pattern."""
+    """Labels and groups of the rows, class by class: classes of equal size, each split over its scenes by
+    percent; then the first rows of a class become an isolated pattern, one to three rows a pattern."""
     sizes = [rows // spec.classes + (label < rows % spec.classes) for label in range(spec.classes)]
     labels = np.repeat(np.arange(spec.classes), sizes)
     groups = np.empty(rows, dtype=np.int64)
@@ -227,13 +226,13 @@ def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:
 
 
 def _lighting(dice: Dice, rows: int) -> Pixels:
-    """Smooth random light, the same on all channels: bilinear between random 4 x 4 grids, int16 [rows, 32, 32]."""
+    """Smooth random light, equal on all channels: bilinear between 4 x 4 grid points, int16 [rows, 32, 32]."""
     positions = np.arange(SIDE) * 3 * 16 // (SIDE - 1)  # where a pixel lies on the grid, in sixteenths
     spread = np.zeros((SIDE, 4), dtype=np.int32)
     left = np.minimum(positions // 16, 2)
     spread[np.arange(SIDE), left] = 16 - (positions - 16 * left)
     spread[np.arange(SIDE), left + 1] = positions - 16 * left
-    grid = (dice.bytes(rows, 4, 4) % 29).astype(np.int32) - 14
+    grid = (dice.bytes(rows, 4, 4) % 21).astype(np.int32) - 10
     return ((spread @ grid @ spread.T) >> 8).astype(np.int16)
 
 
@@ -243,12 +242,8 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
     dice = Dice(spec.seed, part)
     labels, groups = _plan(spec, rows, isolated)
     images = np.empty((rows, 3, SIDE, SIDE), dtype=np.int16)
-    shifts = dice.below(3, 2, rows)
-    canvases = [scene_canvas(scene) for scene in range(spec.scenes)]
-    for scene, canvas in enumerate(canvases):
-        for dy, dx in np.ndindex(3, 3):
-            chosen = (groups == scene) & (shifts[0] == dy) & (shifts[1] == dx)
-            images[chosen] = canvas[:, dy : dy + SIDE, dx : dx + SIDE]
+    for scene in range(spec.scenes):
+        images[groups == scene] = scene_image(scene)
     for pattern in range(isolated):
         images[groups == spec.scenes + pattern] = isolated_pattern(pattern)
     images += _lighting(dice, rows)[:, None]
@@ -277,16 +272,13 @@ def training_batches(spec: SampleSpec) -> list[Draw]:
     return [rows.take(part) for part in parts]
 
 
-def class_names(classes: int) -> tuple[str, ...]:
-    return tuple(f"class_{label:02d}" for label in range(classes))
-
-
 def files_of(spec: SampleSpec) -> dict[str, bytes]:
     """Every file of the sample by name."""
     files = {f"data_batch_{i}.bin": batch.records() for i, batch in enumerate(training_batches(spec), 1)}
     test = draw(spec, spec.test_rows, 1, 0)
     files["test_batch.bin"] = test.take(Dice(spec.seed, 3).shuffled(spec.test_rows)).records()
-    files["batches.meta.txt"] = "".join(f"{name}\n" for name in class_names(spec.classes)).encode()
+    names = [f"{SHAPES[label % 10]}{label // 10 or ''}" for label in range(spec.classes)]
+    files["batches.meta.txt"] = "".join(f"{name}\n" for name in names).encode()
     return files
 
 
@@ -304,7 +296,7 @@ def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> bool:
-    """Write the files as a new folder, which appears complete or not at all; False where it held them already.
+    """Write the files as a new folder, which appears whole or not at all; False where it held them already.
 
     Raises UsageError where the folder holds something else, JobError where it cannot be written."""
     try:

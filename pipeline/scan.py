@@ -30,7 +30,7 @@ class Scan:
 
     @property
     def num_classes(self) -> int:
-        return self.label_counts.shape[1]
+        return int(self.label_counts.shape[1])
 
     def channel_means(self, pixels_a_channel: int) -> list[float]:
         return [round(float(total) / (self.rows * pixels_a_channel), 6) for total in self.channel_sums]
@@ -47,13 +47,13 @@ def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
         if block.columns.coarse_labels is not None:
             seeds = splitmix64(seeds + block.columns.coarse_labels[take].astype(np.uint64) + np.uint64(1))
     images = block.images[take]
-    data, pixels = memoryview(np.ascontiguousarray(images)).cast("B"), images.shape[1]
+    data, pixels = np.ascontiguousarray(images).reshape(-1).data, images.shape[1]
     digest = xxhash.xxh3_64_intdigest
     total = sum(
         digest(data[at : at + pixels], seed)
         for at, seed in zip(range(0, len(data), pixels), seeds.tolist(), strict=True)
     )
-    return total & WORD
+    return int(total) & WORD
 
 
 def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
@@ -98,9 +98,7 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
 def _add(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Sum of count tables of different numbers of classes."""
     classes = max(left.shape[1], right.shape[1])
-    return np.pad(left, ((0, 0), (0, classes - left.shape[1]))) + np.pad(
-        right, ((0, 0), (0, classes - right.shape[1]))
-    )
+    return np.pad(left, ((0, 0), (0, classes - left.shape[1]))) + np.pad(right, ((0, 0), (0, classes - right.shape[1])))
 
 
 def merge(left: Scan, right: Scan) -> Scan:

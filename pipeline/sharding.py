@@ -133,7 +133,10 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
     with progress.phase("discover"):
         dataset = find(request.input, False)
         beside = find(request.eval_input, True) if request.eval_input else None
-        if beside and (beside.layout.shape, beside.layout.coarse) != (dataset.layout.shape, dataset.layout.coarse):
+        if beside and (beside.layout.shape, beside.layout.coarse) != (
+            dataset.layout.shape,
+            dataset.layout.coarse,
+        ):
             raise DataError(
                 f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
             )
@@ -146,13 +149,15 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
 
 @dataclass(frozen=True)
 class Job:
-    """Where a run reads and writes. refit: how to get the grouping, where it is not fitted (resharding)."""
+    """Where a run reads and writes. fit: how to get the grouping where the strategy is not to fit it (resharding).
+    models: files of a fitted model to carry over, (where, path under _model)."""
 
     store: Store
     output: str
     dataset: Dataset
     beside: Dataset | None = None
     fit: Callable[[Context], Fitted] | None = None
+    models: tuple[tuple[str, str], ...] = ()
 
 
 def run(context: SparkContext, request: Request, strategy: Strategy, progress: Progress, job: Job) -> Outcome:
@@ -173,9 +178,7 @@ def run(context: SparkContext, request: Request, strategy: Strategy, progress: P
     with Attempt(store, output) as attempt:
         generation = _generation(mark, source, evaluation, before, attempt.id)
         images = Images(context, job.dataset)
-        fitting = Context(
-            images, source.scan, source.bounds, request.num_workers, progress.phase, progress.report
-        )
+        fitting = Context(images, source.scan, source.bounds, request.num_workers, progress.phase, progress.report)
         fitted = job.fit(fitting) if job.fit else strategy.fit(fitting)
         table = group_table(fitted.counts.sum(axis=0), request.num_workers, fitted.start, fitted.sparse_if)
         with progress.phase("write"):
@@ -200,10 +203,12 @@ def run(context: SparkContext, request: Request, strategy: Strategy, progress: P
                 verify(written_eval, evaluation.scan, _one_worker(evaluation))
         with progress.phase("commit"):
             models = save_models(context, store, fitted.models, attempt.folder, generation)
+            models += copy_models(store, job.models, attempt.folder, generation)
             manifest = {
                 "format_version": FORMAT_VERSION,
                 "strategy": strategy.name,
                 "params": {**strategy.params(), **fitted.params},
+                "asked": strategy.params(),
                 "seed": strategy.seed,
                 "num_workers": request.num_workers,
                 "rows": source.scan.rows,
@@ -220,16 +225,22 @@ def run(context: SparkContext, request: Request, strategy: Strategy, progress: P
                     "columns": ["label", *(["coarse_label"] if job.dataset.layout.coarse else [])],
                     "num_classes": source.scan.num_classes,
                 },
+                "chunks": [list(bound) for bound in source.bounds],
                 "workers": workers,
                 "neighbourhoods": _neighbourhoods(fitted.grouping, table),
                 "eval": _describe_eval(evaluation, written_eval),
                 "model": {"files": [{"path": path} for _, path in models]} if models else None,
                 "identity": mark,
                 "generation": generation,
-                "seconds": progress.seconds,
-                "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+                "seconds": dict(progress.seconds),
+                "versions": {
+                    "python": platform.python_version(),
+                    **{name: version(name) for name in LIBRARIES},
+                },
             }
-            moves = [(file.staged, file.path) for part in (written, written_eval or []) for c in part for file in c.files]
+            moves = [
+                (file.staged, file.path) for part in (written, written_eval or []) for c in part for file in c.files
+            ]
             committed = attempt.publish(
                 manifest,
                 moves + models,
@@ -245,9 +256,7 @@ def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Source
     return Source(dataset, scan(dataset, bounds, pieces, run_on(context)), bounds)
 
 
-def _is_current(
-    before: ShardSet, mark: str, job: Job, sources: tuple[Source, Source | None] | None
-) -> bool:
+def _is_current(before: ShardSet, mark: str, job: Job, sources: tuple[Source, Source | None] | None) -> bool:
     """Whether the committed set is what this run would make: by listing alone, or by content once it was scanned."""
     manifest = before.manifest
     if manifest.get("identity") != mark or missing_file(before):
@@ -271,9 +280,7 @@ def _supersedes(
     return True
 
 
-def _generation(
-    mark: str, source: Source, evaluation: Source | None, before: ShardSet | None, attempt: str
-) -> str:
+def _generation(mark: str, source: Source, evaluation: Source | None, before: ShardSet | None, attempt: str) -> str:
     """The part of file names that tells sets apart: the same for the same configuration and content."""
     parts = [mark, source.fingerprint(), evaluation.fingerprint() if evaluation else ""]
     name = hashlib.sha256("|".join(parts).encode()).hexdigest()[:8]
@@ -322,7 +329,7 @@ def describe_workers(written: list[WrittenChunk], table: GroupTable, request: Re
             "rows": sum(file.rows for file in files),
             "copies": sum(file.copies for file in files),
             "files": _files(files),
-            "label_histogram": [int(n) for n in sum((f.label_counts for f in files), np.zeros(1, np.int64))],
+            "label_histogram": _histogram(files),
         }
         for index, files in enumerate(by_worker)
     ]
@@ -332,12 +339,14 @@ def _files(files: list[WrittenFile]) -> list[dict[str, Any]]:
     return [{"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256} for f in files]
 
 
+def _histogram(files: list[WrittenFile]) -> list[int]:
+    return np.sum([file.label_counts for file in files], axis=0).tolist() if files else []
+
+
 def _neighbourhoods(grouping: Grouping, table: GroupTable) -> list[dict[str, Any]] | None:
     if not grouping.neighbourhoods:
         return None
-    return [
-        {"size": int(size), "sparse": bool(sparse)} for size, sparse in zip(table.sizes, table.sparse, strict=True)
-    ]
+    return [{"size": int(size), "sparse": bool(sparse)} for size, sparse in zip(table.sizes, table.sparse, strict=True)]
 
 
 def _one_worker(source: Source) -> GroupTable:
@@ -373,7 +382,7 @@ def _describe_eval(source: Source | None, written: list[WrittenChunk] | None) ->
     return {
         "rows": source.dataset.rows,
         "files": _files(files),
-        "label_histogram": [int(n) for n in sum(f.label_counts for f in files)],
+        "label_histogram": _histogram(files),
         "input": source.describe(),
     }
 
@@ -388,4 +397,17 @@ def save_models(
         staged = f"{staging}/{path}"
         save_model(model, store, staged, context)
         moves += [(file, path + file[len(staged) :]) for file in store.walk(staged)]
+    return moves
+
+
+def copy_models(
+    store: Store, models: tuple[tuple[str, str], ...], staging: str, generation: str
+) -> list[tuple[str, str]]:
+    """Carry saved models over from another set; (staged, path under OUTPUT) of their files."""
+    moves = []
+    for source, name in models:
+        path = f"_model/{generation}/{name}"
+        store.makedirs(f"{staging}/{path}".rpartition("/")[0])
+        store.write_new(f"{staging}/{path}", store.read(source))
+        moves.append((f"{staging}/{path}", path))
     return moves

@@ -7,6 +7,7 @@ FileExistsError, and OSError (with the address) for everything else.
 
 from __future__ import annotations
 
+import builtins
 import os
 import shutil
 from collections.abc import Iterator
@@ -185,9 +186,7 @@ class Store:
             raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use file: or hdfs:")
         authority = parts.netloc or urlparse(dict(self.conf).get("fs.defaultFS", "")).netloc
         if not authority:
-            raise UsageError(
-                f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path"
-            )
+            raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
         return f"hdfs://{authority}{os.path.normpath(parts.path or '/')}"
 
     def files(self, uri: str) -> Files:
@@ -212,7 +211,7 @@ class Store:
         except FileNotFoundError:
             return []
 
-    def walk(self, uri: str) -> list[str]:
+    def walk(self, uri: str) -> builtins.list[str]:
         """Every file below a folder, by path."""
         entries = self.list(uri)
         below = [path for entry in entries if entry.is_dir for path in self.walk(entry.path)]

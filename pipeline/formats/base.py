@@ -46,12 +46,14 @@ class Columns:
 
 
 class Format(Protocol):
+    @property
+    def opens(self) -> bool:
+        """Whether a survey must open the file, so belongs into a task."""
+
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         """Whether a file that begins with ``head`` (up to 256 KiB) has this layout."""
 
-    def survey(
-        self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None
-    ) -> tuple[DataFile, Layout]:
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         """Rows and layout of one file, reading as little as the layout allows. Raises DataError."""
 
     def read(

@@ -20,6 +20,7 @@ class FixedRecords:
 
     label_bytes: int
     limits: tuple[int, ...]
+    opens: bool = False
 
     def record_bytes(self, shape: tuple[int, int, int] | None) -> int:
         return self.label_bytes + int(np.prod(shape or CIFAR_SHAPE))
@@ -36,9 +37,7 @@ class FixedRecords:
             return True
         return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
-    def survey(
-        self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None
-    ) -> tuple[DataFile, Layout]:
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         size = self.record_bytes(shape)
         rows, rest = divmod(file.bytes, size)
         if rest:
@@ -49,9 +48,7 @@ class FixedRecords:
         declared = shape is not None and shape != CIFAR_SHAPE
         classes = None if declared else self.limits[-1]
         coarse = self.limits[0] if self.label_bytes == 2 else None
-        return DataFile(file.path, file.bytes, file.modified_ms, rows), Layout(
-            shape or CIFAR_SHAPE, classes, coarse
-        )
+        return DataFile(file.path, file.bytes, file.modified_ms, rows), Layout(shape or CIFAR_SHAPE, classes, coarse)
 
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
@@ -61,9 +58,7 @@ class FixedRecords:
             rows = min(BLOCK_ROWS, stop - low)
             data = store.read_range(file.path, low * size, rows * size)
             if len(data) != rows * size:
-                raise DataError(
-                    f"{file.path} ends at offset {low * size + len(data)}: it was cut while it was read"
-                )
+                raise DataError(f"{file.path} ends at offset {low * size + len(data)}: it was cut while it was read")
             records = np.frombuffer(data, np.uint8).reshape(rows, size)
             labels = records[:, : self.label_bytes].astype(np.int32)
             yield Columns(

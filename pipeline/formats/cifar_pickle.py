@@ -17,7 +17,7 @@ from pipeline.formats.base import CIFAR_SHAPE, Columns, DataFile, Layout
 from pipeline.storage import FileInfo, Store
 
 BLOCK_ROWS = 2048
-_reconstruct = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
+_reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
 
 
 def _empty_array(kind: type, shape: tuple[int, ...], typecode: bytes) -> Any:
@@ -68,9 +68,7 @@ def load(data: bytes, path: str) -> dict[bytes, Any]:
     try:
         batch = CifarUnpickler(data).load()
     except Exception as error:  # a broken pickle raises almost anything
-        raise DataError(
-            f"{path} is not a CIFAR pickle: {error or type(error).__name__}; it was not loaded"
-        ) from None
+        raise DataError(f"{path} is not a CIFAR pickle: {error or type(error).__name__}; it was not loaded") from None
     if not isinstance(batch, dict):
         raise DataError(f"{path} is not a CIFAR pickle: it holds a {type(batch).__name__}, not a dict")
     batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
@@ -87,29 +85,25 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
         if labels.dtype.kind not in "iu" or labels.shape != (rows,):
             raise ValueError
     except ValueError:
-        raise DataError(
-            f"{path}: {key.decode()} is not a list of {rows} whole numbers, one a row of data"
-        ) from None
+        raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one a row of data") from None
     return labels.astype(np.int32)
 
 
 class CifarPickle:
     """One file is one pickle: it is read whole, by the task that needs it, never by the driver."""
 
-    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        return len(head) > 1 and head[0] == 0x80 and head[1] <= 5 or head[:4] in (b"(dp0", b"(dp1")
+    opens = True
 
-    def survey(
-        self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None
-    ) -> tuple[DataFile, Layout]:
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")
+
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         batch = load(store.read(file.path), file.path)
         rows, pixels = batch[b"data"].shape
         shape = shape or CIFAR_SHAPE
         if pixels != int(np.prod(shape)):
             size = "x".join(map(str, shape))
-            raise DataError(
-                f"{file.path}: rows of {pixels} pixels are not {size} images; declare --image-shape"
-            )
+            raise DataError(f"{file.path}: rows of {pixels} pixels are not {size} images; declare --image-shape")
         if b"fine_labels" in batch:
             layout = Layout(shape, 100, 20 if b"coarse_labels" in batch else None)
         elif b"labels" in batch:
@@ -124,17 +118,13 @@ class CifarPickle:
         batch = load(store.read(file.path), file.path)
         data = batch[b"data"]
         if len(data) != file.rows:
-            raise DataError(
-                f"{file.path} had {file.rows} rows and now has {len(data)}: it changed while it was read"
-            )
+            raise DataError(f"{file.path} had {file.rows} rows and now has {len(data)}: it changed while it was read")
         key = b"fine_labels" if b"fine_labels" in batch else b"labels"
         labels = _labels(batch, key, file.path, len(data))
         coarse = _labels(batch, b"coarse_labels", file.path, len(data)) if layout.coarse else None
         for low in range(start, stop, BLOCK_ROWS):
             rows = slice(low, min(low + BLOCK_ROWS, stop))
-            yield Columns(
-                labels[rows], data[rows] if images else None, coarse[rows] if coarse is not None else None
-            )
+            yield Columns(labels[rows], data[rows] if images else None, coarse[rows] if coarse is not None else None)
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
         return f"{file.path}, row {record}"

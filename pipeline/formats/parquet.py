@@ -71,12 +71,12 @@ def decode(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 class ParquetImages:
+    opens = True
+
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return head[:4] == b"PAR1"
 
-    def survey(
-        self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None
-    ) -> tuple[DataFile, Layout]:
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         parquet = _open(store, file.path)
         schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
         image = _pick(schema, IMAGE_COLUMNS, file.path)
@@ -89,13 +89,11 @@ class ParquetImages:
         if not isinstance(first, bytes):
             raise DataError(f"{file.path}: column {image} is {schema.field(image).type}, not binary images")
         found = decode(first).shape if first.startswith(ENCODED) else None
-        shape = found or declared_shape(schema, image) or shape or CIFAR_SHAPE  # type: ignore[assignment]
+        shape = found or declared_shape(schema, image) or shape or CIFAR_SHAPE
         assert shape is not None
         if found is None and len(first) != int(np.prod(shape)):
             size = "x".join(map(str, shape))
-            raise DataError(
-                f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape"
-            )
+            raise DataError(f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape")
         return data, Layout(shape, coarse=coarse)
 
     def read(
@@ -103,9 +101,7 @@ class ParquetImages:
     ) -> Iterator[Columns]:
         parquet = _open(store, file.path)
         if parquet.metadata.num_rows != file.rows:
-            raise DataError(
-                f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed"
-            )
+            raise DataError(f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed")
         label = _pick(parquet.schema_arrow, LABEL_COLUMNS, file.path)
         image = _pick(parquet.schema_arrow, IMAGE_COLUMNS, file.path)
         names = [label, *(["coarse_label"] if layout.coarse else []), *([image] if images else [])]
@@ -120,9 +116,7 @@ class ParquetImages:
                     record = first + low + at
                     yield Columns(
                         labels=_whole(part.column(label), label, file.path, record),
-                        images=self._images(part.column(image), layout, file.path, record)
-                        if images
-                        else None,
+                        images=self._images(part.column(image), layout, file.path, record) if images else None,
                         coarse_labels=_whole(part.column("coarse_label"), "coarse_label", file.path, record)
                         if layout.coarse
                         else None,
@@ -136,15 +130,7 @@ class ParquetImages:
             row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"{path}, row {row}: the image is null")
         if not values[0].as_py().startswith(ENCODED):
-            sizes = np.diff(
-                np.frombuffer(values.buffers()[1], _offsets(values.type))[values.offset :][: len(values) + 1]
-            )
-            if (sizes != pixels).any():
-                at = int(np.flatnonzero(sizes != pixels)[0])
-                raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {pixels}")
-            begin = int(np.frombuffer(values.buffers()[1], _offsets(values.type))[values.offset])
-            data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * pixels, offset=begin)
-            return data.reshape(len(values), pixels)
+            return raw_images(values, pixels, path, first)
         out = np.empty((len(values), pixels), np.uint8)
         for at, value in enumerate(values):
             try:
@@ -152,9 +138,7 @@ class ParquetImages:
             except Exception as error:  # Pillow raises many kinds for a broken image
                 raise DataError(f"{path}, row {first + at}: the image cannot be decoded ({error})") from None
             if image.shape != layout.shape:
-                raise DataError(
-                    f"{path}, row {first + at}: the image is {image.shape}, the first one {layout.shape}"
-                )
+                raise DataError(f"{path}, row {first + at}: the image is {image.shape}, the first one {layout.shape}")
             out[at] = image.reshape(-1)
         return out
 
@@ -162,8 +146,17 @@ class ParquetImages:
         return f"{file.path}, row {record}"
 
 
-def _offsets(kind: pa.DataType) -> type[np.int32] | type[np.int64]:
-    return np.int64 if pa.types.is_large_binary(kind) else np.int32
+def raw_images(column: Any, pixels: int, path: str, first: int) -> npt.NDArray[np.uint8]:
+    """A binary column of equal lengths as uint8 [rows, pixels], without a copy."""
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    values = values.cast(pa.large_binary())
+    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]
+    sizes = np.diff(offsets)
+    if (sizes != pixels).any():
+        at = int(np.flatnonzero(sizes != pixels)[0])
+        raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {pixels}")
+    data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * pixels, offset=int(offsets[0]))
+    return data.reshape(len(values), pixels)
 
 
 def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:
@@ -173,6 +166,6 @@ def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDA
     if not pa.types.is_integer(column.type):
         raise DataError(f"{path}: {name} is {column.type}, not whole numbers")
     try:
-        return column.cast(pa.int32()).to_numpy()
+        return np.asarray(column.cast(pa.int32()).to_numpy())
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}, near row {first}: {name}: {error}") from None

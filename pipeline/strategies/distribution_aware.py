@@ -98,9 +98,7 @@ class DistributionAware(Strategy):
         self, context: Context, points: RDD[LabelledPoints], wanted: int, exponent: int
     ) -> BlockKMeansModel:
         with context.phase("kmeans"):
-            estimator = BlockKMeans(
-                k=wanted, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init
-            )
+            estimator = BlockKMeans(k=wanted, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init)
             model = estimator.fit_points(
                 points.map(lambda part: part.points),
                 exponent,
@@ -110,9 +108,7 @@ class DistributionAware(Strategy):
             return model
 
     def refit(self, context: Context, stored: Stored) -> Fitted:
-        return Fitted(
-            StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params
-        )
+        return Fitted(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
 
 
 def _resolved(pca: BlockPCAModel, kmeans: BlockKMeansModel) -> dict[str, Any]:

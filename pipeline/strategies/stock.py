@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from pyspark.ml.clustering import KMeans
 from pyspark.ml.feature import PCA
-from pyspark.ml.functions import array_to_vector
+from pyspark.ml.functions import vector_to_array
 from pyspark.ml.stat import Summarizer
 from pyspark.sql import functions as F
 
-from pipeline import gram
+from pipeline.columns import matrix_to_vector
 from pipeline.errors import UsageError
+from pipeline.gram import Spectrum
 from pipeline.kmeans import BlockKMeansModel
 from pipeline.lloyd import Fit
 from pipeline.pca import BlockPCAModel
@@ -21,48 +22,43 @@ from pipeline.strategies.base import Context
 
 
 def fit_stock(
-    context: Context, clusters: int, *, components: float, whiten: bool, max_iter: int, tol: float, seed: int, **_: Any
+    context: Context,
+    clusters: int,
+    *,
+    components: float,
+    whiten: bool,
+    max_iter: int,
+    tol: float,
+    seed: int,
+    **_: Any,
 ) -> tuple[BlockPCAModel, BlockKMeansModel]:
     """Components and centres from spark.ml, rounded to the same integer grid, so that assignment stays exact.
 
-    The result depends on the partition count (k-means|| does); rank-1 updates cost 3-4 ms a CIFAR row."""
+    The centres depend on the partition count (k-means|| does); PCA's rank-1 updates cost 3-4 ms a CIFAR row."""
     if components < 1:
-        raise UsageError(f"--engine spark-ml needs a number of components, not a share ({components})")
-
-    @F.pandas_udf("array<double>")  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-    def pixels(images: Any) -> Any:
-        import pandas as pd
-
-        return pd.Series([np.frombuffer(image, np.uint8).astype(np.float64) for image in images])
-
-    table = context.images.frame().select(array_to_vector(pixels("image")).alias("pixels")).cache()
+        raise UsageError(f"--engine spark-ml needs a number of components, not a share of variance ({components})")
+    pixels = matrix_to_vector(lambda images: images, F.col("image"))
+    table = context.images.frame().select(pixels.alias("pixels")).cache()
     with context.phase("pca"):
         pca = PCA(k=int(components), inputCol="pixels", outputCol="raw").fit(table)
         rows = pca.pc.toArray().T
-        rows *= np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)])[:, None]
-        summary = table.select(Summarizer.variance(F.col("pixels"))).first()
+        rows = rows * np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)])[:, None]
+        summary = table.select(Summarizer.variance(F.col("pixels")), Summarizer.mean(F.col("pixels"))).first()
         assert summary is not None
         total = float(summary[0].toArray().sum())
-        spectrum = gram.Spectrum(rows, np.maximum(pca.explainedVariance.toArray() * total, 1e-12), total)
+        spectrum = Spectrum(rows, np.maximum(pca.explainedVariance.toArray() * total, 1e-12), total)
         projection = quantise(spectrum, whiten=whiten)
     with context.phase("kmeans"):
         scale = np.sqrt(spectrum.variances) if whiten else np.ones(len(rows))
-
-        @F.pandas_udf("array<double>")  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-        def scaled(images: Any) -> Any:
-            import pandas as pd
-
-            return pd.Series([(rows @ np.asarray(image)) / scale for image in images])
-
-        from pyspark.ml.functions import vector_to_array
-
-        points = table.select(array_to_vector(scaled(vector_to_array("pixels"))).alias("point")).cache()
+        weights = (rows / scale[:, None]).T
+        projected = matrix_to_vector(lambda images: images @ weights, vector_to_array(F.col("pixels")))
+        points = table.select(projected.alias("point")).cache()
         kmeans = KMeans(k=clusters, maxIter=max_iter, tol=tol, seed=seed, featuresCol="point").fit(points)
         centres = np.rint(np.stack(kmeans.clusterCenters()) * 2.0**projection.exponent).astype(np.int64)
         sizes = np.array(kmeans.summary.clusterSizes, np.int64)
         order = np.lexsort((*centres.T[::-1], -sizes))
         inertia = round(float(kmeans.summary.trainingCost) * 4.0**projection.exponent)
+        fit = Fit(centres[order], sizes[order], inertia, int(kmeans.summary.numIter))
         points.unpersist()
     table.unpersist()
-    fit = Fit(centres[order], sizes[order], inertia, int(kmeans.summary.numIter))
-    return BlockPCAModel(projection, spectrum, np.zeros(rows.shape[1])), BlockKMeansModel(fit, projection.exponent)
+    return BlockPCAModel(projection, spectrum, summary[1].toArray()), BlockKMeansModel(fit, projection.exponent)

@@ -1,0 +1,65 @@
+# `make demo` and `make test` do their own set-up in .venv; nothing else on the machine is changed.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+WORKERS ?= 12
+MASTER ?= local[*]
+DATA ?=
+OUT ?= build/demo
+NAME ?= cifar10
+TO ?= data/$(NAME)
+ARGS ?=
+
+ENV := . .venv/env.sh
+READY := .venv/.ready
+READY_DEV := .venv/.ready-dev
+SAMPLE := build/sample
+# A driver that only talks to itself need not look its host name up.
+LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
+
+.PHONY: help setup demo test fetch hdfs-up hdfs-down bench-sharding clean clean-venv
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@echo "  DATA=$(if $(DATA),$(DATA),(a small generated set)) WORKERS=$(WORKERS) OUT=$(OUT) MASTER=$(MASTER) ARGS=$(ARGS)"
+
+setup: $(READY) ## install Python packages and, where missing, Java into .venv
+
+$(READY): pyproject.toml conf/setup.sh
+	@PYTHON='$(PYTHON)' conf/setup.sh
+	@touch $@
+
+$(READY_DEV): pyproject.toml conf/setup.sh
+	@PYTHON='$(PYTHON)' conf/setup.sh dev
+	@touch $(READY) $@
+
+demo: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated set) over WORKERS into OUT
+	@$(ENV); \
+	  data='$(DATA)'; args=(); \
+	  if [ -z "$$data" ]; then data=$(SAMPLE); python -m pipeline sample --to $(SAMPLE); args=(--preset plain); fi; \
+	  $(LOCAL_IP) spark-submit --master '$(MASTER)' jobs/distribution_aware.py \
+	    --input "$$data" --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
+
+test: $(READY_DEV) ## run the linter, the type checker and the tests
+	@$(ENV); ruff check .; ruff format --check .; mypy pipeline; SPARK_LOCAL_IP=127.0.0.1 python -m pytest $(ARGS)
+
+fetch: $(READY) ## download NAME=cifar10|cifar100 from its home page to TO (a folder or hdfs:// URI)
+	@$(ENV); python -m pipeline fetch '$(NAME)' --to '$(TO)' $(ARGS)
+
+hdfs-up: $(READY_DEV) ## start an HDFS of one NameNode and three DataNodes on this machine
+	@$(ENV); python -m tests.clusters hdfs up
+
+hdfs-down: $(READY_DEV) ## stop it; its data stay for the next start
+	@$(ENV); python -m tests.clusters hdfs down
+
+bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and spark.ml
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_sharding $(ARGS)
+
+clean: ## delete what demo and the checks wrote (build/ and caches); downloads and .venv stay
+	@rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis spark-warehouse metastore_db artifacts derby.log
+	@find pipeline jobs trainer tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+clean-venv: ## delete .venv
+	@rm -rf .venv

@@ -1,0 +1,28 @@
+"""Shard one input by every strategy and set quality and seconds side by side, in a table and a page."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+
+from pipeline import cli
+from pipeline.comparing import run_comparison
+from pipeline.strategies import STRATEGIES
+
+
+def main() -> int:
+    flags = cli.sharding_parser("compare.py", __doc__)
+    group = flags.add_argument_group("strategies")
+    group.add_argument(
+        "--strategies",
+        default=",".join(STRATEGIES),
+        metavar="A,B,...",
+        help="which ones, each committed to OUTPUT/NAME (default %(default)s)",
+    )
+    cli.add_cluster_flags(group, components=50.0)
+    group.add_argument("--whiten", action="store_true", help="scale components to equal variance")
+    return run_comparison(cli.parse(flags))
+
+
+if __name__ == "__main__":
+    cli.execute(main)

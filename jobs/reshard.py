@@ -1,0 +1,26 @@
+"""Deal a committed shard set to another number of workers, without fitting anything again."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+
+from pipeline import cli
+from pipeline.jobs import run_resharding
+
+
+def main() -> int:
+    flags = cli.parser("reshard.py", __doc__)
+    flags.add_argument_group("input").add_argument(
+        "--input",
+        required=True,
+        metavar="URI",
+        help="folder of a committed set (the --output of another job)",
+    )
+    cli.add_output_flags(flags)
+    cli.add_run_flags(flags, seed=False)
+    return run_resharding(cli.parse(flags))
+
+
+if __name__ == "__main__":
+    cli.execute(main)

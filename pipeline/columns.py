@@ -1,0 +1,45 @@
+"""Numpy functions on whole columns: the one place where rows meet pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql import Column
+from pyspark.sql.pandas import functions as pandas_functions
+
+Matrix = npt.NDArray[Any]
+_pandas_udf: Any = pandas_functions.pandas_udf  # its overloads know pandas types only
+
+
+def matrix_to_vector(fn: Callable[[Matrix], Matrix], column: Column) -> Column:
+    """A binary (uint8) or array column, as a matrix [rows, d], through ``fn``, as a vector column."""
+    vector: Column = array_to_vector(_pandas_udf(lambda values: _rows(fn, values), "array<double>")(column))
+    return vector
+
+
+def matrix_to_int(fn: Callable[[Matrix], Matrix], column: Column) -> Column:
+    """The same, for a function that gives one whole number a row."""
+    whole: Column = _pandas_udf(lambda values: _numbers(fn, values), "int")(column)
+    return whole
+
+
+def _matrix(values: Any) -> Matrix:
+    if isinstance(values.iloc[0], bytes):
+        return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)
+    return np.stack(values)
+
+
+def _rows(fn: Callable[[Matrix], Matrix], values: Any) -> Any:
+    import pandas as pd
+
+    return pd.Series(list(fn(_matrix(values)).astype(np.float64)) if len(values) else [], dtype=object)
+
+
+def _numbers(fn: Callable[[Matrix], Matrix], values: Any) -> Any:
+    import pandas as pd
+
+    return pd.Series(fn(_matrix(values)) if len(values) else [], dtype="int32")
