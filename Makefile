@@ -38,7 +38,7 @@ $(READY_DEV): pyproject.toml conf/setup.sh
 demo: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated set) over WORKERS into OUT
 	@$(ENV); \
 	  data='$(DATA)'; args=(); \
-	  if [ -z "$$data" ]; then data=$(SAMPLE); python -m pipeline sample --to $(SAMPLE); args=(--preset plain); fi; \
+	  if [ -z "$$data" ]; then data=$(SAMPLE); python -m pipeline sample --to $(SAMPLE); args=(--preset plain --components 50 --n-init 4); fi; \
 	  $(LOCAL_IP) spark-submit --master '$(MASTER)' jobs/distribution_aware.py \
 	    --input "$$data" --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 

@@ -105,13 +105,20 @@ after_cp=no
 for arg in "$@"; do
     if [ "$after_cp" = yes ]; then
         after_cp=no
-        # A class archive refuses a class path that starts with a folder which holds files: the
-        # configuration goes behind Spark's jars, which hold no file of its names.
+        # A class archive refuses a class path that starts with a folder which holds files, or that (Java 21)
+        # names a jar twice. So the configuration goes behind Spark's jars, which hold no file of its names,
+        # and the jars are written out, the one that Spark wants first at the front.
         conf=${SPARK_CONF_DIR:+${SPARK_CONF_DIR%/}/:}
-        if [ -n "$conf" ] && [ "${arg#"$conf"}" != "$arg" ]; then
+        if [ -n "$conf" ] && [[ $arg == "$conf"*.jar:*/\** ]]; then
             rest=${arg#"$conf"}
-            jars=${rest%%/\**}/*
-            arg=$jars:${conf%:}${rest#"$jars"}
+            first=${rest%%:*}
+            rest=${rest#*:}
+            folder=${rest%%/\**}
+            path=$first
+            for jar in "$folder"/*.jar; do
+                if [ "$jar" != "$first" ]; then path+=:$jar; fi
+            done
+            arg=$path:${conf%:}${rest#"$folder/*"}
         fi
     fi
     case $arg in
@@ -170,9 +177,11 @@ WARM
         cd "$work" # Spark may leave files where it runs
         # shellcheck disable=SC1091
         . "$venv/env.sh"
-        SPARK_LOCAL_IP=127.0.0.1 SPARK_CONF_DIR=$root/conf \
+        # Some Javas compare the longest common folder of the whole class path, others that of its jars:
+        # recorded with the jars' folder for a configuration, the two are equal.
+        SPARK_LOCAL_IP=127.0.0.1 SPARK_CONF_DIR=$SPARK_HOME/jars \
             SPARK_SUBMIT_OPTS="-XX:ArchiveClassesAtExit=$work/spark.jsa -Xlog:disable" \
-            spark-submit --master 'local[2]' warm.py "$work/out" >"$work/log" 2>&1
+            spark-submit --master 'local[2]' --conf spark.ui.enabled=false warm.py "$work/out" >"$work/log" 2>&1
     ) && [ -r "$work/spark.jsa" ] && mv "$work/spark.jsa" "$archive" ||
         say "no class archive: this Java writes none (jobs run the same and start a few seconds later)"
 }

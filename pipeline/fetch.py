@@ -116,11 +116,11 @@ class ResumingDownloader:
                     self._stream(url)
                     break
                 except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
-                    failures = 1 if self._have() > before else failures + 1
+                    failures = 0 if self._have() > before else failures + 1
                     if failures >= ATTEMPTS:
                         raise JobError(
-                            f"{url}: {_cause(error)}, {ATTEMPTS} times in a row, at byte {self._have():,}; "
-                            "check the network and run it again: it goes on where it stopped"
+                            f"{url}: {_cause(error)}, {ATTEMPTS} times in a row without a new byte, "
+                            f"at byte {self._have():,}; check the network and run it again: it goes on where it stopped"
                         ) from error
                     time.sleep(self.backoff_s * 2 ** (failures - 1))
             os.replace(self.part, output_file)

@@ -131,6 +131,8 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     out, so fewer may come back."""
     d = len(covariance)
     total = float(np.trace(covariance))
+    if total <= 0:  # all rows are equal: any direction will do
+        return Spectrum(np.eye(1, d), np.zeros(1), 0.0)
     wanted = min(int(components), d) if components >= 1 else min(64, d)
     with threadpool_limits(1, "blas"):
         while True:
@@ -139,11 +141,11 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
                 break
             wanted = min(2 * wanted, d)
     if components < 1:
-        share = np.cumsum(variances) / total if total else np.ones(1)
+        share = np.cumsum(variances) / total
         keep = int(np.searchsorted(share, components - 1e-12)) + 1
     else:
         keep = wanted
-    keep = max(1, min(keep, int((variances > max(total, 1e-300) * 1e-12).sum())))
+    keep = max(1, min(keep, int((variances > total * 1e-12).sum())))
     rows = vectors[:, :keep].T
     signs = np.sign(rows[np.arange(keep), np.abs(rows).argmax(axis=1)])
     return Spectrum(np.ascontiguousarray(rows * np.where(signs == 0, 1, signs)[:, None]), variances[:keep], total)

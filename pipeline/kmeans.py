@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from pyspark.sql import functions as F
 
 from pipeline import lloyd
 from pipeline.columns import matrix_to_int
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.modelfile import ArrayReadable, ArrayWritable
 from pipeline.projection import grid_exponent
 
@@ -40,6 +39,11 @@ class Points:
 def gather(parts: Iterable[Points]) -> Points:
     parts = list(parts)
     return Points(np.concatenate([p.ids for p in parts]), np.concatenate([p.points for p in parts]))
+
+
+def fit_gathered(parts: Iterable[Points], settings: lloyd.Settings) -> lloyd.Fit:
+    whole = gather(parts)
+    return lloyd.fit_here(whole.ids, whole.points, settings)
 
 
 class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSeed):
@@ -82,7 +86,7 @@ class BlockKMeans(
     def _fit(self, dataset: DataFrame) -> BlockKMeansModel:
         values = vector_to_array(F.col(self.getFeaturesCol())).alias("v")
         table = dataset.select(F.col(self.getOrDefault(self.idCol)).cast("long").alias("id"), values)
-        parts = table.mapInArrow(_bounds, "bounds array<double>").collect()
+        parts = table.mapInArrow(_bounds, "bounds array<double>, values long").collect()
         if not parts:
             raise DataError("cannot fit clusters to an empty table")
         exponent = grid_exponent(np.max([part.bounds for part in parts], axis=0))
@@ -102,7 +106,7 @@ class BlockKMeans(
         points = table.mapInArrow(quantised, "id long, p binary").rdd.mapPartitions(block)
         points.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            return self.fit_points(points, exponent)
+            return self.fit_points(points, exponent, values=sum(part.values for part in parts))
         finally:
             points.unpersist()
 
@@ -111,35 +115,35 @@ class BlockKMeans(
         points: RDD[Points],
         exponent: int,
         *,
+        values: int,
         report: Callable[[int, int], None] = lambda iteration, inertia: None,
-        one_task_bytes: int = ONE_TASK_BYTES,
     ) -> BlockKMeansModel:
-        """Fit points that are already integers; ``points`` should be persisted by the caller."""
-        k, seed = self.getOrDefault(self.k), self.getSeed()
-        starts, max_iter, tol = self.getOrDefault(self.nInit), self.getMaxIter(), self.getTol()
-        if k < 1 or starts < 1 or max_iter < 1:
-            raise UsageError(f"k, nInit and maxIter must be at least 1, got {k}, {starts}, {max_iter}")
-        sample = points.map(lambda part: lloyd.sample(part.ids, part.points, seed)).reduce(lloyd.merge_samples)
-        openings = [lloyd.plus_plus(sample.points, k, seed + start) for start in range(starts)]
-        loop = partial(lloyd.iterate, max_iter=max_iter, tol=tol, mean_variance=sample.mean_variance)
+        """Fit points that are already integers; ``points`` should be persisted by the caller.
 
-        if sample.count * sample.points.shape[1] * 4 <= one_task_bytes:
-
-            def fit_here(parts: Iterable[Points]) -> list[lloyd.Fit]:
-                whole = gather(parts).points
-                return [loop(lloyd.Pass(whole, len(c)), c) for c in openings]
-
-            fits = points.coalesce(1).mapPartitions(fit_here).collect()
+        values: rows * features, which decides between one task and one job an iteration."""
+        settings = self.settings()
+        if values * 4 <= ONE_TASK_BYTES:
+            fitted = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
+            drawn = points.map(lambda part: lloyd.sample(part.ids, part.points, settings.seed))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
-                def local(parts: Iterable[Points]) -> list[lloyd.Sums]:
-                    return [lloyd.Pass(part.points, len(centres))(centres) for part in parts]
+                return points.map(lambda part: lloyd.Pass(part.points, len(centres))(centres)).reduce(lloyd.merge)
 
-                return points.mapPartitions(local).reduce(lloyd.merge)
+            fitted = lloyd.fit(lambda k: run_pass, drawn.reduce(lloyd.merge_samples), settings, report)
+        return self.model(fitted, exponent)
 
-            fits = [loop(run_pass, c, report=report) for c in openings]
-        return self._copyValues(BlockKMeansModel(lloyd.best_of(fits), exponent))
+    def settings(self) -> lloyd.Settings:
+        return lloyd.Settings(
+            self.getOrDefault(self.k),
+            self.getMaxIter(),
+            self.getTol(),
+            self.getSeed(),
+            self.getOrDefault(self.nInit),
+        )
+
+    def model(self, fitted: lloyd.Fit, exponent: int) -> BlockKMeansModel:
+        return self._copyValues(BlockKMeansModel(fitted, exponent))
 
 
 def _matrix(column: pa.Array) -> npt.NDArray[np.float64]:
@@ -147,12 +151,19 @@ def _matrix(column: pa.Array) -> npt.NDArray[np.float64]:
 
 
 def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    bounds = [np.abs(_matrix(batch.column(1))).max(axis=0) for batch in batches if len(batch)]
+    """The largest absolute value of each feature and the number of values, one row a partition."""
+    bounds, values = [], 0
+    for batch in batches:
+        if len(batch):
+            matrix = _matrix(batch.column(1))
+            bounds.append(np.abs(matrix).max(axis=0))
+            values += matrix.size
     if bounds:
         largest = np.max(bounds, axis=0)
         if not np.isfinite(largest).all():
             raise DataError("a point holds NaN or infinity; clean the features before clustering")
-        yield pa.RecordBatch.from_arrays([pa.array([largest.tolist()])], ["bounds"])
+        arrays = [pa.array([largest.tolist()]), pa.array([values], pa.int64())]
+        yield pa.RecordBatch.from_arrays(arrays, ["bounds", "values"])
 
 
 class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):

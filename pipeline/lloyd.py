@@ -6,17 +6,35 @@ partitioning, in one task or in many. Ties go to the lower index. Pure numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.assign import keyed_hash
+from pipeline.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048
 SAMPLE_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """k clusters at most; at most max_iter iterations of each of n_init starts; tol: see ``iterate``."""
+
+    k: int
+    max_iter: int
+    tol: float
+    seed: int
+    n_init: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.k, self.n_init, self.max_iter) < 1:
+            raise UsageError(
+                f"clusters, starts and iterations must be at least 1, got {self.k}, {self.n_init}, {self.max_iter}"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,27 +186,39 @@ def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
 def iterate(
     run_pass: Callable[[Ints], Sums],
     centres: Ints,
-    *,
-    max_iter: int,
-    tol: float,
+    settings: Settings,
     mean_variance: float,
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
     """Lloyd's iterations to a fixed point, to a total squared movement of ``tol * mean_variance``, or ``max_iter``."""
     iterations = 0
-    for iterations in range(1, max_iter + 1):
+    for iterations in range(1, settings.max_iter + 1):
         total = run_pass(centres)
         report(iterations, total.inertia)
         moved = move(centres, total)
         shift = int(((moved - centres) ** 2).sum())
         centres = moved
-        if shift <= tol * mean_variance:
+        if shift <= settings.tol * mean_variance:
             break
     total = run_pass(centres)
     order = np.lexsort((*centres.T[::-1], -total.counts))
     return Fit(centres[order], total.counts[order], total.inertia, iterations)
 
 
-def best_of(fits: Iterable[Fit]) -> Fit:
-    """The fit with the smallest inertia; the first one on a tie."""
-    return min(fits, key=lambda fit: fit.inertia)
+def fit(
+    make_pass: Callable[[int], Callable[[Ints], Sums]],
+    drawn: Sample,
+    settings: Settings,
+    report: Callable[[int, int], None] = lambda iteration, inertia: None,
+) -> Fit:
+    """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres."""
+    fits = []
+    for start in range(settings.n_init):
+        centres = plus_plus(drawn.points, settings.k, settings.seed + start)
+        fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
+    return min(fits, key=lambda one: one.inertia)
+
+
+def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: Settings) -> Fit:
+    """Everything in this process."""
+    return fit(lambda k: Pass(points, k), sample(ids, points, settings.seed), settings)

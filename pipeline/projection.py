@@ -35,6 +35,10 @@ class Projection:
     shift: int
     exponent: int
 
+    @property
+    def dimensions(self) -> int:
+        return int(self.weights.shape[1])
+
     def __call__(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
         """uint8 [rows, d] to int32 [rows, k]. 2 * rows * d * k flop in float64."""
         points = np.empty((len(images), self.weights.shape[1]), np.int32)
@@ -47,7 +51,8 @@ class Projection:
 
 def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
     """A spectrum as an integer projection; ``whiten`` divides each component by its standard deviation."""
-    scale = np.sqrt(spectrum.variances) if whiten else np.ones(len(spectrum.variances))
+    known = whiten & (spectrum.variances > 0)
+    scale = np.sqrt(np.where(known, spectrum.variances, 1.0))
     weights = (spectrum.components / scale[:, None]).T
     bounds = 255 * np.abs(weights).sum(axis=0)
     exponent = grid_exponent(bounds)

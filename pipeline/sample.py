@@ -6,7 +6,7 @@ What the images hold, and what a sharding strategy should make of it:
   class is seen in two to four of them, in clearly unequal shares, and KMeans finds them.
 * A small *object*, whose shape is the class, lies somewhere in the scene.
 * Uneven lighting and noise give the set a decaying spectrum.
-* A few training images are *isolated*: one to three copies of a hard black-and-white pattern far from all
+* A few training images are *isolated*: one to three copies of a hard pattern in pure colours far from all
   else. With k = 2 x classes, KMeans gives several of these patterns a cluster of their own (how many depends
   on its start).
 * Rows are shuffled, but in ``data_batch_3.bin`` the label depends on the position modulo four, as if four
@@ -57,6 +57,8 @@ PALETTES = (
     ((70, 20, 20), (200, 60, 40)),
     ((30, 30, 30), (120, 150, 180)),
 )
+# Corners of the colour cube, which no scene comes near.
+PURE = ((0, 255, 0), (255, 0, 255), (0, 0, 255), (255, 0, 0), (0, 255, 255), (255, 255, 0), (0, 0, 0))
 SHAPES = ("disc", "square", "ring", "plus", "cross", "triangle", "diamond", "bar", "post", "frame")
 
 
@@ -155,18 +157,19 @@ def scene_image(scene: int) -> Pixels:
 
 
 def isolated_pattern(index: int) -> Pixels:
-    """One hard, full-contrast pattern: int16 [3, 32, 32]."""
+    """One pattern of pure colours, a quarter of it at most in the complement of the rest: int16 [3, 32, 32]."""
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.int64)
     cell = 2 + index // 6 % 5
-    patterns = (
-        (x // cell + y // cell) % 2,
-        (x // (2 * cell)) % 2,
-        ((x + y) // (2 * cell)) % 2,
-        (np.maximum(np.abs(2 * x - 31), np.abs(2 * y - 31)) // (3 * cell)) % 2,
-        (y // cell) % 2,
-        ((x * y) // (8 * cell)) % 2,
+    lines = (
+        (x // cell % 2 == 0) & (y // cell % 2 == 0),
+        x // cell % 4 == 0,
+        (x + y) // cell % 4 == 0,
+        np.maximum(np.abs(2 * x - 31), np.abs(2 * y - 31)) // (2 * cell) % 4 == 0,
+        y // cell % 4 == 0,
+        (x - y) // cell % 4 == 0,
     )
-    return np.repeat((patterns[index % 6] * 255)[None], 3, axis=0).astype(np.int16)
+    colour = np.array(PURE[index % len(PURE)], dtype=np.int64)[:, None, None]
+    return np.asarray(np.where(lines[index % len(lines)], 255 - colour, colour), dtype=np.int16)
 
 
 def object_mask(label: int) -> Ints:

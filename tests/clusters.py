@@ -99,7 +99,7 @@ def java_home(java: Path) -> Path:
     home = java.resolve().parent.parent
     if (home / "bin" / "java").exists():
         return home
-    command = [java, "-XshowSettings:properties", "-version"]
+    command = [str(java), "-XshowSettings:properties", "-version"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     return Path(re.findall(r"java\.home = (.*)", shown.stderr)[0])
 
@@ -691,7 +691,7 @@ class Standalone(Cluster):
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK_START),
         }
-        run = [spark_home() / "bin" / "spark-class"]
+        run: list[str | Path] = [spark_home() / "bin" / "spark-class"]
         package = "org.apache.spark.deploy"
         where = ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.http_port)]
         logs = self.folder / "logs"
@@ -923,6 +923,8 @@ def hdfs_up(folder: Path, rpc_port: int, http_port: int) -> None:
         running = read_running(folder)
         alive = running.alive() if running else {}
         if running and len(alive) == len(running.servers):
+            port, datanodes = running.http_port, len(alive) - 1
+            wait_until(lambda: live_datanodes(port) == datanodes, "all DataNodes", [], START_TIMEOUT)
             print(f"HDFS is already up\n{describe(folder, running)}")
             return
         # A NameNode without its DataNodes, or the reverse, is of no use: start afresh on the same files.
@@ -961,13 +963,17 @@ def hdfs_down(folder: Path, delete: bool) -> None:
 
 
 def hdfs_status(folder: Path) -> bool:
-    """Say whether the developer's HDFS is up, and return it."""
+    """Say whether the developer's HDFS is up and takes writes, and return it."""
     running = read_running(folder)
     alive = running.alive() if running else {}
     if running is None or "namenode" not in alive:
         print("HDFS is not up: start it with make hdfs-up")
         return False
-    print(f"HDFS is up: {live_datanodes(running.http_port)} live DataNodes\n{describe(folder, running)}")
+    live = live_datanodes(running.http_port)
+    if live < 0:
+        print(f"HDFS is starting (or in safe mode): see {folder / 'logs'}")
+        return False
+    print(f"HDFS is up: {live} live DataNodes\n{describe(folder, running)}")
     return True
 
 

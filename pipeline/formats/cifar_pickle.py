@@ -35,6 +35,11 @@ def _plain_dtype(code: Any, *flags: Any) -> np.dtype[Any]:
     return dtype
 
 
+def _from_buffer(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> Any:
+    """numpy's array of protocol 5: as large as its bytes and no larger."""
+    return np.frombuffer(bytes(data), dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
 def _latin1(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"an encoding {encoding!r}")
@@ -44,6 +49,8 @@ def _latin1(text: str, encoding: str) -> bytes:
 ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _empty_array,
     ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): _plain_dtype,
     ("_codecs", "encode"): _latin1,

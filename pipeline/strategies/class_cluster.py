@@ -8,12 +8,13 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from pyspark import RDD
 
 from pipeline.assign import Ints, Start, count_by_chunk
 from pipeline.dataset import Block
 from pipeline.errors import UsageError
-from pipeline.kmeans import BlockKMeans, Points
-from pipeline.lloyd import nearest
+from pipeline.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_gathered
+from pipeline.lloyd import Fit, nearest
 from pipeline.projection import Projection
 from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
 from pipeline.strategies.neighbourhoods import LabelledPoints, check_components, fit_pca, projected
@@ -49,6 +50,29 @@ def of_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
             yield Points(part.points.ids[rows], part.points.points[rows])
 
 
+def fit_classes(
+    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection, sizes: Ints
+) -> dict[int, Fit]:
+    """One k-means a class that has rows: all of them in one task while that can hold the points."""
+    present = np.flatnonzero(sizes).tolist()
+    if context.scan.rows * projection.dimensions * 4 <= ONE_TASK_BYTES:
+        settings = estimator.settings()
+
+        def fit_all(parts: Iterable[LabelledPoints]) -> list[dict[int, Fit]]:
+            parts = list(parts)
+            return [{label: fit_gathered(of_class(label, parts), settings) for label in present}]
+
+        return points.coalesce(1).mapPartitions(fit_all).first()
+    return {
+        label: estimator.fit_points(
+            points.mapPartitions(partial(of_class, label)),
+            projection.exponent,
+            values=int(sizes[label]) * projection.dimensions,
+        ).fitted
+        for label in present
+    }
+
+
 @dataclass(frozen=True)
 class ClassCluster(Strategy):
     """clusters: in all, shared evenly by the classes (None: two a class). Keeps stratified's bound for every cell, so
@@ -73,20 +97,15 @@ class ClassCluster(Strategy):
         each = max(1, (self.clusters or 2 * classes) // classes)
         pca = fit_pca(context, components=self.components, whiten=self.whiten)
         with projected(context, pca) as points:
-            models = {}
-            centres = []
             with context.phase("kmeans"):
-                for label in range(classes):
-                    if not sizes[label]:
-                        centres.append(np.zeros((0, pca.projection.weights.shape[1]), np.int64))
-                        continue
-                    estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
-                    model = estimator.fit_points(
-                        points.mapPartitions(partial(of_class, label)), pca.projection.exponent
-                    )
-                    models[f"kmeans-{label:03d}"] = model
-                    centres.append(model.fitted.centres)
-                    context.report(f"class {label}: {len(model.fitted.centres)} clusters")
+                estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
+                fits = fit_classes(context, points, estimator, pca.projection, sizes)
+                models = {
+                    f"kmeans-{label:03d}": estimator.model(fit, pca.projection.exponent) for label, fit in fits.items()
+                }
+                none = np.zeros((0, pca.projection.dimensions), np.int64)
+                centres = [fits[label].centres if label in fits else none for label in range(classes)]
+                context.report(f"{sum(map(len, centres))} clusters in {len(fits)} classes")
             cells = Cells(pca.projection, tuple(centres))
             with context.phase("assign"):
                 number, bounds = int(cells.firsts[-1]), context.bounds

@@ -77,7 +77,7 @@ class DistributionAware(Strategy):
             kmeans = None
         with projected(context, pca) as points:
             if kmeans is None:
-                kmeans = self._fit_clusters(context, points, wanted, pca.projection.exponent)
+                kmeans = self._fit_clusters(context, points, wanted, pca)
             with context.phase("assign"):
                 centres, bounds = kmeans.fitted.centres, context.bounds
                 counts = points.map(
@@ -95,13 +95,14 @@ class DistributionAware(Strategy):
         )
 
     def _fit_clusters(
-        self, context: Context, points: RDD[LabelledPoints], wanted: int, exponent: int
+        self, context: Context, points: RDD[LabelledPoints], wanted: int, pca: BlockPCAModel
     ) -> BlockKMeansModel:
         with context.phase("kmeans"):
             estimator = BlockKMeans(k=wanted, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init)
             model = estimator.fit_points(
                 points.map(lambda part: part.points),
-                exponent,
+                pca.projection.exponent,
+                values=context.scan.rows * pca.projection.dimensions,
                 report=lambda turn, inertia: context.report(f"iteration {turn}: inertia {inertia:.4e}"),
             )
             context.report(f"{len(model.fitted.centres)} clusters after {model.fitted.iterations} iterations")

@@ -50,7 +50,7 @@ def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPo
         points = context.images.blocks().mapPartitions(partial(project, model.projection))
         points.persist(StorageLevel.MEMORY_AND_DISK)
         rows = points.map(lambda part: len(part.labels)).sum()
-        context.report(f"{rows:,} points of {model.projection.weights.shape[1]} integers")
+        context.report(f"{rows:,} points of {model.projection.dimensions} integers")
     try:
         yield points
     finally:

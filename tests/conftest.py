@@ -1,0 +1,68 @@
+"""One Spark session for all tests, small data sets in CIFAR's layouts, and the real CIFAR-10 where it is given."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.session import PACKAGE
+
+pytest_plugins = ["tests.cluster_fixtures"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
+    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    session = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def cifar10() -> Path:
+    """The folder cifar-10-batches-bin of the real data."""
+    folder = os.environ.get("CIFAR10_DIR")
+    if not folder:
+        pytest.skip("set CIFAR10_DIR to the real cifar-10-batches-bin to run this test")
+    return Path(folder)
+
+
+def make_rows(rows: int, classes: int = 10, seed: int = 0, pixels: int = 3072) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and images whose classes have sub-groups, in shuffled order."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, rows)
+    groups = rng.integers(0, 3, rows)
+    centres = rng.integers(40, 216, (classes, 3, 1, 1)) + rng.integers(-30, 30, (classes, 3, 1, pixels))
+    images = centres[labels, groups, 0] + rng.normal(0, 12, (rows, pixels))
+    return labels.astype(np.uint8), np.clip(images, 0, 255).astype(np.uint8)
+
+
+def write_binary(folder: Path, labels: np.ndarray, images: np.ndarray, files: int = 2) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    records = np.concatenate([labels.reshape(len(labels), -1), images], axis=1)
+    for number, part in enumerate(np.array_split(records, files), start=1):
+        (folder / f"data_batch_{number}.bin").write_bytes(part.tobytes())
+    return folder
+
+
+def write_pickles(folder: Path, labels: np.ndarray, images: np.ndarray, files: int = 2) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(np.array_split(np.arange(len(labels)), files), start=1):
+        batch = {b"batch_label": b"x", b"labels": labels[rows].tolist(), b"data": images[rows]}
+        (folder / f"data_batch_{number}").write_bytes(pickle.dumps(batch, protocol=2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 rows of ten classes in CIFAR-10's binary layout, two files."""
+    return write_binary(tmp_path_factory.mktemp("small") / "cifar", *make_rows(3000))

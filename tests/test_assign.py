@@ -1,0 +1,124 @@
+"""Ranks, tables and permutations against brute force."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from pipeline.assign import (
+    chunk_bounds,
+    count_by_chunk,
+    group_table,
+    keyed_permutation,
+    offsets_by_chunk,
+    ranks,
+)
+from pipeline.writer import deliveries
+
+groups_of_rows = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
+
+
+@given(groups_of_rows, st.integers(1, 9), st.data())
+@settings(max_examples=100, deadline=None)
+def test_two_counting_passes_rank_every_row_in_its_group_whatever_the_chunks(groups, pieces, data):
+    rows = len(groups)
+    cuts = sorted(data.draw(st.lists(st.integers(0, rows), min_size=pieces - 1, max_size=pieces - 1)))
+    bounds = list(zip([0, *cuts], [*cuts, rows], strict=True))
+    offsets = offsets_by_chunk(count_by_chunk(np.arange(rows), groups, 7, _without_empty(bounds)))
+    found = [
+        ranks(groups[low:high], offset.copy())
+        for (low, high), offset in zip(_without_empty(bounds), offsets, strict=True)
+    ]
+    seen: dict[int, int] = {}
+    brute = []
+    for group in groups.tolist():
+        brute.append(seen.get(group, 0))
+        seen[group] = brute[-1] + 1
+    assert np.concatenate(found).tolist() == brute
+
+
+def _without_empty(bounds):
+    return [(low, high) for low, high in bounds if low < high]
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**32), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_keyed_permutation_is_a_permutation_and_places_rows_one_by_one(size, key, data):
+    whole = keyed_permutation(np.arange(size), size, key)
+    assert sorted(whole.tolist()) == list(range(size))
+    some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
+    assert keyed_permutation(np.array(some), size, key).tolist() == whole[some].tolist()
+
+
+def test_permutations_of_many_seeds_deal_classes_hypergeometrically():
+    """SPEC 2.1: under ``random`` the class counts of a shard are hypergeometric; 300 seeds, chi-square."""
+    rows, members, workers, seeds = 1200, 240, 6, 300
+    drawn = stats.hypergeom(rows, members, rows // workers)
+    counts = np.array(
+        [
+            np.bincount(keyed_permutation(np.arange(members), rows, seed) % workers, minlength=workers)
+            for seed in range(seeds)
+        ]
+    )
+    first = counts[:, 0]
+    edges = [-1, *(int(drawn.ppf(q)) for q in (0.1, 0.25, 0.5, 0.75, 0.9)), rows]
+    observed = np.histogram(first, bins=np.array(edges) + 0.5)[0]
+    expected = np.diff(drawn.cdf(edges)) * seeds
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+    assert abs(counts.std() - drawn.std()) < 0.1 * drawn.std()
+
+
+@pytest.mark.parametrize(
+    ("classes", "sizes", "expected"),
+    [  # SPEC 2.2, n = 12: what ``zero`` does to the 50,000 rows of CIFAR
+        (10, 5000, [4170] * 8 + [4160] * 4),
+        (20, 2500, [4180] * 4 + [4160] * 8),
+        (100, 500, [4200] * 8 + [4100] * 4),
+    ],
+)
+def test_starting_every_class_at_worker_zero_gives_the_papers_shard_sizes(classes, sizes, expected):
+    table = group_table(np.full(classes, sizes), 12)
+    assert _owner_sizes(table) == expected
+    carried = group_table(np.full(classes, sizes), 12, start="carry")
+    assert sorted(set(_owner_sizes(carried))) == [4166, 4167]
+
+
+def _owner_sizes(table):
+    groups = np.repeat(np.arange(len(table.sizes)), table.sizes)
+    owners = (table.starts[groups] + np.concatenate([np.arange(s) for s in table.sizes])) % table.num_workers
+    return np.bincount(owners, minlength=table.num_workers).tolist()
+
+
+@pytest.mark.parametrize(("rule", "sparse"), [("le", [True, True, False]), ("lt", [True, False, False])])
+def test_a_cluster_of_exactly_n_rows_is_sparse_by_the_pseudo_code_and_dense_by_the_prose(rule, sparse):
+    table = group_table(np.array([11, 12, 13]), 12, sparse_if=rule)
+    assert table.sparse.tolist() == sparse
+    assert table.copies == 11 * sum(size for size, is_sparse in zip([11, 12, 13], sparse, strict=True) if is_sparse)
+
+
+def test_one_worker_gets_no_duplicates_even_of_sparse_groups():
+    assert group_table(np.array([1, 1, 5]), 1, sparse_if="le").copies == 0
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
+@settings(max_examples=60, deadline=None)
+def test_deliveries_reach_the_owner_once_and_everybody_for_broadcast_rows(owners, data):
+    broadcast = np.array(data.draw(st.lists(st.booleans(), min_size=len(owners), max_size=len(owners))))
+    got = {}
+    for worker, rows, copies in deliveries(np.array(owners), broadcast, 5):
+        for row, copy in zip(rows.tolist(), copies.tolist(), strict=True):
+            got.setdefault(row, []).append((worker, copy))
+    for row, owner in enumerate(owners):
+        assert (owner, 0) in got[row]
+        assert sorted(copy for _, copy in got[row]) == (list(range(5)) if broadcast[row] else [0])
+        assert len({worker for worker, _ in got[row]}) == len(got[row])
+
+
+@given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 200_000))
+@settings(max_examples=100, deadline=None)
+def test_chunks_cover_all_ids_once_in_order(rows, workers, record_bytes):
+    bounds = chunk_bounds(rows, workers, record_bytes)
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == rows
+    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))

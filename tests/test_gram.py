@@ -1,0 +1,86 @@
+"""The exact block Gram against 64-bit integers and scikit-learn, at the edges of float32's exact range too."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+from threadpoolctl import threadpool_limits
+
+from pipeline import gram
+from pipeline.errors import UsageError
+
+
+def _dense(found: gram.Gram) -> np.ndarray:
+    d = len(found.total)
+    full = np.zeros((d, d), np.int64)
+    full[np.triu_indices(d)] = found.packed
+    return full + np.triu(full, 1).T
+
+
+@pytest.mark.parametrize("rows", [1, 1023, 2048, 5000])
+@pytest.mark.parametrize("fill", ["noise", "black", "white", "spikes"])
+def test_block_gram_equals_the_integer_gram_bit_for_bit(rows, fill):
+    """black and white pixels are +-128 and 127 after the shift: the largest products there are."""
+    rng = np.random.default_rng(rows)
+    images = {
+        "noise": rng.integers(0, 256, (rows, 48)),
+        "black": np.zeros((rows, 48)),
+        "white": np.full((rows, 48), 255),
+        "spikes": np.where(rng.random((rows, 48)) < 0.5, 0, 255),
+    }[fill].astype(np.uint8)
+    found = gram.local([images[: rows // 3], images[rows // 3 :]], 48)
+    shifted = images.astype(np.int64) - 128
+    assert np.array_equal(_dense(found), shifted.T @ shifted)
+    assert np.array_equal(found.total, shifted.sum(axis=0))
+    assert found.count == rows
+
+
+@given(st.lists(st.integers(0, 400), min_size=0, max_size=5), st.permutations(range(6)))
+@settings(max_examples=25, deadline=None)
+def test_merging_parts_in_any_order_gives_the_same_bits(cuts, order):
+    images = np.random.default_rng(1).integers(0, 256, (400, 30)).astype(np.uint8)
+    parts = np.split(images, sorted(cuts))
+    locals_ = [gram.local([part], 30) for part in parts]
+    shuffled = [locals_[at] for at in order if at < len(locals_)]
+    total = shuffled[0]
+    for part in shuffled[1:]:
+        total = gram.merge(total, part)
+    assert np.array_equal(_dense(total), _dense(gram.local([images], 30)))
+
+
+def test_blas_threads_do_not_change_a_bit():
+    images = np.random.default_rng(2).integers(0, 256, (3000, 300)).astype(np.uint8)
+    spectra = []
+    for threads in (1, 2):
+        with threadpool_limits(threads, "blas"):
+            spectra.append(gram.top_components(gram.covariance(gram.local([images], 300)), 20))
+    assert np.array_equal(spectra[0].components, spectra[1].components)
+    assert np.array_equal(spectra[0].variances, spectra[1].variances)
+
+
+@pytest.mark.parametrize("components", [5, 20, 0.8])
+def test_components_span_what_scikit_learn_finds(components):
+    rng = np.random.default_rng(3)
+    factors = rng.normal(size=(2000, 120)) * (0.9 ** np.arange(120)) * 60
+    mixing = np.linalg.qr(rng.normal(size=(120, 120)))[0]
+    images = np.clip(factors @ mixing + 128, 0, 255).astype(np.uint8)
+    found = gram.top_components(gram.covariance(gram.local([images], 120)), components)
+    reference = PCA(components, svd_solver="covariance_eigh").fit(images.astype(np.float64))
+    assert len(found.variances) == reference.n_components_
+    np.testing.assert_allclose(found.variances, reference.explained_variance_, rtol=1e-8)
+    cosines = np.linalg.svd(found.components @ reference.components_.T, compute_uv=False)
+    np.testing.assert_allclose(cosines, 1.0, atol=1e-6)
+    assert (found.components[np.arange(len(cosines)), np.abs(found.components).argmax(axis=1)] > 0).all()
+
+
+def test_directions_without_variance_are_left_out():
+    images = np.random.default_rng(4).integers(0, 256, (500, 3)).astype(np.uint8).repeat(20, axis=1)
+    assert len(gram.top_components(gram.covariance(gram.local([images], 60)), 50).variances) == 3
+    flat = np.full((10, 60), 7, np.uint8)
+    assert len(gram.top_components(gram.covariance(gram.local([flat], 60)), 5).variances) == 1
+
+
+def test_images_too_large_for_an_exact_gram_are_refused_with_the_memory_it_would_take():
+    with pytest.raises(UsageError, match="272 GB"):
+        gram.check_pixels(224 * 224 * 3)

@@ -1,0 +1,131 @@
+"""Integer k-means against scikit-learn and plain numpy; independence of partitioning; degenerate inputs."""
+
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
+
+from pipeline import lloyd
+from pipeline.gram import Spectrum
+from pipeline.projection import grid_exponent, quantise
+
+
+def blobs(rows=3000, p=8, k=6, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = rng.integers(-50_000, 50_000, (k, p))
+    labels = rng.integers(0, k, rows)
+    return (centres[labels] + rng.normal(0, 3000, (rows, p))).astype(np.int32), labels
+
+
+def fit(points, k, parts=1, seed=0, max_iter=100):
+    """As the cluster does it: samples and sums by part, merged."""
+    settings = lloyd.Settings(k, max_iter, 1e-4, seed)
+    drawn = [lloyd.sample(ids, points[ids], seed) for ids in np.array_split(np.arange(len(points)), parts)]
+
+    def make_pass(count):
+        passes = [lloyd.Pass(part, count) for part in np.array_split(points, parts)]
+        return lambda centres: reduce(lloyd.merge, [one(centres) for one in passes])
+
+    return lloyd.fit(make_pass, reduce(lloyd.merge_samples, drawn), settings)
+
+
+def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last():
+    points, _ = blobs()
+    one = lloyd.Pass(points, 5)
+    for seed in range(4):
+        centres = points[np.random.default_rng(seed).integers(0, len(points), 5)].astype(np.int64)
+        distance = ((points[:, None].astype(np.int64) - centres) ** 2).sum(axis=2)
+        index = distance.argmin(axis=1)
+        found = one(centres)
+        assert found.inertia == int(distance.min(axis=1).sum())
+        assert found.counts.tolist() == np.bincount(index, minlength=5).tolist()
+        expected = np.array([points[index == c].sum(axis=0, dtype=np.int64) for c in range(5)])
+        assert np.array_equal(found.sums, expected)
+
+
+@pytest.mark.parametrize("parts", [2, 7, 64])
+def test_centres_are_the_same_bits_for_any_partitioning(parts):
+    points, _ = blobs()
+    whole, split = fit(points, 9), fit(points, 9, parts)
+    assert np.array_equal(whole.centres, split.centres)
+    assert (whole.inertia, whole.iterations) == (split.inertia, split.iterations)
+
+
+def test_clusters_match_scikit_learn():
+    points, labels = blobs()
+    found = fit(points, 6)
+    reference = KMeans(6, n_init=5, random_state=0).fit(points.astype(float))
+    assert found.inertia <= 1.05 * reference.inertia_
+    index = lloyd.nearest(points, found.centres)[0]
+    assert adjusted_rand_score(index, reference.labels_) > 0.98
+    assert adjusted_rand_score(index, labels) > 0.98
+
+
+def test_clusters_are_numbered_by_size_then_position():
+    points, _ = blobs()
+    found = fit(points, 6)
+    assert found.sizes.tolist() == sorted(found.sizes, reverse=True)
+    tied = np.repeat(np.array([[5, 0], [-5, 0], [0, 9]], np.int32) * 1000, 4, axis=0)
+    assert fit(tied, 3).centres.tolist() == [[-5000, 0], [0, 9000], [5000, 0]]
+
+
+@pytest.mark.parametrize(("rows", "k", "expected"), [(1, 1, 1), (5, 9, 5), (4, 4, 4)])
+def test_more_clusters_than_points_leaves_one_each(rows, k, expected):
+    points = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) * 1000
+    found = fit(points, k)
+    assert len(found.centres) == expected
+    assert found.inertia == 0
+
+
+def test_identical_points_make_one_cluster():
+    found = fit(np.full((50, 3), 7, np.int32), 4)
+    assert found.centres.tolist() == [[7, 7, 7]]
+
+
+def test_the_variance_of_mergeable_samples_is_exact():
+    points, _ = blobs(rows=5000)
+    parts = [lloyd.sample(ids, points[ids], 3) for ids in np.array_split(np.arange(5000), 3)]
+    merged = lloyd.merge_samples(lloyd.merge_samples(parts[2], parts[0]), parts[1])
+    whole = lloyd.sample(np.arange(5000), points, 3)
+    assert np.array_equal(merged.points, whole.points)
+    assert merged.sums == whole.sums
+    assert whole.mean_variance == pytest.approx(points.var(axis=0).mean(), rel=1e-9)
+
+
+@given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=300))
+@settings(max_examples=50, deadline=None)
+def test_sums_of_large_integers_lose_nothing(values):
+    assert lloyd.exact_sum(np.array(values, np.float64)) == sum(values)
+
+
+@given(st.integers(1, 4000), st.integers(1, 40), st.booleans(), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_projected_points_and_their_distances_stay_exact(pixels, k, whiten, seed):
+    """The grid's promise, by Python integers: products below 2^53, points in int32, distances below 2^52."""
+    rng = np.random.default_rng(seed)
+    k = min(k, pixels)
+    rows = rng.normal(size=(k, pixels))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    variances = np.sort(10.0 ** rng.uniform(-6, 7, k))[::-1]
+    projection = quantise(Spectrum(rows, variances, float(variances.sum())), whiten=whiten)
+    weights = [[int(w) for w in column] for column in projection.weights.T]
+    largest = [255 * sum(abs(w) for w in column) for column in weights]
+    assert max(largest) < 2**53
+    reach = [(value >> projection.shift) + 1 for value in largest]
+    assert max(reach) < 2**31
+    assert sum((2 * value) ** 2 for value in reach) < 2**53
+    image = rng.integers(0, 256, (3, pixels)).astype(np.uint8)
+    half = 1 << projection.shift >> 1
+    exact = [
+        [(sum(int(x) * w for x, w in zip(row, column, strict=True)) + half) >> projection.shift for column in weights]
+        for row in image.tolist()
+    ]
+    assert projection(image).tolist() == exact
+
+
+def test_an_all_zero_spread_has_a_grid():
+    assert grid_exponent(np.zeros(3)) == 0

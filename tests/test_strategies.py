@@ -1,0 +1,244 @@
+"""Invariants that every strategy inherits, each strategy's own promises, and independence of how the work is cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import images as images_module
+from pipeline.dataset import ranges
+from pipeline.errors import UsageError
+from pipeline.manifest import open_committed
+from pipeline.progress import Progress
+from pipeline.resharding import reshard
+from pipeline.sharding import Request, shard
+from pipeline.storage import Store
+from pipeline.strategies import STRATEGIES
+from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.stratified import Stratified
+from tests.conftest import make_rows, write_binary
+
+QUIET = Progress(quiet=True)
+SHAPE = (3, 8, 8)
+# Small fits for strategies that fit; the others take what they have.
+OPTIONS = {
+    "distribution_aware": {"clusters": 40, "components": 20, "whiten": True},
+    "class_cluster": {"clusters": 30, "components": 10},
+}
+
+
+def make(name: str, **extra):
+    return STRATEGIES[name](**{**OPTIONS.get(name, {}), **extra})
+
+
+def run(spark, source: Path, output: Path, strategy, workers: int, **options):
+    request = Request(
+        input=str(source), output=str(output), num_workers=workers, shape=SHAPE, format="cifar10-binary", **options
+    )
+    outcome = shard(spark.sparkContext, request, strategy, QUIET)
+    return outcome.shards.manifest
+
+
+def read(output: Path, manifest) -> pd.DataFrame:
+    """All rows of a set with their worker, read by pyarrow through the manifest."""
+    parts = []
+    for worker in manifest["workers"]:
+        for file in worker["files"]:
+            part = pq.read_table(output / file["path"]).to_pandas()
+            part["worker"] = worker["index"]
+            parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def digests(manifest) -> list:
+    return [[(f["path"], f["sha256"]) for f in worker["files"]] for worker in manifest["workers"]]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> tuple[Path, np.ndarray, np.ndarray]:
+    """2,600 rows with a few isolated images, so that a tiny neighbourhood exists."""
+    labels, images = make_rows(2600, seed=5, pixels=192)
+    rng = np.random.default_rng(5)
+    for row in (17, 400, 2599):
+        images[row] = rng.integers(0, 2, 192) * 255
+    return write_binary(tmp_path_factory.mktemp("src") / "cifar", labels, images, files=3), labels, images
+
+
+@pytest.mark.parametrize("workers", [1, 4, 13])
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_every_row_is_owned_once_and_arrives_unchanged(spark, source, tmp_path, name, workers):
+    folder, labels, images = source
+    manifest = run(spark, folder, tmp_path / "out", make(name), workers)
+    rows = read(tmp_path / "out", manifest)
+    owners = rows[rows["copy"] == 0].sort_values("id")
+    assert owners.id.tolist() == list(range(len(labels)))
+    assert np.array_equal(owners.label, labels)
+    assert np.array_equal(np.stack([np.frombuffer(i, np.uint8) for i in owners.image]), images)
+    # copies: none, or one on every worker, numbered from the owner's 0
+    copies = rows.groupby("id").agg(n=("copy", "size"), top=("copy", "max"), workers=("worker", "nunique"))
+    assert set(copies.n) <= {1, workers}
+    assert (copies.n == copies.workers).all()
+    assert (copies.top == copies.n - 1).all()
+    # the manifest says what is there
+    assert manifest["rows"] == len(labels)
+    assert manifest["copies"] == int((rows["copy"] > 0).sum())
+    for worker in manifest["workers"]:
+        mine = rows[rows.worker == worker["index"]]
+        assert (worker["rows"], worker["copies"]) == (len(mine), int((mine["copy"] > 0).sum()))
+        assert worker["label_histogram"] == np.bincount(mine.label, minlength=10).tolist()
+        assert sum(file["rows"] for file in worker["files"]) == len(mine)
+        assert mine.id.is_monotonic_increasing
+    if "neighbourhood" in rows:
+        near = owners.groupby("neighbourhood").size()
+        assert [n["size"] for n in manifest["neighbourhoods"]] == near.reindex(
+            range(len(manifest["neighbourhoods"])), fill_value=0
+        ).tolist()
+        sparse = {index for index, n in enumerate(manifest["neighbourhoods"]) if n["sparse"]}
+        assert set(rows[rows["copy"] > 0].neighbourhood) == (sparse if workers > 1 else set())
+        dense = owners[~owners.neighbourhood.isin(sparse)]
+        spread = dense.groupby(["neighbourhood", "worker"]).size().unstack(fill_value=0)
+        spread = spread.reindex(columns=range(workers), fill_value=0)
+        assert (spread.max(axis=1) - spread.min(axis=1)).max() <= 1
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_the_shards_are_the_same_bits_however_the_work_is_cut(spark, source, tmp_path, name, monkeypatch):
+    found = []
+    for pieces in (1, 3, 16):
+        monkeypatch.setattr(
+            images_module.Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1]
+        )
+        found.append(digests(run(spark, source[0], tmp_path / str(pieces), make(name, seed=3), 5)))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", ["random", "random_iid", "distribution_aware"])
+def test_another_seed_gives_other_shards(spark, source, tmp_path, name):
+    first, second = (run(spark, source[0], tmp_path / str(s), make(name, seed=s), 5) for s in (0, 1))
+    assert digests(first) != digests(second)
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize(("before", "after"), [(4, 7), (13, 2)])
+def test_resharding_gives_what_the_job_itself_would_write(spark, source, tmp_path, name, before, after):
+    run(spark, source[0], tmp_path / "n", make(name), before, eval_input=str(source[0] / "data_batch_1.bin"))
+    direct = run(spark, source[0], tmp_path / "m", make(name), after)
+    request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=after)
+    moved = reshard(spark.sparkContext, request, QUIET).shards.manifest
+    assert [[f["sha256"] for f in w["files"]] for w in moved["workers"]] == [
+        [f["sha256"] for f in w["files"]] for w in direct["workers"]
+    ]
+    assert (moved["strategy"], moved["copies"]) == (direct["strategy"], direct["copies"])
+    assert moved["eval"]["rows"] == 867
+    if moved["model"]:
+        sources = [
+            tmp_path / "n" / f["path"] for f in open_committed(Store(), str(tmp_path / "n")).manifest["model"]["files"]
+        ]
+        copies = [tmp_path / "r" / f["path"] for f in moved["model"]["files"]]
+        assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in sources]
+
+
+def test_sizes_differ_by_at_most_one_for_round_robin_and_random(spark, source, tmp_path):
+    for name in ("round_robin", "random"):
+        sizes = [w["rows"] for w in run(spark, source[0], tmp_path / name, make(name), 13)["workers"]]
+        assert sorted(set(sizes)) == [200]
+        sizes = [w["rows"] for w in run(spark, source[0], tmp_path / (name + "7"), make(name), 7)["workers"]]
+        assert max(sizes) - min(sizes) == 1
+
+
+@pytest.mark.parametrize("start", ["zero", "carry"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_stratified_class_counts_differ_by_at_most_one(spark, source, tmp_path, start, shuffle):
+    strategy = Stratified(start=start, shuffle_within_class=shuffle)
+    manifest = run(spark, source[0], tmp_path / "o", strategy, 12)
+    table = np.array([w["label_histogram"] for w in manifest["workers"]])
+    assert (np.ptp(table, axis=0) <= 1).all()
+    sizes = table.sum(axis=1)
+    assert np.ptp(sizes) <= (1 if start == "carry" else 10)
+    if start == "zero":
+        assert (np.diff(table, axis=0) <= 0).all(), "low workers get the remainders"
+
+
+def test_stratified_reaches_exactly_the_first_workers_with_a_rare_class(spark, tmp_path):
+    labels, images = make_rows(400, classes=3, pixels=192)
+    labels[:] = np.where(labels == 2, 1, labels)
+    labels[[7, 70, 300]] = 2
+    folder = write_binary(tmp_path / "c", labels, images)
+    manifest = run(spark, folder, tmp_path / "o", Stratified(), 8)
+    assert [w["label_histogram"][2] for w in manifest["workers"]] == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_one_cluster_is_round_robin(spark, source, tmp_path):
+    aware = run(spark, source[0], tmp_path / "a", DistributionAware(clusters=1, components=5), 6)
+    plain = run(spark, source[0], tmp_path / "b", make("round_robin"), 6)
+    owner = [
+        read(tmp_path / part, manifest).set_index("id").worker.sort_index()
+        for part, manifest in (("a", aware), ("b", plain))
+    ]
+    assert owner[0].equals(owner[1])
+
+
+def test_identical_images_make_one_neighbourhood(spark, tmp_path):
+    folder = write_binary(tmp_path / "c", np.arange(64).astype(np.uint8) % 10, np.full((64, 192), 9, np.uint8))
+    manifest = run(spark, folder, tmp_path / "o", DistributionAware(components=5), 4)
+    assert [n["size"] for n in manifest["neighbourhoods"]] == [64]
+    assert manifest["copies"] == 0
+
+
+def test_when_all_clusters_are_sparse_every_worker_holds_everything(spark, tmp_path):
+    folder = write_binary(tmp_path / "c", *make_rows(12, pixels=192), files=1)
+    manifest = run(spark, folder, tmp_path / "o", DistributionAware(clusters=12, components=5, whiten=False), 6)
+    assert [w["rows"] for w in manifest["workers"]] == [12] * 6
+    assert manifest["copies"] == 12 * 5
+
+
+def test_the_isolated_images_are_broadcast(spark, source, tmp_path):
+    manifest = run(spark, source[0], tmp_path / "o", DistributionAware(clusters=40, components=40), 12)
+    rows = read(tmp_path / "o", manifest)
+    assert {17, 400, 2599} <= set(rows[rows["copy"] > 0].id)
+
+
+def test_more_workers_than_rows_are_refused_unless_empty_shards_are_allowed(spark, tmp_path):
+    folder = write_binary(tmp_path / "c", *make_rows(5, pixels=192), files=1)
+    with pytest.raises(UsageError, match="--workers 6 is more than the 5 rows"):
+        run(spark, folder, tmp_path / "o", make("round_robin"), 6)
+    assert not (tmp_path / "o").exists()
+    manifest = run(spark, folder, tmp_path / "o", make("round_robin"), 6, allow_empty=True)
+    assert [w["rows"] for w in manifest["workers"]] == [1] * 5 + [0]
+
+
+def test_a_worker_left_without_rows_is_refused_and_nothing_is_left_behind(spark, tmp_path):
+    folder = write_binary(tmp_path / "c", *make_rows(60, pixels=192), files=1)
+    with pytest.raises(UsageError, match="would get no rows"):
+        run(spark, folder, tmp_path / "o", Stratified(), 40)
+    assert not (tmp_path / "o").exists()
+
+
+def test_files_are_plain_parquet_with_the_contracts_columns(spark, source, tmp_path):
+    from pyspark.sql import functions as F
+
+    manifest = run(spark, source[0], tmp_path / "o", make("distribution_aware"), 1)
+    path = tmp_path / "o" / manifest["workers"][0]["files"][0]["path"]
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == manifest["workers"][0]["files"][0]["sha256"]
+    schema = pq.read_schema(path)
+    assert [(f.name, str(f.type)) for f in schema] == [
+        ("id", "int64"), ("label", "int32"), ("image", "binary"), ("copy", "int32"), ("neighbourhood", "int32"),
+    ]  # fmt: skip
+    assert schema.field("image").metadata[b"shape"] == b"[3, 8, 8]"
+    metadata = pq.read_metadata(path)
+    sizes = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+    assert len(sizes) > 1
+    assert all(500 <= size <= 1500 for size in sizes)
+    # Spark, with nothing of ours
+    table = spark.read.option("pathGlobFilter", "*.parquet").parquet(str(tmp_path / "o"))
+    assert json.loads(table.schema["image"].metadata["shape"]) == [3, 8, 8]
+    assert table.filter(F.col("copy") == 0).count() == 2600
+    assert {row.worker for row in table.select("worker").distinct().collect()} == {0}
+    # pandas
+    assert len(pd.read_parquet(tmp_path / "o" / "worker=000")) == manifest["workers"][0]["rows"]
