@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -32,7 +33,7 @@ from pipeline.storage import Store
 ATTEMPTS = "_attempts"
 LEASE_S = 60.0
 BEAT_S = 5.0
-OWNED_FOLDERS = ("worker=", "_eval", "_model")
+OWNED = re.compile(r"(worker=\d+|_eval)/part-\d{5}-\w+\.parquet|_model/.+")  # what a sweep may delete
 MOVERS = 8
 
 
@@ -72,7 +73,7 @@ class Attempt:
 
     def __enter__(self) -> Attempt:
         self.store.makedirs(self.folder)
-        self._beat()
+        self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
         self._beater.start()
         self.remove_abandoned()
         return self
@@ -202,7 +203,7 @@ class Attempt:
         keep = committed.paths()
         removed = 0
         for folder in self.store.list(self.output):
-            if folder.is_dir and folder.name.startswith(OWNED_FOLDERS):
+            if folder.is_dir and folder.name.startswith(("worker=", "_eval", "_model")):
                 removed += self._sweep_folder(folder.path, folder.name, keep)
         return removed
 
@@ -213,7 +214,7 @@ class Attempt:
             if entry.is_dir:
                 removed += self._sweep_folder(entry.path, path, keep)
                 left += self.store.exists(entry.path)
-            elif path in keep:
+            elif path in keep or not OWNED.fullmatch(path):
                 left += 1
             else:
                 self.store.delete(entry.path)

@@ -1,5 +1,7 @@
 """Ranks, tables and permutations against brute force."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -121,4 +123,4 @@ def test_chunks_cover_all_ids_once_in_order(rows, workers, record_bytes):
     bounds = chunk_bounds(rows, workers, record_bytes)
     assert bounds[0][0] == 0
     assert bounds[-1][1] == rows
-    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(bounds))

@@ -1,0 +1,228 @@
+"""The commit under fire: a writer that is killed before each single file operation, rivals, stale locks, live hearts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commit import Attempt, refuse_unless
+from pipeline.errors import DataError, JobError, UsageError
+from pipeline.manifest import missing_file, open_committed, read_committed
+from pipeline.storage import Store
+
+FATAL = ("create", "makedirs", "rename", "delete")
+
+
+class FatalFiles:
+    """A file system whose process is killed -9 just before its n-th change."""
+
+    def __init__(self, inner: Any, countdown: list[int]) -> None:
+        self.inner, self.countdown = inner, countdown
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FATAL:
+            self.countdown[0] -= 1
+            if self.countdown[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return getattr(self.inner, name)
+
+
+class FatalStore(Store):
+    countdown: list[int]
+
+    def files(self, uri: str) -> Any:
+        return FatalFiles(super().files(uri), self.countdown)
+
+
+def contents(name: str, workers: int) -> dict[str, bytes]:
+    return {
+        f"worker={w:03d}/part-{c:05d}-{name}.parquet": f"{name} {w} {c}".encode() * 50
+        for w in range(workers)
+        for c in range(2)
+    } | {f"_model/{name}/pca/arrays.npz": name.encode()}
+
+
+def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict:
+    def entry(path: str) -> dict:
+        data = files[path]
+        return {"path": path, "rows": 1, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    return {
+        "format_version": 1,
+        "strategy": name,
+        "num_workers": workers,
+        "workers": [
+            {"index": w, "files": [entry(p) for p in files if p.startswith(f"worker={w:03d}/")]} for w in range(workers)
+        ],
+        "eval": None,
+        "model": {"files": [{"path": p} for p in files if p.startswith("_model")]},
+    }
+
+
+def commit(store: Store, output: Path, name: str, workers: int, *, overwrite: bool = True) -> None:
+    files = contents(name, workers)
+
+    def supersedes(theirs: Any) -> bool:
+        refuse_unless(overwrite, theirs, "run")
+        return True
+
+    with Attempt(store, str(output), beat_s=60) as attempt:
+        before = read_committed(store, str(output))
+        moves = []
+        for path, data in files.items():
+            staged = f"{attempt.folder}/task/{path}"
+            store.makedirs(staged.rpartition("/")[0])
+            store.write_new(staged, data)
+            moves.append((staged, path))
+        attempt.publish(manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
+
+
+def killed_at(output: Path, name: str, workers: int, step: int) -> bool:
+    """Commit in a forked process that dies before file change number ``step``; whether it did."""
+    child = os.fork()
+    if child == 0:
+        store = FatalStore()
+        object.__setattr__(store, "countdown", [step])
+        try:
+            commit(store, output, name, workers)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def whole(output: Path) -> str | None:
+    """The set a reader finds, every byte of it checked; None for none."""
+    found = read_committed(Store(), str(output))
+    if found is None:
+        return None
+    assert missing_file(found) is None
+    for file in found.files():
+        assert hashlib.sha256((output / file.path).read_bytes()).hexdigest() == file.sha256
+    return str(found.manifest["strategy"])
+
+
+def files_below(output: Path) -> set[str]:
+    return {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["first commit", "over an older set"])
+def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_one_whole(tmp_path, older):
+    seen, step = set(), 0
+    while True:
+        output = tmp_path / str(step)
+        if older:
+            commit(Store(), output, "old", 3)
+        died = killed_at(output, "new", 2, step)
+        found = whole(output)
+        assert found in (("old", "new") if older else (None, "new"))
+        seen.add(found)
+        # the next run takes over, though the dead one's heart beat a moment ago, and leaves nothing of it
+        commit(Store(), output, "next", 2)
+        assert whole(output) == "next"
+        assert files_below(output) == {*contents("next", 2), "manifest.json"}
+        if not died:
+            break
+        step += 1
+    assert step > 25, "the commit has more steps than that"
+    assert seen == ({"old", "new"} if older else {None, "new"})
+
+
+def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path):
+    commit(Store(), tmp_path, "old", 3)
+    script = (
+        "import sys; from pathlib import Path; from tests.test_commit import commit; from pipeline.storage import Store\n"
+        "print('go', flush=True)\n"
+        "while True: commit(Store(), Path(sys.argv[1]), 'a', 3); commit(Store(), Path(sys.argv[1]), 'b', 2)"
+    )
+    rng = random.Random(7)
+    found = set()
+    for _ in range(12):
+        writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(rng.uniform(0, 0.15))
+        writer.kill()
+        writer.communicate()
+        found.add(whole(tmp_path))
+    assert found <= {"old", "a", "b"}
+    assert len(found) > 1
+    commit(Store(), tmp_path, "next", 1)
+    assert files_below(tmp_path) == {*contents("next", 1), "manifest.json"}
+
+
+def test_a_live_attempt_is_never_cleaned_away(tmp_path):
+    with Attempt(Store(), str(tmp_path)) as alive:
+        Store().write_new(f"{alive.folder}/work", b"in progress")
+        commit(Store(), tmp_path, "other", 2)
+        assert Store().read(f"{alive.folder}/work") == b"in progress"
+    assert whole(tmp_path) == "other"
+
+
+def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.commit._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1})
+    first = Attempt(Store(), str(tmp_path))
+    Store().makedirs(first.folder)
+    first._beat()
+    monkeypatch.undo()
+    with Attempt(Store(), str(tmp_path)) as second:
+        assert second.alive(first.id)
+        assert second.remove_abandoned() == []
+        old = time.time() - 61
+        os.utime(f"{first.folder}/beat", (old, old))
+        assert second.remove_abandoned() == [first.id]
+
+
+def test_a_dead_holders_lock_is_broken_and_a_live_ones_is_not(tmp_path):
+    with Attempt(Store(), str(tmp_path)) as dead, Attempt(Store(), str(tmp_path)) as alive:
+        Store().write_new(alive.lock, b"0123456789ab")  # an attempt that is not there
+        with alive.locked():
+            assert Store().read(alive.lock) == alive.id.encode()
+            with pytest.raises(JobError, match=f"attempt {alive.id} has held the commit lock"), dead.locked(wait_s=0.3):
+                pass
+
+
+def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp_path):
+    store, output = Store(), str(tmp_path)
+    with Attempt(store, output) as late:
+        commit(store, tmp_path, "first", 2)
+        files = contents("late", 2)
+        with pytest.raises(UsageError, match="already holds a committed set"):
+            late.publish(
+                manifest_of("late", files, 2),
+                [],
+                before=None,
+                supersedes=lambda theirs: refuse_unless(False, theirs, "run") is None,
+            )
+        kept = late.publish(manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
+    assert kept.manifest["strategy"] == whole(tmp_path) == "first"
+
+
+def test_other_peoples_files_are_left_alone(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("keep")
+    (tmp_path / "worker=000").mkdir()
+    (tmp_path / "worker=000" / "mine.parquet").write_text("keep")
+    commit(Store(), tmp_path, "a", 1)
+    commit(Store(), tmp_path, "b", 1)
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+    assert (tmp_path / "worker=000" / "mine.parquet").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, "no shards were ever committed"), ("{", "not a shard manifest"), ('{"format_version": 9}', "version 9")],
+)
+def test_what_is_not_a_committed_set_is_refused_in_one_line(tmp_path, text, expected):
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=expected):
+        open_committed(Store(), str(tmp_path))

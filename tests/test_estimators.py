@@ -1,0 +1,154 @@
+"""BlockPCA and BlockKMeans as spark.ml stages: against stock spark.ml and scikit-learn, and whatever the partitioning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.clustering import KMeans
+from pyspark.ml.evaluation import ClusteringEvaluator
+from pyspark.ml.feature import PCA
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql import functions as F
+from sklearn.decomposition import PCA as ReferencePCA
+from sklearn.metrics import adjusted_rand_score
+
+from pipeline import kmeans as kmeans_module
+from pipeline.columns import matrix_to_vector
+from pipeline.errors import UsageError
+from pipeline.images import Images
+from pipeline.kmeans import BlockKMeans, BlockKMeansModel
+from pipeline.pca import BlockPCA, BlockPCAModel
+from tests.conftest import make_rows, write_binary
+from tests.test_dataset import found
+from tests.test_strategies import make, read, run
+
+PIXELS = 192
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make_rows(1500, classes=4, seed=2, pixels=PIXELS)
+
+
+@pytest.fixture(scope="module")
+def table(spark, rows, tmp_path_factory):
+    folder = write_binary(tmp_path_factory.mktemp("est") / "c", *rows)
+    dataset = found(folder, shape=(3, 8, 8), format="cifar10-binary")
+    return Images(spark.sparkContext, dataset).frame().cache()
+
+
+def test_the_frame_has_ids_labels_and_images_with_their_shape(table, rows):
+    taken = table.orderBy("id").toPandas()
+    assert taken.id.tolist() == list(range(1500))
+    assert np.array_equal(taken.label, rows[0])
+    assert b"".join(taken.image) == rows[1].tobytes()
+    assert table.schema["image"].metadata == {"shape": "[3, 8, 8]", "dtype": "uint8", "layout": "CHW"}
+
+
+def test_components_span_what_stock_spark_and_scikit_learn_find(table, rows):
+    model = BlockPCA(components=8).fit(table)
+    reference = ReferencePCA(8, svd_solver="covariance_eigh").fit(rows[1].astype(float))
+    stock = PCA(k=8, inputCol="pixels", outputCol="out").fit(_pixels(table))
+    for theirs in (reference.components_, stock.pc.toArray().T):
+        cosines = np.linalg.svd(model.spectrum.components @ theirs.T, compute_uv=False)
+        np.testing.assert_allclose(cosines, 1, atol=1e-6)
+    np.testing.assert_allclose(model.explained_variance_ratio, reference.explained_variance_ratio_, rtol=1e-8)
+    np.testing.assert_allclose(model.explained_variance_ratio, stock.explainedVariance.toArray(), rtol=1e-6)
+    np.testing.assert_allclose(model.mean, rows[1].mean(axis=0))
+
+
+def _pixels(table):
+    return table.select("id", matrix_to_vector(lambda images: images, F.col("image")).alias("pixels"))
+
+
+def test_the_transform_is_the_projection_of_the_raw_pixels(table, rows):
+    model = BlockPCA(components=8).fit(table)
+    found_points = np.stack([r.point.toArray() for r in model.transform(table).orderBy("id").select("point").collect()])
+    expected = rows[1].astype(float) @ model.spectrum.components.T
+    np.testing.assert_allclose(found_points, expected, atol=2.0**-model.projection.exponent)
+
+
+def test_whitening_gives_every_component_unit_variance(table):
+    model = BlockPCA(components=6, whiten=True).fit(table)
+    points = np.stack([r.point.toArray() for r in model.transform(table).select("point").collect()])
+    np.testing.assert_allclose(points.std(axis=0, ddof=1), 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("aqe", ["true", "false"])
+def test_both_fits_give_the_same_bits_for_any_partitioning(spark, table, aqe):
+    spark.conf.set("spark.sql.adaptive.enabled", aqe)
+    models = [
+        Pipeline(stages=[BlockPCA(components=6), BlockKMeans(k=7, seed=1)]).fit(table.repartition(parts))
+        for parts in (1, 7, 31)
+    ]
+    first_pca, first_kmeans = models[0].stages
+    for pca, kmeans in (model.stages for model in models[1:]):
+        assert np.array_equal(pca.projection.weights, first_pca.projection.weights)
+        assert np.array_equal(kmeans.fitted.centres, first_kmeans.fitted.centres)
+        assert kmeans.fitted.inertia == first_kmeans.fitted.inertia
+
+
+def test_one_task_and_one_job_an_iteration_give_the_same_bits(table, monkeypatch):
+    points = BlockPCA(components=6).fit(table).transform(table).cache()
+    here = BlockKMeans(k=7, seed=1, nInit=2).fit(points)
+    monkeypatch.setattr(kmeans_module, "ONE_TASK_BYTES", 0)
+    spread = BlockKMeans(k=7, seed=1, nInit=2).fit(points.repartition(3))
+    assert np.array_equal(here.fitted.centres, spread.fitted.centres)
+    assert here.fitted.inertia == spread.fitted.inertia
+
+
+def test_clusters_match_stock_spark(table):
+    points = BlockPCA(components=6).fit(table).transform(table).cache()
+    ours = BlockKMeans(k=12, seed=3, nInit=3).fit(points)
+    fits = [KMeans(k=12, seed=s, maxIter=100, featuresCol="point", predictionCol="stock").fit(points) for s in range(4)]
+    stock = min(fits, key=lambda fit: fit.summary.trainingCost)
+    assert ours.trainingCost <= 1.05 * stock.summary.trainingCost
+    both = stock.transform(ours.transform(points)).select("neighbourhood", "stock", "point").cache()
+    pairs = both.toPandas()
+    assert adjusted_rand_score(pairs.neighbourhood, pairs.stock) > 0.9
+    centres = np.array(ours.clusterCenters())
+    vectors = np.stack([v.toArray() for v in pairs.point])
+    cost = ((vectors - centres[pairs.neighbourhood]) ** 2).sum()
+    assert ours.trainingCost == pytest.approx(cost, rel=1e-4)
+    score = ClusteringEvaluator(featuresCol="point", predictionCol="neighbourhood").evaluate(both)
+    assert score > 0.5
+
+
+def test_models_and_pipelines_survive_saving_and_loading(table, tmp_path):
+    model = Pipeline(stages=[BlockPCA(components=6, whiten=True), BlockKMeans(k=5)]).fit(table)
+    model.write().overwrite().save(f"file://{tmp_path}/pipeline")
+    loaded = PipelineModel.load(f"file://{tmp_path}/pipeline")
+    expected = [r.neighbourhood for r in model.transform(table).orderBy("id").collect()]
+    assert [r.neighbourhood for r in loaded.transform(table).orderBy("id").collect()] == expected
+    assert loaded.stages[0].getOrDefault("whiten") is True
+    assert loaded.stages[1].fitted.sizes.tolist() == np.bincount(expected).tolist()
+    estimator = BlockKMeans(k=9, tol=0.5)
+    estimator.save(f"file://{tmp_path}/estimator")
+    assert BlockKMeans.load(f"file://{tmp_path}/estimator").getOrDefault("k") == 9
+
+
+def test_the_models_beside_the_shards_load_and_predict_what_was_written(spark, rows, table, tmp_path):
+    folder = write_binary(tmp_path / "c", *rows)
+    manifest = run(spark, folder, tmp_path / "o", make("distribution_aware"), 3)
+    pca = BlockPCAModel.load(f"file://{tmp_path}/o/_model/{manifest['generation']}/pca")
+    kmeans = BlockKMeansModel.load(f"file://{tmp_path}/o/_model/{manifest['generation']}/kmeans")
+    written = read(tmp_path / "o", manifest)
+    written = written[written["copy"] == 0].set_index("id").neighbourhood.sort_index()
+    predicted = [r.neighbourhood for r in kmeans.transform(pca.transform(table)).orderBy("id").collect()]
+    assert predicted == written.tolist()
+
+
+@pytest.mark.parametrize("components", [0, -1, 2.5])
+def test_senseless_numbers_of_components_are_refused(table, components):
+    with pytest.raises(UsageError, match="components"):
+        BlockPCA(components=components).fit(table)
+
+
+def test_arrays_of_numbers_cluster_too(spark):
+    rng = np.random.default_rng(0)
+    data = [(i, [float(v) for v in rng.normal(5 * (i % 3), 0.1, 2)]) for i in range(300)]
+    points = spark.createDataFrame(data, "id long, v array<double>").withColumn("point", array_to_vector("v"))
+    model = BlockKMeans(k=3).fit(points)
+    assert model.fitted.sizes.tolist() == [100, 100, 100]
+    assert sorted(round(c[0]) for c in model.clusterCenters()) == [0, 5, 10]
