@@ -10,14 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlparse
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.dataset import reachable
+from pipeline.errors import JobError, UsageError
 from pipeline.formats import FORMATS
 from pipeline.sharding import Outcome, Request, check_output
 from pipeline.storage import Store
 from pipeline.strategies import Strategy
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+# About 7 s for a NameNode that is not there. The run itself waits minutes, for one that is being replaced.
+IMPATIENT = (("dfs.client.failover.max.attempts", "3"),)
 EPILOG = """\
 Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
 replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
@@ -203,11 +207,13 @@ def request_of(args: argparse.Namespace) -> Request:
 
 def preflight(request: Request) -> None:
     """What can be refused before Spark starts: it takes seconds, a typing error should not."""
-    store = Store()
+    uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    if any(urlparse(uri).scheme == "hdfs" and not urlparse(uri).port for uri in uris):
+        return  # only Spark knows all settings of name services and of the default file system
+    store = Store(IMPATIENT)
     check_output(store, request)
-    for uri in filter(None, (request.input, request.eval_input)):
-        if not uri.startswith("hdfs:") and not store.exists(store.resolve(uri)):
-            raise DataError(f"{uri} does not exist; check the path")
+    for uri in uris[1:]:
+        reachable(store, store.resolve(uri))
 
 
 def describe(outcome: Outcome) -> str:

@@ -136,10 +136,13 @@ class Attempt:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                self.store.write_new(self.lock, self.id.encode())
+                with self.store.create(self.lock) as file:
+                    file.write(self.id.encode())
                 break
             except FileExistsError:
                 holder = self._holder()
+                if holder == self.id:
+                    break
                 if holder is None:
                     continue
                 if not self.alive(holder) if holder else self._age_s(self.lock) > self.lease_s:

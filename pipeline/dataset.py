@@ -120,7 +120,8 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     return files
 
 
-def _reachable(store: Store, uri: str) -> FileInfo:
+def reachable(store: Store, uri: str) -> FileInfo:
+    """The entry of an input. Raises DataError where there is none or it may not be seen."""
     try:
         return store.info(uri)
     except FileNotFoundError:
@@ -152,7 +153,7 @@ def discover(
     opened to be counted are opened there, not on the driver. O(files) memory. Raises DataError (empty or mixed
     folder, truncated file, unreadable path) and UsageError (unknown format)."""
     uri = store.resolve(uri)
-    info = _reachable(store, uri)
+    info = reachable(store, uri)
     entries = _choose(_listed(store, uri), uri, evaluation) if info.is_dir else [info]
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")

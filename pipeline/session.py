@@ -55,6 +55,7 @@ def spark_context(*, debug: bool = False) -> Iterator[SparkContext]:
     conf.setIfMissing("spark.master", "local[*]")
     conf.setIfMissing("spark.app.name", Path(sys.argv[0]).stem or "sharding")
     conf.setIfMissing("spark.ui.showConsoleProgress", "false")
+    conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")
     local = conf.get("spark.master", "").startswith("local")
     if local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -23,7 +23,7 @@ from pipeline.manifest import FORMAT_VERSION, ShardSet, missing_file, read_commi
 from pipeline.modelfile import save_model, store_of
 from pipeline.progress import Progress
 from pipeline.scan import WORD, Scan, scan
-from pipeline.storage import Store
+from pipeline.storage import Store, patiently
 from pipeline.strategies import Context, Fitted, Grouping, Strategy
 from pipeline.writer import ChunkJob, WrittenChunk, WrittenFile
 
@@ -292,7 +292,8 @@ def _generation(mark: str, source: Source, evaluation: Source | None, before: Sh
 def write_all(context: SparkContext, job: ChunkJob) -> list[WrittenChunk]:
     """One task a chunk. Every try of a task writes into a folder of its own; only what returns is used."""
     chunks = list(range(len(job.bounds)))
-    return run_on(context)(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"), chunks)
+    write = patiently(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"))
+    return run_on(context)(write, chunks)
 
 
 def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:

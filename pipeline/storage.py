@@ -8,6 +8,7 @@ FileExistsError, and OSError (with the address) for everything else.
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,30 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Protocol, cast
 from urllib.parse import urlparse
 
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
+
 from pipeline.errors import UsageError
+
+
+# What the client should do where nobody has configured it. Unset, an unreachable NameNode takes three minutes to report,
+# and a lost DataNode fails the write where no fourth one can stand in; HDFS restores the third replica by itself.
+HDFS_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "5",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
+}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help: a lost DataNode or connection, but no missing file or right."""
+    final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+    return isinstance(error, OSError) and not isinstance(error, final) and error.errno != errno.ENOSPC
+
+
+# The NameNode sends writers to a dead DataNode until it misses its heartbeat: seconds to half a minute.
+patiently = retry(
+    retry=retry_if_exception(is_transient), stop=stop_after_attempt(5), wait=wait_exponential(4, max=30), reraise=True
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +122,7 @@ class HdfsFiles:
 
         self.root = f"hdfs://{authority}"
         with self._errors(self.root):
-            self.client = Client(self.root, dict(conf) or None)
+            self.client = Client(self.root, {**HDFS_DEFAULTS, **dict(conf)})
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -107,7 +131,7 @@ class HdfsFiles:
         except (FileNotFoundError, PermissionError, FileExistsError):
             raise
         except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
-            text = str(error)
+            text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
             first = text.splitlines()[0] if text else type(error).__name__
             for sign, kind in (
                 ("FileNotFound", FileNotFoundError),
@@ -116,7 +140,8 @@ class HdfsFiles:
             ):
                 if sign in text:
                     raise kind(f"{path}: {first}") from error
-            raise OSError(f"{path}: {first}") from error
+            advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
+            raise OSError(f"{path}: {first}{advice}") from error
 
     def _path(self, uri: str) -> str:
         return urlparse(uri).path or "/"
@@ -232,8 +257,18 @@ class Store:
         return self.files(uri).create(uri)
 
     def write_new(self, uri: str, data: bytes) -> None:
-        with self.create(uri) as file:
-            file.write(data)
+        """Write a file that does not exist yet, again where a DataNode fails under it. Raises FileExistsError."""
+
+        def write() -> None:
+            try:
+                with self.create(uri) as file:
+                    file.write(data)
+            except OSError as error:
+                if is_transient(error):
+                    self.delete(uri)
+                raise
+
+        patiently(write)()
 
     def makedirs(self, uri: str) -> None:
         self.files(uri).makedirs(uri)

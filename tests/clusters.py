@@ -724,9 +724,9 @@ class Standalone(Cluster):
         """The executor JVMs now running, by worker."""
         found = []
         for server in self.servers[1:]:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 children = psutil.Process(server.pid).children(recursive=True)
-                found += [c for c in children if any("CoarseGrainedExecutorBackend" in arg for arg in c.cmdline())]
+                found += [child for child in children if _is_executor(child)]
         return found
 
     def kill_executor(self, index: int = 0) -> None:
@@ -736,6 +736,13 @@ class Standalone(Cluster):
     def kill_worker(self, index: int) -> None:
         """SIGKILL a worker and its executors, as a machine that is lost."""
         self.servers[1 + index].kill()
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    # The script that started a worker may leave it a zombie for a child, which has no command line.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+    return False
 
 
 class Yarn(Cluster):

@@ -1,5 +1,6 @@
 """The clusters that other tests stand on are real, survive what they claim to survive, and leave nothing behind."""
 
+import contextlib
 import os
 import re
 import signal
@@ -31,9 +32,10 @@ uri, path, exit_code, gate = sys.argv[1:]
 
 def read(rows):
     from hdfs_native import Client
+    from pyspark import TaskContext
     content = Client(uri).read(path).read()
     while gate and not os.path.exists(gate):
-        open(gate + ".waiting", "a").close()
+        open(f"{gate}.{TaskContext.get().partitionId()}", "a").close()
         time.sleep(0.05)
     yield from ((row, len(content)) for row in rows)
 
@@ -175,8 +177,9 @@ def test_a_job_on_standalone_survives_a_killed_executor(
     gate = tmp_path / "gate"
     with ThreadPoolExecutor(1) as background:
         done = background.submit(spark_submit, job, hdfs.uri, "/job/input", 3, gate, master=standalone.master_url)
-        wait_for(lambda: (Path(f"{gate}.waiting").exists() and len(standalone.executors()) == 2) or done.done())
         try:
+            waiting = [Path(f"{gate}.{partition}") for partition in range(2)]
+            wait_for(lambda: done.done() or all(marker.exists() for marker in waiting))
             standalone.kill_executor(0)
         finally:
             gate.touch()
@@ -234,9 +237,17 @@ with Standalone(workers=1) as cluster:
         folder, *pids = test.stdout.readline().split()
     servers = [psutil.Process(int(pid)) for pid in pids]
     assert len(servers) == 2
+    assert all(is_alive(server) for server in servers)
     test.send_signal(signal.SIGKILL)
     test.wait()
-    wait_for(lambda: not any(server.is_running() for server in servers) and not Path(folder).exists(), 20)
+    wait_for(lambda: not any(is_alive(server) for server in servers) and not Path(folder).exists(), 30)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether the process runs: where nobody reaps orphans, a killed one stays in the table as a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 # The command line

@@ -71,7 +71,7 @@ class DistributionAware(Strategy):
         if self.engine == "spark-ml":
             from pipeline.strategies.stock import fit_stock
 
-            pca, kmeans = fit_stock(context, wanted, **asdict(self))
+            pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
         else:
             pca = fit_pca(context, components=self.components, whiten=self.whiten)
             kmeans = None

@@ -23,8 +23,8 @@ from pipeline.strategies.base import Context
 
 def fit_stock(
     context: Context,
-    clusters: int,
     *,
+    clusters: int,
     components: float,
     whiten: bool,
     max_iter: int,

@@ -1,0 +1,217 @@
+"""The jobs as a user runs them: spark-submit from another folder, exit codes, one-line errors, reruns, batch runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.session import PACKAGE
+from tests.clusters import spark_submit
+from tests.conftest import make_rows, write_binary
+
+JOBS = PACKAGE.parent / "jobs"
+SMALL = ["--format", "cifar10-binary", "--image-shape", "3x8x8"]
+FIT = ["--clusters", "6", "--components", "5"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_binary(tmp_path_factory.mktemp("jobs") / "cifar", *make_rows(600, pixels=192))
+
+
+def direct(job: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """A job as a plain Python program, for what is refused before Spark starts."""
+    command = [sys.executable, str(JOBS / job), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    output = done.stdout + done.stderr  # spark-submit puts both of a Python program's streams on its own stdout
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert done.returncode == code, output
+    assert len(errors) == 1, output
+    for part in parts:
+        assert part in errors[0]
+    for sign in ("Traceback", "\tat ", "Exception in thread"):
+        assert sign not in output
+
+
+def shas(output: Path) -> list[str]:
+    manifest = json.loads((output / "manifest.json").read_text())
+    files = [file for worker in manifest["workers"] for file in worker["files"]]
+    for file in files:
+        assert hashlib.sha256((output / file["path"]).read_bytes()).hexdigest() == file["sha256"]
+    return [file["sha256"] for file in files]
+
+
+@pytest.mark.parametrize("job", sorted(path.name for path in JOBS.glob("*.py")))
+def test_every_job_explains_itself_and_shadows_no_standard_module(job):
+    done = direct(job, "--help")
+    assert done.returncode == 0
+    assert "--input" in done.stdout
+    assert "Exit codes" in done.stdout
+    assert Path(job).stem not in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--workers", "0"], ["--workers must be at least 1, got 0"]),
+        (["--workers", "many"], ["--workers", "'many'", "--help"]),
+        ([], ["required", "--workers"]),
+        (["--workers", "2", "--clusters", "0"], ["--clusters must be at least 1, got 0"]),
+        (["--workers", "2", "--components", "2.5"], ["--components", "2.5"]),
+        (["--workers", "2", "--components", "-1"], ["--components", "-1"]),
+        (["--workers", "2", "--sparse-if", "never"], ["--sparse-if", "never"]),
+        (["--workers", "2", "--image-shape", "32"], ["--image-shape", "3x32x32"]),
+        (["--workers", "2", "--ds", "yesterday"], ["--ds", "yesterday"]),
+        (["--workers", "2", "--ds", "2026-01-01", "--run-id", "x"], ["--run-id", "not allowed with"]),
+        (["--workers", "2", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),
+        (["--workers", "2", "--no-such-flag"], ["--no-such-flag"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(source, tmp_path, args, parts):
+    done = direct("distribution_aware.py", "--input", source, "--output", tmp_path / "o", *args)
+    assert_one_line(done, 2, *parts)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("no_such_key = 1", "unknown key 'no_such_key'"),
+        ("max_iter = [1]", "max_iter = [1]"),
+        ('sparse_if = "gt"', "choose one of le, lt"),
+        ("max_iter = ", "Invalid value"),
+    ],
+)
+def test_a_broken_defaults_file_is_one_line_and_exit_2(source, tmp_path, text, part):
+    (tmp_path / "c.toml").write_text(text)
+    flags = ["--input", source, "--output", tmp_path / "o", "--workers", 2, "--config", tmp_path / "c.toml"]
+    assert_one_line(direct("distribution_aware.py", *flags), 2, str(tmp_path / "c.toml"), part)
+
+
+def test_paths_that_cannot_work_are_refused_before_spark_starts(source, tmp_path):
+    flags = ["--workers", 2]
+    done = direct("stratified.py", "--input", tmp_path / "nowhere", "--output", tmp_path / "o", *flags)
+    assert_one_line(done, 3, "nowhere does not exist")
+    done = direct("stratified.py", "--input", source, "--output", source / "inside", *flags)
+    assert_one_line(done, 2, "overlap")
+    (tmp_path / "file").write_text("x")
+    done = direct("stratified.py", "--input", source, "--output", tmp_path / "file", *flags)
+    assert_one_line(done, 2, "is a file; choose a folder")
+    done = direct("stratified.py", "--input", "s3://bucket/x", "--output", tmp_path / "o", *flags)
+    assert_one_line(done, 2, "'s3' is not supported")
+    done = direct("stratified.py", "--input", source, "--output", tmp_path / "{ds}", *flags)
+    assert_one_line(done, 2, "--ds is not given")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_run_its_rerun_another_configuration_and_an_overwrite(source, tmp_path):
+    """One life of an output, by spark-submit, from a folder that is not the checkout."""
+    output = tmp_path / "o"
+    flags = ["--input", source, "--eval-input", source / "data_batch_2.bin", "--output", output, "--workers", 3]
+    flags += [*SMALL, *FIT]
+    done = spark_submit(JOBS / "distribution_aware.py", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "committed" in done.stdout
+    assert str(output / "report.html") in done.stdout
+    assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
+    first = shas(output)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["eval"]["rows"] == 300
+    assert set(manifest["seconds"]) >= {"discover", "scan", "pca", "project", "kmeans", "assign", "write", "eval"}
+    assert {path.name for path in output.iterdir()} == {
+        "manifest.json", "report.html", "quality.json", "_model", "_eval", "worker=000", "worker=001", "worker=002",
+    }  # fmt: skip
+
+    again = spark_submit(JOBS / "distribution_aware.py", *flags)
+    assert again.returncode == 0, again.stderr
+    assert "already committed" in again.stdout
+    assert json.loads((output / "manifest.json").read_text()) == manifest
+
+    touched = source / "data_batch_1.bin"
+    os.utime(touched)  # another time, the same bytes: the content decides
+    again = spark_submit(JOBS / "distribution_aware.py", *flags)
+    assert (again.returncode, "already committed" in again.stdout) == (0, True)
+
+    other = spark_submit(JOBS / "distribution_aware.py", *flags, "--seed", 1)
+    assert_one_line(other, 2, "already holds a committed set (distribution_aware for 3 workers)", "--overwrite")
+    assert shas(output) == first
+
+    replaced = spark_submit(JOBS / "distribution_aware.py", *flags, "--seed", 1, "--overwrite", "--no-report")
+    assert replaced.returncode == 0, replaced.stderr
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["seed"] == 1
+    assert shas(output) != first
+    listed = {file["path"] for worker in manifest["workers"] for file in worker["files"]}
+    assert {path.relative_to(output).as_posix() for path in output.glob("worker=*/*")} == listed
+
+
+def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(tmp_path):
+    labels, images = make_rows(600, pixels=192)
+    labels[450] = 77
+    folder = write_binary(tmp_path / "c", labels, images)
+    done = spark_submit(JOBS / "stratified.py", "--input", folder, "--output", tmp_path / "o", "--workers", 3,
+                        "--num-classes", 10, *SMALL)  # fmt: skip
+    assert_one_line(done, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
+    assert not (tmp_path / "o").exists()
+    done = spark_submit(JOBS / "baseline.py", "--input", folder, "--output", tmp_path / "o", "--workers", 601, *SMALL)
+    assert_one_line(done, 2, "--workers 601 is more than the 600 rows")
+    assert not (tmp_path / "o").exists()
+
+
+def test_one_interval_writes_one_place_with_the_same_bytes(source, tmp_path):
+    flags = ["--input", source, "--workers", 2, *SMALL, "--no-report", "--strategy", "random"]
+    for root in ("a", "b"):
+        done = spark_submit(JOBS / "baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
+        assert done.returncode == 0, done.stderr
+    outputs = [tmp_path / root / "ds=2026-01-31" for root in ("a", "b")]
+    assert shas(outputs[0]) == shas(outputs[1])
+    names = [sorted(path.relative_to(o).as_posix() for path in o.rglob("*.parquet")) for o in outputs]
+    assert names[0] == names[1]
+    assert json.loads((outputs[0] / "manifest.json").read_text())["interval"] == {"ds": "2026-01-31"}
+    later = spark_submit(JOBS / "baseline.py", *flags, "--output", outputs[0], "--ds", "2026-02-01")
+    assert_one_line(later, 2, "--overwrite")
+
+
+def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(source, tmp_path):
+    flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL, *FIT]
+    done = spark_submit(JOBS / "compare.py", *flags)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "cmp" / "compare.json").read_text())
+    names = ["round_robin", "random", "random_iid", "stratified", "distribution_aware", "class_cluster"]
+    assert [row["strategy"] for row in rows] == names
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["stratified"]["class_chi_square_per_dof"] < 0.1 < by_name["random"]["class_chi_square_per_dof"]
+    assert by_name["distribution_aware"]["mmd_ratio"] < by_name["random"]["mmd_ratio"]
+    assert (tmp_path / "cmp" / "compare.html").stat().st_size > 10_000
+    for name in names:
+        assert len(shas(tmp_path / "cmp" / name)) == 3
+    moved = ["--input", tmp_path / "cmp" / "class_cluster", "--output", tmp_path / "moved", "--workers", 5]
+    done = spark_submit(JOBS / "reshard.py", *moved)
+    assert done.returncode == 0, done.stderr
+    assert len(shas(tmp_path / "moved")) == 5
+    (next((tmp_path / "moved").glob("worker=003/*"))).write_bytes(b"rotten")
+    done = spark_submit(JOBS / "reshard.py", "--input", tmp_path / "moved", "--output", tmp_path / "x", "--workers", 2)
+    assert_one_line(done, 3, "worker=003", "damaged")
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_stock_engine_gives_a_whole_set_too(source, tmp_path):
+    flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
+    done = spark_submit(JOBS / "distribution_aware.py", *flags, "--engine", "spark-ml")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
+    assert manifest["params"]["engine"] == "spark-ml"
+    assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600
+    done = spark_submit(
+        JOBS / "distribution_aware.py", *flags, "--overwrite", "--engine", "spark-ml", "--components", "0.9"
+    )
+    assert_one_line(done, 2, "--engine spark-ml needs a number of components")

@@ -1,0 +1,354 @@
+"""The pipeline where it is meant to run: real HDFS, Spark standalone and YARN, with nodes and drivers killed under it.
+
+Every shard set is held against one made in this process from local files: the same sha256, file for file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.manifest import missing_file, read_committed
+from pipeline.progress import Progress
+from pipeline.session import package_zip
+from pipeline.sharding import Outcome, Request, shard
+from pipeline.storage import Store
+from pipeline.strategies.distribution_aware import DistributionAware
+from tests.clusters import ROOT, Hdfs, Standalone, Yarn, end_tree, spark_submit
+from tests.conftest import make_rows, write_binary
+
+JOB = ROOT / "jobs" / "distribution_aware.py"
+QUIET = {"SPARK_CONF_DIR": str(ROOT / "conf")}
+STORE = Store()
+SHAPE = (3, 8, 8)
+RECORD_BYTES = 193
+LAYOUT = ("--format", "cifar10-binary", "--image-shape", "3x8x8")
+FIT = ("--clusters", 40, "--components", 20)
+STRATEGY = DistributionAware(clusters=40, components=20, whiten=True)
+
+# Jobs one after the other in one Spark application: what each printed, and its exit code.
+SESSION = """
+import contextlib, io, json, runpy, sys
+root, plan = sys.argv[1:]
+sys.path.insert(0, root)
+from pipeline.session import spark_context
+done = []
+with spark_context():
+    for job, *arguments in json.loads(plan):
+        out, err = io.StringIO(), io.StringIO()
+        sys.argv = [job, *arguments]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                runpy.run_path(f"{root}/jobs/{job}", run_name="__main__")
+            except SystemExit as end:
+                code = end.code
+        done.append([code, out.getvalue(), err.getvalue()])
+print("RESULT", json.dumps(done))
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one job of a session ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set in a local folder, with what the pipeline makes of it there for some number of workers."""
+
+    folder: Path
+    copies: int
+    digests: dict[str, str]
+
+
+def rows_of(output: str) -> dict[str, str]:
+    """The set at a place by (file, sha256), every byte read back and checked. Raises where it is not whole."""
+    found = read_committed(STORE, output)
+    assert found is not None, f"{output} holds no committed set"
+    assert missing_file(found) is None
+    for file in found.files():
+        assert hashlib.sha256(STORE.read(f"{output}/{file.path}")).hexdigest() == file.sha256, file.path
+    return {file.path.replace(found.manifest["generation"], "*"): file.sha256 for file in found.files()}
+
+
+def run_here(spark: Any, source: object, output: object, workers: int, **options: Any) -> Outcome:
+    """The job in this process, on the session that other tests share: two local cores."""
+    request = Request(str(source), str(output), workers, format="cifar10-binary", shape=SHAPE, **options)
+    return shard(spark.sparkContext, request, STRATEGY, Progress(quiet=True))
+
+
+def strays(output: str) -> list[str]:
+    """What lies in a set's folder and belongs neither to the set nor to its report."""
+    found = read_committed(STORE, output)
+    assert found is not None
+    below = {path.removeprefix(f"{output}/") for path in STORE.walk(output)}
+    attempts = ["_attempts"] if STORE.exists(f"{output}/_attempts") else []
+    return attempts + sorted(below - found.paths() - {"manifest.json", "report.html", "quality.json"})
+
+
+def session(tmp_path: Path, plan: list[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:
+    """Run jobs in one application; how each ended, and all else that the application printed."""
+    script = tmp_path / "session.py"
+    script.write_text(SESSION)
+    commands = json.dumps([[str(part) for part in command] for command in plan])
+    done = spark_submit(script, ROOT, commands, **{"env": QUIET, **submit})
+    result = re.search(r"^RESULT (.*)$", done.stdout, re.MULTILINE)
+    assert result, done.stdout + done.stderr
+    return [Ended(*each) for each in json.loads(result[1])], done.stdout.replace(result[0], "") + done.stderr
+
+
+@contextmanager
+def submitted(*arguments: object, **submit: Any) -> Iterator[Future[Any]]:
+    """A distribution_aware job under way; whatever happens, it has ended afterwards."""
+    with ThreadPoolExecutor(1) as background:
+        job = background.submit(spark_submit, JOB, *arguments, **{"env": QUIET, **submit})
+        try:
+            yield job
+        except BaseException:
+            end_tree(drivers(arguments))
+            raise
+
+
+def drivers(arguments: tuple[object, ...]) -> list[psutil.Process]:
+    """The spark-submit that was given these arguments."""
+    last = list(map(str, arguments))
+    return [child for child in psutil.Process().children() if child.cmdline()[-len(last) :] == last]
+
+
+def wait_for(condition: Callable[[], Any], job: Future[Any]) -> None:
+    """Return as soon as the condition holds. Fails when the job ends before, which is then no moment in its middle."""
+    while not condition():
+        assert not job.done(), job.result().stdout[-3000:]
+        time.sleep(0.005)
+
+
+def fitting(output: str) -> bool:
+    """Whether an attempt has begun, in which nothing is written yet."""
+    return bool(STORE.list(f"{output}/_attempts"))
+
+
+def writing(output: str) -> list[str]:
+    """Shard files that tasks have begun to write."""
+    found = []
+    for attempt in STORE.list(f"{output}/_attempts"):
+        for task in STORE.list(attempt.path):
+            found += [file for file in STORE.walk(task.path) if file.endswith(".parquet")] if task.is_dir else []
+    return found
+
+
+def committing(output: str) -> bool:
+    return STORE.exists(f"{output}/_attempts/lock")
+
+
+# Data: a small set, and one whose writing takes a second or two
+
+
+@pytest.fixture(scope="module")
+def small(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """2,000 rows in three files, with isolated images among them, which every worker receives."""
+    made = source(spark, tmp_path_factory.mktemp("small"), rows=2000)
+    assert made.copies > 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def large(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """80,000 rows, which three workers receive in 13 chunks each: as many write tasks, 39 files."""
+    return source(spark, tmp_path_factory.mktemp("large"), rows=80_000)
+
+
+def source(spark: Any, folder: Path, rows: int) -> Source:
+    labels, images = make_rows(rows, seed=7, pixels=192)
+    images[[17, 400, rows - 1]] = np.random.default_rng(7).integers(0, 2, (3, 192)) * 255
+    write_binary(folder / "cifar", labels, images, files=3)
+    outcome = run_here(spark, folder / "cifar", folder / "out", 3)
+    return Source(folder / "cifar", outcome.shards.manifest["copies"], rows_of(str(folder / "out")))
+
+
+@pytest.fixture(scope="module")
+def uploads(hdfs: Hdfs, small: Source, large: Source) -> dict[str, str]:
+    """Both sets on HDFS, put there through WebHDFS."""
+    for name, each in (("small", small), ("large", large)):
+        hdfs.client().upload(f"/in/{name}", str(each.folder))
+    return {name: f"{hdfs.uri}/in/{name}" for name in ("small", "large")}
+
+
+# The same shards everywhere
+
+
+def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_shards(
+    small: Source, tmp_path: Path
+) -> None:
+    arguments = ["--input", f"file:{small.folder}", "--output", tmp_path / "out", "--workers", 3, *LAYOUT, *FIT]
+    done = spark_submit(
+        JOB, *arguments, "--no-report", master="local[1]", conf={"spark.executorEnv.OMP_NUM_THREADS": "2"}, env=QUIET
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows_of(str(tmp_path / "out")) == small.digests
+
+
+@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
+def test_yarn_makes_the_same_shards(
+    yarn: Yarn, hdfs: Hdfs, uploads: dict[str, str], small: Source, tmp_path: Path, deploy_mode: str
+) -> None:
+    output = f"{hdfs.uri}/yarn/{deploy_mode}"
+    conf = {"spark.submit.pyFiles": str(package_zip(tmp_path / "pipeline.zip"))} if deploy_mode == "cluster" else {}
+    arguments = ["--input", uploads["small"], "--output", output, "--workers", 3, *LAYOUT, *FIT]
+    env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
+    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, conf=conf, env=env)
+    printed = done.stdout + done.stderr + (yarn.container_logs() if deploy_mode == "cluster" else "")
+    assert done.returncode == 0, printed
+    assert f"{output}: committed" in printed
+    assert f"{output}/report.html" in printed
+    assert rows_of(output) == small.digests
+    assert strays(output) == []
+
+
+def test_standalone_shards_reshards_and_replaces_on_hdfs(
+    standalone: Standalone, hdfs: Hdfs, uploads: dict[str, str], small: Source, spark: Any, tmp_path: Path
+) -> None:
+    output, moved = f"{hdfs.uri}/standalone/out", f"{hdfs.uri}/standalone/moved"
+    held_out = f"{uploads['small']}/data_batch_2.bin"
+    given = ("--input", uploads["small"], "--output", output, *LAYOUT)
+    aware = ("distribution_aware.py", *given, "--workers", 3, *FIT)
+    other = ("stratified.py", *given, "--workers", 2, "--eval-input", held_out, "--no-report")
+    plan = [
+        (*aware, "--no-report"),
+        (*aware, "--no-report"),
+        other,
+        ("reshard.py", "--input", output, "--output", moved, "--workers", 2),
+        (*other, "--overwrite"),
+    ]
+    (made, again, refused, resharded, replaced), _ = session(tmp_path, plan, master=standalone.master_url)
+
+    assert made.code == 0, made.err
+    assert f"{output}: committed" in made.out
+    assert (again.code, again.out.splitlines()[0]) == (0, f"{output}: already committed, nothing to do")
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1].startswith(f"error: {output} already holds a committed set")
+
+    # resharding: what the job itself would have written for two workers; the report beside it
+    assert resharded.code == 0, resharded.err
+    run_here(spark, small.folder, tmp_path / "two", 2)
+    assert list(rows_of(moved).values()) == list(rows_of(str(tmp_path / "two")).values())
+    with hdfs.client().read(f"{moved.removeprefix(hdfs.uri)}/report.html", encoding="utf-8") as page:
+        assert "</html>" in page.read()
+    assert strays(moved) == []
+
+    # replacing: the new set alone, with its evaluation rows
+    assert replaced.code == 0, replaced.err
+    rows_of(output)
+    assert strays(output) == []
+    found = read_committed(STORE, output)
+    assert found is not None
+    assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
+    assert found.manifest["eval"]["rows"] == 667
+    assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval"}
+
+
+def test_the_shards_of_hdfs_read_through_webhdfs_are_the_rows_of_the_input(
+    standalone: Standalone, hdfs: Hdfs, uploads: dict[str, str], small: Source, spark: Any
+) -> None:
+    output = f"{hdfs.uri}/web/out"
+    run_here(spark, uploads["small"], output, 3)
+    client = hdfs.client()
+    with client.read("/web/out/manifest.json", encoding="utf-8") as file:
+        manifest = json.load(file)
+    records: dict[int, tuple[int, bytes]] = {}
+    for worker in manifest["workers"]:
+        for listed in worker["files"]:
+            with client.read(f"/web/out/{listed['path']}") as file:
+                data = file.read()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (listed["bytes"], listed["sha256"])
+            for row in pq.read_table(pa.BufferReader(data)).to_pylist():
+                if row["copy"] == 0:
+                    assert row["id"] not in records
+                    records[row["id"]] = (row["label"], row["image"])
+    raw = b"".join(path.read_bytes() for path in sorted(small.folder.iterdir()))
+    expected = [raw[at : at + RECORD_BYTES] for at in range(0, len(raw), RECORD_BYTES)]
+    assert [bytes([label]) + image for _, (label, image) in sorted(records.items())] == expected
+
+
+# Nodes killed under a run
+
+
+@pytest.mark.parametrize("victim", ["datanode", "executor"])
+def test_a_node_killed_while_shards_are_written_changes_nothing(
+    standalone: Standalone, hdfs: Hdfs, uploads: dict[str, str], large: Source, victim: str
+) -> None:
+    output = f"{hdfs.uri}/killed/{victim}"
+    arguments = ("--input", uploads["large"], "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
+    try:
+        with submitted(*arguments, master=standalone.master_url) as job:
+            wait_for(lambda: writing(output), job)
+            if victim == "datanode":
+                hdfs.kill_datanode(1)
+            else:
+                standalone.kill_executor(0)
+            assert read_committed(STORE, output) is None
+            assert len(writing(output)) < len(large.digests)
+            done = job.result()
+    finally:
+        if victim == "datanode":
+            hdfs.restart_datanode(1)
+            hdfs.wait_live(3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("Lost executor" in done.stdout + done.stderr) == (victim == "executor")
+    assert rows_of(output) == large.digests
+    assert strays(output) == []
+
+
+# Drivers killed
+
+
+@pytest.mark.parametrize("place", ["hdfs", "file"])
+def test_after_a_killed_driver_the_old_set_or_the_new_one_is_whole_and_a_rerun_leaves_nothing_else(
+    request: pytest.FixtureRequest, large: Source, small: Source, spark: Any, tmp_path: Path, place: str
+) -> None:
+    if place == "hdfs":
+        output = f"{request.getfixturevalue('hdfs').uri}/killed/driver"
+        origin, master = request.getfixturevalue("uploads")["large"], request.getfixturevalue("standalone").master_url
+    else:
+        output, origin, master = str(tmp_path / "out"), str(large.folder), "local[2]"
+    run_here(spark, small.folder, output, 2)
+    old = rows_of(output)
+    arguments = ("--input", origin, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report", "--overwrite")
+    delays = random.Random(place)
+    for moment in (fitting, writing, committing):
+        with submitted(*arguments, master=master) as job:
+            wait_for(lambda moment=moment: moment(output), job)
+            time.sleep(delays.uniform(0, 0.1))
+            if moment is fitting:
+                assert not writing(output)
+            end_tree(drivers(arguments))
+            assert job.result().returncode == -signal.SIGKILL
+        assert STORE.exists(f"{output}/_attempts"), "killed too late: the run had ended"
+        found = rows_of(output)
+        assert found == old or (moment is committing and found == large.digests)
+    again = run_here(spark, origin, output, 3, overwrite=True)
+    assert again.fresh == (found == old)
+    if not again.fresh:  # a set that was committed in time: the dead attempt is left to the next run that writes
+        run_here(spark, origin, output, 2, overwrite=True)
+        run_here(spark, origin, output, 3, overwrite=True)
+    assert rows_of(output) == large.digests
+    assert strays(output) == []
