@@ -14,6 +14,7 @@ from pipeline.errors import JobError
 COMMANDS = {
     "fetch": ("pipeline.fetch", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
     "sample": ("pipeline.sample", "write a small generated data set in CIFAR-10's binary layout"),
+    "zip": ("pipeline.package", "pack this package for spark-submit --py-files (YARN in cluster mode)"),
 }
 
 

@@ -77,10 +77,13 @@ class Dataset:
             low, high = max(start - first, 0), min(stop - first, file.rows)
             if low < high:
                 at = first + low
-                for columns in kind.read(self.store, file, low, high, self.layout, images):
-                    rows = len(columns.labels)
-                    yield Block(np.arange(at, at + rows, dtype=np.int64), columns)
-                    at += rows
+                try:
+                    for columns in kind.read(self.store, file, low, high, self.layout, images):
+                        rows = len(columns.labels)
+                        yield Block(np.arange(at, at + rows, dtype=np.int64), columns)
+                        at += rows
+                except PermissionError:
+                    raise DataError(f"{file.path} cannot be read: permission denied") from None
             first += file.rows
 
     def where(self, row: int) -> str:

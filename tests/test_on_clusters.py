@@ -10,6 +10,8 @@ import json
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +34,7 @@ from pipeline.storage import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import ROOT, Hdfs, Standalone, Yarn, end_tree, spark_submit
 from tests.conftest import make_rows, write_binary
+from tests.test_commit import commit
 
 JOB = ROOT / "jobs" / "distribution_aware.py"
 QUIET = {"SPARK_CONF_DIR": str(ROOT / "conf")}
@@ -297,14 +300,17 @@ def test_a_node_killed_while_shards_are_written_changes_nothing(
     standalone: Standalone, hdfs: Hdfs, uploads: dict[str, str], large: Source, victim: str
 ) -> None:
     output = f"{hdfs.uri}/killed/{victim}"
+    found: list[psutil.Process] = []
     arguments = ("--input", uploads["large"], "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
     try:
         with submitted(*arguments, master=standalone.master_url) as job:
+            wait_for(lambda: fitting(output), job)
+            wait_for(lambda: len(executors := standalone.executors()) == 2 and found.extend(executors) is None, job)
             wait_for(lambda: writing(output), job)
             if victim == "datanode":
                 hdfs.kill_datanode(1)
             else:
-                standalone.kill_executor(0)
+                end_tree(found[:1])
             assert read_committed(STORE, output) is None
             assert len(writing(output)) < len(large.digests)
             done = job.result()
@@ -352,3 +358,103 @@ def test_after_a_killed_driver_the_old_set_or_the_new_one_is_whole_and_a_rerun_l
         run_here(spark, origin, output, 3, overwrite=True)
     assert rows_of(output) == large.digests
     assert strays(output) == []
+
+
+# What goes wrong on HDFS
+
+
+def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(
+    hdfs: Hdfs, uploads: dict[str, str], small: Source, tmp_path: Path
+) -> None:
+    boss = hdfs.client()
+    batch = (small.folder / "data_batch_1.bin").read_bytes()
+    for name in ("locked", "sealed", "cut", "secret"):
+        boss.write(f"/wrong/{name}/data_batch_1.bin", data=batch)
+    boss.write("/wrong/cut/data_batch_2.bin", data=batch[: 3 * RECORD_BYTES + 5])
+    boss.write("/wrong/secret/data_batch_2.bin", data=batch)
+    boss.makedirs("/wrong/out", permission="777")
+    boss.set_permission("/wrong/locked", "700")
+    boss.set_permission("/wrong/sealed", "711")
+    boss.set_permission("/wrong/secret/data_batch_2.bin", "600")
+    before = STORE.walk(f"{hdfs.uri}/wrong")
+
+    def job(source: str, output: str) -> tuple[object, ...]:
+        return ("distribution_aware.py", "--input", source, "--output", output, "--workers", 3, *LAYOUT, *FIT)
+
+    wrong, out = f"{hdfs.uri}/wrong", f"{hdfs.uri}/wrong/out/set"
+    cases = [
+        (job(f"{wrong}/nowhere", out), 3, f"{wrong}/nowhere does not exist"),
+        (job(f"{wrong}/locked/data_batch_1.bin", out), 3, f"{wrong}/locked/data_batch_1.bin cannot be read"),
+        (job(f"{wrong}/sealed", out), 3, f"{wrong}/sealed cannot be listed"),
+        (job(f"{wrong}/secret", out), 3, f"{wrong}/secret/data_batch_2.bin cannot be read"),
+        (job(f"{wrong}/cut", out), 3, f"{wrong}/cut/data_batch_2.bin"),
+        (job(uploads["small"], f"{wrong}/set"), 1, f"{wrong}/set"),
+        (job(uploads["small"], f"{wrong}/locked/set"), 1, f"{wrong}/locked/set"),
+    ]
+    # permissions are the NameNode's, so the job must not run as its superuser
+    env = {**QUIET, "HADOOP_USER_NAME": "nobody"}
+    done, rest = session(tmp_path, [command for command, _, _ in cases], env=env)
+    for ended, (command, code, fact) in zip(done, cases, strict=True):
+        *progress, last = ended.err.splitlines()
+        assert (ended.code, last.startswith(f"error: {fact}")) == (code, True), (command, ended)
+        assert all(line.startswith("[") for line in progress), ended.err
+        assert ended.out == ""
+    assert str(3 * RECORD_BYTES) in done[4].err.splitlines()[-1], "the place in the file"
+    for sign in ("Traceback", "\tat ", "Exception"):
+        assert sign not in rest
+    assert STORE.walk(wrong) == before
+    assert not STORE.exists(out)
+    assert not STORE.exists(f"{wrong}/set")
+
+
+def test_a_namenode_that_is_not_there_is_one_line_before_spark_starts(tmp_path: Path) -> None:
+    nowhere = "hdfs://127.0.0.1:1"
+    done = spark_submit(JOB, "--input", f"{nowhere}/in", "--output", tmp_path / "out", "--workers", 3, env=QUIET)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING: Using incub")]
+    assert done.returncode == 1
+    assert lines == [
+        f"error: {nowhere}/in: Connection refused (os error 111); check that HDFS is up and reachable at {nowhere}"
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+# The commit on HDFS
+
+# Never creates a client itself: a fork of one would share its connections.
+KILL_AT_EVERY_CHANGE = """
+import os, sys
+from pipeline.storage import Store
+from tests.test_commit import commit, killed_at
+steps, died = 0, True
+while died:
+    output = f"{sys.argv[1]}/{steps}"
+    child = os.fork()
+    if child == 0:
+        commit(Store(), output, "old", 2)
+        os._exit(17)
+    assert os.waitpid(child, 0)[1] == 17 << 8
+    died = killed_at(output, "new", 1, steps)
+    steps += died
+print(steps)
+"""
+
+
+def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new_one_whole(hdfs: Hdfs) -> None:
+    command = [sys.executable, "-c", KILL_AT_EVERY_CHANGE, f"{hdfs.uri}/steps"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = int(done.stdout)
+    assert steps > 15
+    seen = []
+    for step in range(steps + 1):
+        output = f"{hdfs.uri}/steps/{step}"
+        rows_of(output)
+        found = read_committed(STORE, output)
+        assert found is not None
+        seen.append(found.manifest["strategy"])
+        commit(STORE, output, "next", 1)
+        rows_of(output)
+        assert strays(output) == []
+    # one change is the commit: before it the old set, after it the new
+    assert seen == sorted(seen, reverse=True)
+    assert set(seen) == {"old", "new"}
