@@ -40,7 +40,7 @@ def group_table(sizes: Ints, num_workers: int, start: Start = "zero", sparse_if:
     < n ("lt", the prose) or never; with one worker nothing is."""
     sizes = np.asarray(sizes, np.int64)
     limit = {"le": num_workers, "lt": num_workers - 1, "never": -1}[sparse_if]
-    sparse = (sizes <= limit) & (num_workers > 1)
+    sparse = (sizes <= limit) & (sizes > 0) & (num_workers > 1)
     dense_before = np.concatenate([[0], np.cumsum(np.where(sparse, 0, sizes))[:-1]]) if len(sizes) else sizes
     starts = dense_before % num_workers if start == "carry" else np.zeros_like(sizes)
     return GroupTable(sizes, starts.astype(np.int64), sparse, num_workers)

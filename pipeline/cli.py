@@ -15,13 +15,12 @@ from urllib.parse import urlparse
 from pipeline.dataset import reachable
 from pipeline.errors import JobError, UsageError
 from pipeline.formats import FORMATS
-from pipeline.sharding import Outcome, Request, check_output
+from pipeline.request import Request, check_output
+from pipeline.sharding import Outcome
 from pipeline.storage import Store
 from pipeline.strategies import Strategy
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-# About 7 s for a NameNode that is not there. The run itself waits minutes, for one that is being replaced.
-IMPATIENT = (("dfs.client.failover.max.attempts", "3"),)
 EPILOG = """\
 Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
 replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
@@ -210,7 +209,7 @@ def preflight(request: Request) -> None:
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
     if any(urlparse(uri).scheme == "hdfs" and not urlparse(uri).port for uri in uris):
         return  # only Spark knows all settings of name services and of the default file system
-    store = Store(IMPATIENT)
+    store = Store()
     check_output(store, request)
     for uri in uris[1:]:
         reachable(store, store.resolve(uri))
@@ -253,7 +252,7 @@ def execute(main: Callable[[], int]) -> NoReturn:
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
-        code = _fail("interrupted; nothing was committed, rerun the same command", 130, debug)
+        code = _fail("interrupted; a set is committed whole or not at all, so rerun the same command", 130, debug)
     except (OSError, MemoryError) as error:
         code = _fail(f"{error or type(error).__name__}", 1, debug)
     except Exception as error:  # what a task or the JVM raised: the cause, not the trace

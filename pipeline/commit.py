@@ -10,7 +10,8 @@ A run killed before the rename leaves the old set as it was; after it, the new s
 the old one are left over. The next run removes what dead attempts left, and nothing of one whose heart still beats.
 Readers go by the manifest. (A plain glob over worker=* may, during the seconds of a commit over an older set, see files
 of both.) Limits: a driver that is frozen past the lease in the very middle of its commit, and then thawed, is checked
-for before the rename but not fenced by the file system."""
+for before the rename but not fenced by the file system. A reader who holds an old manifest while its files are removed
+misses a file, and reads the manifest again."""
 
 from __future__ import annotations
 
@@ -82,8 +83,8 @@ class Attempt:
         self._stop.set()
         if self._beater.is_alive():
             self._beater.join()
-        self.store.delete(self.folder)
-        with suppress(OSError):
+        with suppress(OSError):  # what cannot be removed now is the next run's to remove
+            self.store.delete(self.folder)
             if not self.store.list(f"{self.output}/{ATTEMPTS}"):
                 self.store.delete(f"{self.output}/{ATTEMPTS}")
             if not self.store.list(self.output):  # a refused run leaves no empty folder behind

@@ -17,6 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MIN_PIECE_ROWS = 256
+MAX_PIECE_BYTES = 1 << 30
 
 
 def run_on(context: SparkContext) -> Callable[[Callable[[T], R], Sequence[T]], list[R]]:
@@ -35,9 +36,11 @@ class Images:
     dataset: Dataset
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Id ranges for heavy passes: as many as there are cores, so that per-task state is paid once a core."""
-        rows = self.dataset.rows
-        return ranges(0, rows, max(1, min(self.context.defaultParallelism, rows // MIN_PIECE_ROWS)))
+        """Id ranges for heavy passes: one a core, so that per-task state is paid once a core, or a whole multiple of that
+        where a piece would be over 1 GiB, so that a lost task costs minutes and not the run."""
+        rows, cores = self.dataset.rows, self.context.defaultParallelism
+        rounds = -(-rows * self.dataset.record_bytes // (cores * MAX_PIECE_BYTES))
+        return ranges(0, rows, max(1, min(cores * max(1, rounds), rows // MIN_PIECE_ROWS)))
 
     def blocks(self) -> RDD[Block]:
         """Rows in blocks of at most 2,048, read lazily by the task that uses them."""

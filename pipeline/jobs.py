@@ -15,13 +15,15 @@ from pipeline import cli
 from pipeline.manifest import ShardSet
 from pipeline.progress import Progress
 from pipeline.quality import Quality
+from pipeline.request import Request
 from pipeline.resharding import reshard
 from pipeline.session import spark_context
-from pipeline.sharding import Outcome, Request, shard
+from pipeline.sharding import Outcome, shard
 from pipeline.storage import Store
 from pipeline.strategies import Strategy
 
 REPORT = "report.html"
+MANY_COPIES = 0.01  # of the rows (SPEC 2.3): beyond, sparse groups change the set rather than complete the shards
 
 
 def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:
@@ -47,6 +49,9 @@ def _run(args: argparse.Namespace, work: Callable[[SparkContext, Request, Progre
                 reported = try_report(context, shards) is not None
     print(f"{shards.uri}: {'committed' if outcome.fresh else 'already committed, nothing to do'}")
     print(cli.describe(outcome))
+    share = shards.manifest["copies"] / shards.manifest["rows"]
+    if share > MANY_COPIES:
+        print(f"warning: copies of sparse groups add {share:.1%} rows; try fewer --clusters", file=sys.stderr)
     if reported:
         print(f"  report    {shards.uri}/{REPORT}")
     return 0

@@ -16,7 +16,8 @@ from pipeline.images import Images, run_on
 from pipeline.manifest import ShardSet, open_committed
 from pipeline.modelfile import store_of
 from pipeline.progress import Progress
-from pipeline.sharding import Job, Outcome, Request, check_output, run
+from pipeline.request import Request, check_output
+from pipeline.sharding import Job, Outcome, run
 from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
 from pipeline.strategies.base import Stored
 

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import platform
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.assign import GroupTable, Ints, chunk_bounds, group_table, offsets_by_chunk
+from pipeline.assign import GroupTable, Ints, group_table, offsets_by_chunk
 from pipeline.commit import Attempt, refuse_unless
 from pipeline.dataset import Dataset, discover
+from pipeline.describe import (
+    describe_eval,
+    describe_image,
+    describe_labels,
+    describe_neighbourhoods,
+    describe_workers,
+    versions,
+)
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.images import Images, run_on
 from pipeline.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
 from pipeline.modelfile import save_model, store_of
 from pipeline.progress import Progress
-from pipeline.scan import WORD, Scan, scan
+from pipeline.request import Request, check_output, identity
+from pipeline.scan import WORD, Scan
+from pipeline.source import Source, scanned
 from pipeline.storage import Store, patiently
 from pipeline.strategies import Context, Fitted, Grouping, Strategy
-from pipeline.writer import ChunkJob, WrittenChunk, WrittenFile
-
-LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a job asks for, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None."""
-
-    input: str
-    output: str
-    num_workers: int
-    eval_input: str | None = None
-    format: str | None = None
-    shape: tuple[int, int, int] | None = None
-    num_classes: int | None = None
-    overwrite: bool = False
-    allow_empty: bool = False
-    interval: dict[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_workers < 1:
-            raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
+from pipeline.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
 
 
 @dataclass(frozen=True)
@@ -56,59 +42,6 @@ class Outcome:
 
     shards: ShardSet
     fresh: bool
-
-
-@dataclass(frozen=True)
-class Source:
-    """A scanned input. bounds: the id ranges of the write tasks."""
-
-    dataset: Dataset
-    scan: Scan
-    bounds: list[tuple[int, int]]
-
-    def fingerprint(self) -> str:
-        return f"{self.scan.rows}-{self.scan.fingerprint:016x}"
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "uri": self.dataset.uri,
-            "format": self.dataset.format,
-            "files": len(self.dataset.files),
-            "bytes": self.dataset.bytes,
-            "rows": self.dataset.rows,
-            "fingerprint": self.fingerprint(),
-            "listing": self.dataset.listing(),
-        }
-
-
-def check_output(store: Store, request: Request) -> str:
-    """The resolved output, once it is clear that writing there can make sense. Raises UsageError."""
-    output = store.resolve(request.output)
-    for given in filter(None, (request.input, request.eval_input)):
-        source = store.resolve(given)
-        if output == source or source.startswith(output + "/") or output.startswith(source + "/"):
-            raise UsageError(f"--output {output} and the input {source} overlap; choose a folder of its own")
-    try:
-        if not store.info(output).is_dir:
-            raise UsageError(f"--output {output} is a file; choose a folder")
-    except FileNotFoundError:
-        pass
-    return output
-
-
-def identity(request: Request, strategy: Strategy) -> str:
-    """A digest of everything but the input that decides the shards: equal runs have equal ones."""
-    asked = {
-        "format_version": FORMAT_VERSION,
-        "strategy": strategy.name,
-        "params": strategy.params(),
-        "seed": strategy.seed,
-        "num_workers": request.num_workers,
-        "interval": request.interval,
-        "classes": request.num_classes,
-        "eval": bool(request.eval_input),
-    }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def shard(context: SparkContext, request: Request, strategy: Strategy, progress: Progress) -> Outcome:
@@ -161,49 +94,38 @@ class Job:
 
 
 def run(context: SparkContext, request: Request, strategy: Strategy, progress: Progress, job: Job) -> Outcome:
-    store, output = job.store, job.output
+    """From a found input to a committed set; see ``shard``."""
     mark = identity(request, strategy)
-    before = read_committed(store, output)
+    before = read_committed(job.store, job.output)
     if before and _is_current(before, mark, job, None):
         return Outcome(before, fresh=False)
     with progress.phase("scan"):
         source = scanned(context, job.dataset, request.num_workers)
-        evaluation = scanned(context, job.beside, 1) if job.beside else None
+        beside = scanned(context, job.beside, 1) if job.beside else None
         progress.report(f"{source.scan.num_classes} classes, fingerprint {source.fingerprint()}")
-    if before and _is_current(before, mark, job, (source, evaluation)):
+    if before and _is_current(before, mark, job, (source, beside)):
         return Outcome(before, fresh=False)
-    if before:
+    if before and not (before.manifest.get("identity") == mark and missing_file(before)):  # a damaged set is mended
         refuse_unless(request.overwrite, before, "configuration or input")
 
-    with Attempt(store, output) as attempt:
-        generation = _generation(mark, source, evaluation, before, attempt.id)
+    with Attempt(job.store, job.output) as attempt:
+        generation = _generation(mark, source, beside, before, attempt.id)
         images = Images(context, job.dataset)
         fitting = Context(images, source.scan, source.bounds, request.num_workers, progress.phase, progress.report)
         fitted = job.fit(fitting) if job.fit else strategy.fit(fitting)
         table = group_table(fitted.counts.sum(axis=0), request.num_workers, fitted.start, fitted.sparse_if)
+        write = partial(write_all, context, attempt.folder, generation)
         with progress.phase("write"):
-            chunk_job = ChunkJob(
-                job.dataset,
-                fitted.grouping,
-                table,
-                offsets_by_chunk(fitted.counts),
-                source.bounds,
-                attempt.folder,
-                generation,
-                source.scan.num_classes,
-            )
-            written = write_all(context, chunk_job)
+            written = write(source, fitted.grouping, table, fitted.counts)
             progress.report(f"{table.copies:,} copies of {int(table.sparse.sum())} sparse groups")
-        verify(written, source.scan, table)
-        workers = describe_workers(written, table, request)
-        written_eval = None
-        if evaluation:
+        written_eval = []
+        if beside:
             with progress.phase("eval"):
-                written_eval = write_beside(context, evaluation, attempt.folder, generation, source.scan.num_classes)
-                verify(written_eval, evaluation.scan, _one_worker(evaluation))
+                whole = np.array([[high - low] for low, high in beside.bounds], np.int64)
+                written_eval = write(beside, Grouping(), group_table(whole.sum(axis=0), 1), whole, folder="_eval")
         with progress.phase("commit"):
-            models = save_models(context, store, fitted.models, attempt.folder, generation)
-            models += copy_models(store, job.models, attempt.folder, generation)
+            models = save_models(context, job.store, fitted.models, attempt.folder, generation)
+            models += copy_models(job.store, job.models, attempt.folder, generation)
             manifest = {
                 "format_version": FORMAT_VERSION,
                 "strategy": strategy.name,
@@ -215,45 +137,26 @@ def run(context: SparkContext, request: Request, strategy: Strategy, progress: P
                 "copies": table.copies,
                 "interval": request.interval,
                 "input": source.describe(),
-                "image": {
-                    "shape": list(job.dataset.layout.shape),
-                    "dtype": "uint8",
-                    "layout": "CHW",
-                    "mean": source.scan.channel_means(job.dataset.record_bytes // job.dataset.layout.shape[0]),
-                },
-                "labels": {
-                    "columns": ["label", *(["coarse_label"] if job.dataset.layout.coarse else [])],
-                    "num_classes": source.scan.num_classes,
-                },
+                "image": describe_image(source),
+                "labels": describe_labels(source),
                 "chunks": [list(bound) for bound in source.bounds],
-                "workers": workers,
-                "neighbourhoods": _neighbourhoods(fitted.grouping, table),
-                "eval": _describe_eval(evaluation, written_eval),
+                "workers": describe_workers(written, request.num_workers, request.allow_empty),
+                "neighbourhoods": describe_neighbourhoods(table) if fitted.grouping.neighbourhoods else None,
+                "eval": describe_eval(beside, written_eval) if beside else None,
                 "model": {"files": [{"path": path} for _, path in models]} if models else None,
                 "identity": mark,
                 "generation": generation,
                 "seconds": dict(progress.seconds),
-                "versions": {
-                    "python": platform.python_version(),
-                    **{name: version(name) for name in LIBRARIES},
-                },
+                "versions": versions(),
             }
-            moves = [
-                (file.staged, file.path) for part in (written, written_eval or []) for c in part for file in c.files
-            ]
+            moves = [(file.staged, file.path) for chunk in [*written, *written_eval] for file in chunk.files]
             committed = attempt.publish(
                 manifest,
                 moves + models,
                 before=before,
-                supersedes=lambda theirs: _supersedes(theirs, request, mark, job, source, evaluation),
+                supersedes=lambda theirs: _supersedes(theirs, request, mark, job, (source, beside)),
             )
     return Outcome(committed, fresh=committed.manifest is manifest)
-
-
-def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Source:
-    bounds = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
-    pieces = len(Images(context, dataset).pieces())
-    return Source(dataset, scan(dataset, bounds, pieces, run_on(context)), bounds)
 
 
 def _is_current(before: ShardSet, mark: str, job: Job, sources: tuple[Source, Source | None] | None) -> bool:
@@ -270,11 +173,9 @@ def _is_current(before: ShardSet, mark: str, job: Job, sources: tuple[Source, So
     return (manifest["input"]["fingerprint"], beside.get("fingerprint")) == (source.fingerprint(), eval_mark)
 
 
-def _supersedes(
-    theirs: ShardSet, request: Request, mark: str, job: Job, source: Source, evaluation: Source | None
-) -> bool:
+def _supersedes(theirs: ShardSet, request: Request, mark: str, job: Job, sources: tuple[Source, Source | None]) -> bool:
     """Whether this run may replace what another run committed in the meantime."""
-    if _is_current(theirs, mark, job, (source, evaluation)):
+    if _is_current(theirs, mark, job, sources):
         return False
     refuse_unless(request.overwrite, theirs, "run, committed while this one worked")
     return True
@@ -289,11 +190,32 @@ def _generation(mark: str, source: Source, evaluation: Source | None, before: Sh
     return name
 
 
-def write_all(context: SparkContext, job: ChunkJob) -> list[WrittenChunk]:
-    """One task a chunk. Every try of a task writes into a folder of its own; only what returns is used."""
-    chunks = list(range(len(job.bounds)))
+def write_all(
+    context: SparkContext,
+    staging: str,
+    generation: str,
+    source: Source,
+    grouping: Grouping,
+    table: GroupTable,
+    counts: Ints,
+    folder: str = SHARD_FOLDER,
+) -> list[WrittenChunk]:
+    """One task a chunk, verified. Every try of a task writes into a folder of its own; only what returns is used."""
+    job = ChunkJob(
+        source.dataset,
+        grouping,
+        table,
+        offsets_by_chunk(counts),
+        source.bounds,
+        staging,
+        generation,
+        source.scan.num_classes,
+        folder,
+    )
     write = patiently(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"))
-    return run_on(context)(write, chunks)
+    written = run_on(context)(write, list(range(len(job.bounds))))
+    verify(written, source.scan, table)
+    return written
 
 
 def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:
@@ -311,81 +233,6 @@ def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:
         raise JobError(
             f"{total} rows with {copies} copies were written, not {scan.rows} + {table.copies}; nothing was committed"
         )
-
-
-def describe_workers(written: list[WrittenChunk], table: GroupTable, request: Request) -> list[dict[str, Any]]:
-    by_worker: list[list[WrittenFile]] = [[] for _ in range(table.num_workers)]
-    for chunk in written:
-        for file in chunk.files:
-            by_worker[file.worker].append(file)
-    empty = [index for index, files in enumerate(by_worker) if not files]
-    if empty and not request.allow_empty:
-        raise UsageError(
-            f"{len(empty)} of {table.num_workers} workers would get no rows (the first is {empty[0]});"
-            f" use fewer workers, --start carry where the strategy has it, or --allow-empty"
-        )
-    return [
-        {
-            "index": index,
-            "rows": sum(file.rows for file in files),
-            "copies": sum(file.copies for file in files),
-            "files": _files(files),
-            "label_histogram": _histogram(files),
-        }
-        for index, files in enumerate(by_worker)
-    ]
-
-
-def _files(files: list[WrittenFile]) -> list[dict[str, Any]]:
-    return [{"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256} for f in files]
-
-
-def _histogram(files: list[WrittenFile]) -> list[int]:
-    return np.sum([file.label_counts for file in files], axis=0).tolist() if files else []
-
-
-def _neighbourhoods(grouping: Grouping, table: GroupTable) -> list[dict[str, Any]] | None:
-    if not grouping.neighbourhoods:
-        return None
-    return [{"size": int(size), "sparse": bool(sparse)} for size, sparse in zip(table.sizes, table.sparse, strict=True)]
-
-
-def _one_worker(source: Source) -> GroupTable:
-    return group_table(np.array([source.dataset.rows]), 1)
-
-
-def write_beside(
-    context: SparkContext, source: Source, staging: str, generation: str, num_classes: int
-) -> list[WrittenChunk]:
-    """The evaluation rows, in id order, under OUTPUT/_eval: a name that table readers pass over."""
-    counts: Ints = np.array([[high - low] for low, high in source.bounds], np.int64)
-    classes = max(num_classes, source.scan.num_classes)
-    return write_all(
-        context,
-        ChunkJob(
-            source.dataset,
-            Grouping(),
-            _one_worker(source),
-            offsets_by_chunk(counts),
-            source.bounds,
-            staging,
-            generation,
-            classes,
-            folder="_eval",
-        ),
-    )
-
-
-def _describe_eval(source: Source | None, written: list[WrittenChunk] | None) -> dict[str, Any] | None:
-    if source is None or written is None:
-        return None
-    files = [file for chunk in written for file in chunk.files]
-    return {
-        "rows": source.dataset.rows,
-        "files": _files(files),
-        "label_histogram": _histogram(files),
-        "input": source.describe(),
-    }
 
 
 def save_models(

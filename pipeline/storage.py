@@ -22,7 +22,6 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponen
 
 from pipeline.errors import UsageError
 
-
 # What the client should do where nobody has configured it. Unset, an unreachable NameNode takes three minutes to report,
 # and a lost DataNode fails the write where no fourth one can stand in; HDFS restores the third replica by itself.
 HDFS_DEFAULTS = {

@@ -23,6 +23,7 @@ from pipeline.storage import Store
 from pipeline.strategies.base import Grouping
 
 ROW_GROUP_ROWS = 1000
+SHARD_FOLDER = "worker={worker:03d}"
 BUFFER_BYTES = 512 << 20  # of buffered images a task; many workers get smaller row groups instead of more memory
 
 
@@ -148,7 +149,7 @@ class ChunkJob:
     staging: str
     generation: str
     num_classes: int
-    folder: str = "worker={worker:03d}"
+    folder: str = SHARD_FOLDER
 
     def write(self, chunk: int, task: str) -> WrittenChunk:
         """Write one chunk. task: unique to this try, so that a retried or speculative task never meets its twin."""

@@ -81,7 +81,8 @@ def scikit_learn(folder: Path, output: Path) -> dict[str, float]:
 def ours(context, folder: Path, output: Path, name: str = "distribution_aware") -> dict[str, float]:
     """The job in a running session, without its report; scikit-learn's names for the phases."""
     from pipeline.progress import Progress
-    from pipeline.sharding import Request, shard
+    from pipeline.request import Request
+    from pipeline.sharding import shard
     from pipeline.strategies import STRATEGIES
 
     options = {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS} if name != "stratified" else {}
@@ -152,7 +153,8 @@ def ssyrk_rate() -> float:
 def stock_seconds(context, folder: Path, rows: int) -> dict[str, float]:
     """Stock spark.ml PCA and k-means on the first rows of the set."""
     from pipeline.progress import Progress
-    from pipeline.sharding import Request, shard
+    from pipeline.request import Request
+    from pipeline.sharding import shard
     from pipeline.strategies import STRATEGIES
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.manifest import missing_file, read_committed
+from pipeline.manifest import ShardSet, missing_file, read_committed
 from pipeline.progress import Progress
 from pipeline.session import package_zip
 from pipeline.sharding import Outcome, Request, shard
@@ -39,6 +40,7 @@ from tests.test_commit import commit
 JOB = ROOT / "jobs" / "distribution_aware.py"
 QUIET = {"SPARK_CONF_DIR": str(ROOT / "conf")}
 STORE = Store()
+T = TypeVar("T")
 SHAPE = (3, 8, 8)
 RECORD_BYTES = 193
 LAYOUT = ("--format", "cifar10-binary", "--image-shape", "3x8x8")
@@ -84,13 +86,19 @@ class Source:
     digests: dict[str, str]
 
 
-def rows_of(output: str) -> dict[str, str]:
-    """The set at a place by (file, sha256), every byte read back and checked. Raises where it is not whole."""
+def whole(output: str) -> ShardSet:
+    """The set at a place, every byte of its shards read back and checked."""
     found = read_committed(STORE, output)
     assert found is not None, f"{output} holds no committed set"
     assert missing_file(found) is None
     for file in found.files():
         assert hashlib.sha256(STORE.read(f"{output}/{file.path}")).hexdigest() == file.sha256, file.path
+    return found
+
+
+def digests(output: str) -> dict[str, str]:
+    """The set at a place by (file, sha256), read back and checked; names without the part that tells sets apart."""
+    found = whole(output)
     return {file.path.replace(found.manifest["generation"], "*"): file.sha256 for file in found.files()}
 
 
@@ -109,7 +117,7 @@ def strays(output: str) -> list[str]:
     return attempts + sorted(below - found.paths() - {"manifest.json", "report.html", "quality.json"})
 
 
-def session(tmp_path: Path, plan: list[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:
+def session(tmp_path: Path, plan: Sequence[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:
     """Run jobs in one application; how each ended, and all else that the application printed."""
     script = tmp_path / "session.py"
     script.write_text(SESSION)
@@ -138,11 +146,19 @@ def drivers(arguments: tuple[object, ...]) -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.cmdline()[-len(last) :] == last]
 
 
-def wait_for(condition: Callable[[], Any], job: Future[Any]) -> None:
-    """Return as soon as the condition holds. Fails when the job ends before, which is then no moment in its middle."""
-    while not condition():
+def kill_driver(arguments: tuple[object, ...]) -> None:
+    """SIGKILL a spark-submit, JVM and Python alike, and leave it to its parent to notice."""
+    for driver in drivers(arguments):
+        for process in [driver, *driver.children(recursive=True)]:
+            process.kill()
+
+
+def wait_for(condition: Callable[[], T], job: Future[Any]) -> T:
+    """What is asked for as soon as it is true. Fails when the job ends before, which is then no moment in its middle."""
+    while not (found := condition()):
         assert not job.done(), job.result().stdout[-3000:]
         time.sleep(0.005)
+    return found
 
 
 def fitting(output: str) -> bool:
@@ -185,7 +201,7 @@ def source(spark: Any, folder: Path, rows: int) -> Source:
     images[[17, 400, rows - 1]] = np.random.default_rng(7).integers(0, 2, (3, 192)) * 255
     write_binary(folder / "cifar", labels, images, files=3)
     outcome = run_here(spark, folder / "cifar", folder / "out", 3)
-    return Source(folder / "cifar", outcome.shards.manifest["copies"], rows_of(str(folder / "out")))
+    return Source(folder / "cifar", outcome.shards.manifest["copies"], digests(str(folder / "out")))
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +223,7 @@ def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_sha
         JOB, *arguments, "--no-report", master="local[1]", conf={"spark.executorEnv.OMP_NUM_THREADS": "2"}, env=QUIET
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows_of(str(tmp_path / "out")) == small.digests
+    assert digests(str(tmp_path / "out")) == small.digests
 
 
 @pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
@@ -223,7 +239,7 @@ def test_yarn_makes_the_same_shards(
     assert done.returncode == 0, printed
     assert f"{output}: committed" in printed
     assert f"{output}/report.html" in printed
-    assert rows_of(output) == small.digests
+    assert digests(output) == small.digests
     assert strays(output) == []
 
 
@@ -253,17 +269,15 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     # resharding: what the job itself would have written for two workers; the report beside it
     assert resharded.code == 0, resharded.err
     run_here(spark, small.folder, tmp_path / "two", 2)
-    assert list(rows_of(moved).values()) == list(rows_of(str(tmp_path / "two")).values())
+    assert list(digests(moved).values()) == list(digests(str(tmp_path / "two")).values())
     with hdfs.client().read(f"{moved.removeprefix(hdfs.uri)}/report.html", encoding="utf-8") as page:
         assert "</html>" in page.read()
     assert strays(moved) == []
 
     # replacing: the new set alone, with its evaluation rows
     assert replaced.code == 0, replaced.err
-    rows_of(output)
+    found = whole(output)
     assert strays(output) == []
-    found = read_committed(STORE, output)
-    assert found is not None
     assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
     assert found.manifest["eval"]["rows"] == 667
     assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval"}
@@ -300,17 +314,15 @@ def test_a_node_killed_while_shards_are_written_changes_nothing(
     standalone: Standalone, hdfs: Hdfs, uploads: dict[str, str], large: Source, victim: str
 ) -> None:
     output = f"{hdfs.uri}/killed/{victim}"
-    found: list[psutil.Process] = []
     arguments = ("--input", uploads["large"], "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
     try:
         with submitted(*arguments, master=standalone.master_url) as job:
-            wait_for(lambda: fitting(output), job)
-            wait_for(lambda: len(executors := standalone.executors()) == 2 and found.extend(executors) is None, job)
+            executors = wait_for(lambda: fitting(output) and standalone.executors(), job)
             wait_for(lambda: writing(output), job)
             if victim == "datanode":
                 hdfs.kill_datanode(1)
             else:
-                end_tree(found[:1])
+                end_tree(executors[:1])
             assert read_committed(STORE, output) is None
             assert len(writing(output)) < len(large.digests)
             done = job.result()
@@ -320,7 +332,7 @@ def test_a_node_killed_while_shards_are_written_changes_nothing(
             hdfs.wait_live(3)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("Lost executor" in done.stdout + done.stderr) == (victim == "executor")
-    assert rows_of(output) == large.digests
+    assert digests(output) == large.digests
     assert strays(output) == []
 
 
@@ -337,26 +349,27 @@ def test_after_a_killed_driver_the_old_set_or_the_new_one_is_whole_and_a_rerun_l
     else:
         output, origin, master = str(tmp_path / "out"), str(large.folder), "local[2]"
     run_here(spark, small.folder, output, 2)
-    old = rows_of(output)
+    old = digests(output)
     arguments = ("--input", origin, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report", "--overwrite")
     delays = random.Random(place)
-    for moment in (fitting, writing, committing):
+    moments: list[Callable[[str], object]] = [fitting, writing, committing]
+    for moment in moments:
         with submitted(*arguments, master=master) as job:
-            wait_for(lambda moment=moment: moment(output), job)
+            wait_for(partial(moment, output), job)
             time.sleep(delays.uniform(0, 0.1))
             if moment is fitting:
                 assert not writing(output)
-            end_tree(drivers(arguments))
+            kill_driver(arguments)
             assert job.result().returncode == -signal.SIGKILL
         assert STORE.exists(f"{output}/_attempts"), "killed too late: the run had ended"
-        found = rows_of(output)
+        found = digests(output)
         assert found == old or (moment is committing and found == large.digests)
     again = run_here(spark, origin, output, 3, overwrite=True)
     assert again.fresh == (found == old)
     if not again.fresh:  # a set that was committed in time: the dead attempt is left to the next run that writes
         run_here(spark, origin, output, 2, overwrite=True)
         run_here(spark, origin, output, 3, overwrite=True)
-    assert rows_of(output) == large.digests
+    assert digests(output) == large.digests
     assert strays(output) == []
 
 
@@ -448,12 +461,9 @@ def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new
     seen = []
     for step in range(steps + 1):
         output = f"{hdfs.uri}/steps/{step}"
-        rows_of(output)
-        found = read_committed(STORE, output)
-        assert found is not None
-        seen.append(found.manifest["strategy"])
-        commit(STORE, output, "next", 1)
-        rows_of(output)
+        seen.append(whole(output).manifest["strategy"])
+        commit(STORE, output, "next", 1)  # type: ignore[arg-type]
+        assert whole(output).manifest["strategy"] == "next"
         assert strays(output) == []
     # one change is the commit: before it the old set, after it the new
     assert seen == sorted(seen, reverse=True)

@@ -16,8 +16,9 @@ from pipeline.dataset import ranges
 from pipeline.errors import UsageError
 from pipeline.manifest import open_committed
 from pipeline.progress import Progress
+from pipeline.request import Request
 from pipeline.resharding import reshard
-from pipeline.sharding import Request, shard
+from pipeline.sharding import shard
 from pipeline.storage import Store
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.distribution_aware import DistributionAware
