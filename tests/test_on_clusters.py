@@ -29,8 +29,9 @@ import pytest
 
 from pipeline.manifest import ShardSet, missing_file, read_committed
 from pipeline.progress import Progress
+from pipeline.request import Request
 from pipeline.session import package_zip
-from pipeline.sharding import Outcome, Request, shard
+from pipeline.sharding import Outcome, shard
 from pipeline.storage import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import ROOT, Hdfs, Standalone, Yarn, end_tree, spark_submit
@@ -163,7 +164,8 @@ def wait_for(condition: Callable[[], T], job: Future[Any]) -> T:
 
 def fitting(output: str) -> bool:
     """Whether an attempt has begun, in which nothing is written yet."""
-    return bool(STORE.list(f"{output}/_attempts"))
+    attempts = STORE.list(f"{output}/_attempts")
+    return any(entry.name == "beat" and entry.bytes for attempt in attempts for entry in STORE.list(attempt.path))
 
 
 def writing(output: str) -> list[str]:
@@ -317,7 +319,7 @@ def test_a_node_killed_while_shards_are_written_changes_nothing(
     arguments = ("--input", uploads["large"], "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
     try:
         with submitted(*arguments, master=standalone.master_url) as job:
-            executors = wait_for(lambda: fitting(output) and standalone.executors(), job)
+            executors = wait_for(lambda: standalone.executors() if fitting(output) else [], job)
             wait_for(lambda: writing(output), job)
             if victim == "datanode":
                 hdfs.kill_datanode(1)
@@ -356,12 +358,11 @@ def test_after_a_killed_driver_the_old_set_or_the_new_one_is_whole_and_a_rerun_l
     for moment in moments:
         with submitted(*arguments, master=master) as job:
             wait_for(partial(moment, output), job)
-            time.sleep(delays.uniform(0, 0.1))
+            time.sleep(delays.uniform(0, 0.02))
             if moment is fitting:
                 assert not writing(output)
             kill_driver(arguments)
             assert job.result().returncode == -signal.SIGKILL
-        assert STORE.exists(f"{output}/_attempts"), "killed too late: the run had ended"
         found = digests(output)
         assert found == old or (moment is committing and found == large.digests)
     again = run_here(spark, origin, output, 3, overwrite=True)
@@ -464,7 +465,7 @@ def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new
         seen.append(whole(output).manifest["strategy"])
         commit(STORE, output, "next", 1)  # type: ignore[arg-type]
         assert whole(output).manifest["strategy"] == "next"
-        assert strays(output) == []
+        assert set(strays(output)) <= {"_attempts"}  # a folder without a heart yet is left for the length of a lease
     # one change is the commit: before it the old set, after it the new
     assert seen == sorted(seen, reverse=True)
     assert set(seen) == {"old", "new"}

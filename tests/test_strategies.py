@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
 
 from pipeline import images as images_module
 from pipeline.dataset import ranges
@@ -243,3 +245,22 @@ def test_files_are_plain_parquet_with_the_contracts_columns(spark, source, tmp_p
     assert {row.worker for row in table.select("worker").distinct().collect()} == {0}
     # pandas
     assert len(pd.read_parquet(tmp_path / "o" / "worker=000")) == manifest["workers"][0]["rows"]
+
+
+def test_real_cifar10_comes_out_as_the_papers_say(spark, cifar10, tmp_path):
+    """SPEC 2.2 for the shard sizes; scikit-learn for the clusters; SPEC 2.3: unwhitened, nothing is ever sparse."""
+
+    def shards(name: str, strategy) -> dict:
+        request = Request(input=str(cifar10), output=str(tmp_path / name), num_workers=12)
+        return shard(spark.sparkContext, request, strategy, QUIET).shards.manifest
+
+    stratified = shards("s", Stratified())
+    assert [w["rows"] for w in stratified["workers"]] == [4170] * 8 + [4160] * 4
+    aware = shards("d", DistributionAware(clusters=20, components=50, whiten=False))
+    assert aware["copies"] == 0
+    assert min(n["size"] for n in aware["neighbourhoods"]) > 1000
+    records = [np.fromfile(path, np.uint8).reshape(-1, 3073) for path in sorted(cifar10.glob("data_batch_*.bin"))]
+    images = np.concatenate(records)[:, 1:].astype(np.float64)
+    points = PCA(50, svd_solver="covariance_eigh").fit_transform(images)
+    reference = KMeans(20, n_init=2, max_iter=150, random_state=0).fit(points)
+    assert aware["params"]["inertia"] <= 1.05 * reference.inertia_
