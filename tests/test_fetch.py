@@ -17,8 +17,9 @@ import pytest
 
 from pipeline import fetch
 from pipeline.__main__ import main
+from pipeline.download import ResumingDownloader, first_byte, validator
 from pipeline.errors import DataError, JobError, UsageError
-from pipeline.fetch import ARCHIVES, RECORD, Archive, first_byte, read_site, target_of, validator, webhdfs_address
+from pipeline.fetch import ARCHIVES, RECORD, Archive, read_site, target_of, webhdfs_address
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
 FILES["test_batch.bin"] = os.urandom(50_000)
@@ -299,7 +300,7 @@ def test_a_hostile_archive_writes_nothing_outside_the_target(mirror: Mirror, pla
 def test_two_fetches_at_once_do_not_write_one_part(mirror: Mirror, place: Place) -> None:
     archive = archive_of(mirror.data)
     place.cache.mkdir()
-    downloader = fetch.ResumingDownloader(place.cache / f"set.tar.gz.{archive.md5[:8]}.part")
+    downloader = ResumingDownloader(place.cache / f"set.tar.gz.{archive.md5[:8]}.part")
     with downloader._locked(), pytest.raises(JobError, match="another fetch"):
         place.fetch(mirror)
     assert place.fetch(mirror)
