@@ -1,4 +1,4 @@
-"""What a person sees of a run: one line a phase, and seconds for the manifest."""
+"""What a person sees of a run: a line a phase, lines in between while a long one works, and seconds for the manifest."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark import SparkContext
-from tqdm import tqdm
+
+FIRST_WORD_S, LONGEST_SILENCE_S = 5.0, 60.0
 
 
 class Progress:
-    """Times phases and tells about them on standard error; a phase of over two seconds shows its tasks as a bar."""
+    """Times phases and tells about them on standard error.
+
+    Lines, not a bar: spark-submit hands a program's output on through a pipe, and batch runs keep it in a log."""
 
     def __init__(self, context: SparkContext | None = None, *, quiet: bool = False) -> None:
         self.context, self.quiet = context, quiet
@@ -31,7 +34,7 @@ class Progress:
         self._note = ""
         stop = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(name, stop), daemon=True)
-        if not self.quiet and sys.stderr.isatty() and self.context is not None:
+        if not self.quiet:
             watcher.start()
         try:
             yield
@@ -41,19 +44,23 @@ class Progress:
                 watcher.join()
         spent = time.perf_counter() - began
         self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
+        self._say(name, f"{spent:6.2f} s  {self._note}")
+
+    def _say(self, name: str, text: str) -> None:
         if not self.quiet:
-            print(
-                f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {spent:6.2f} s  {self._note}", file=sys.stderr
-            )
+            print(f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {text}".rstrip(), file=sys.stderr, flush=True)
 
     def _watch(self, name: str, stop: threading.Event) -> None:
-        if stop.wait(2.0) or self.context is None:
-            return
+        """A line after five seconds, and then at growing intervals."""
+        pause = FIRST_WORD_S
+        while not stop.wait(pause):
+            self._say(name, f"     ...  {self._tasks()}{self._note}")
+            pause = min(2 * pause, LONGEST_SILENCE_S)
+
+    def _tasks(self) -> str:
+        if self.context is None:
+            return ""
         tracker = self.context.statusTracker()
-        with tqdm(desc=name, unit="task", leave=False) as bar:
-            while not stop.wait(0.5):
-                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-                known = [stage for stage in stages if stage]
-                bar.total = sum(stage.numTasks for stage in known) or None
-                bar.n = sum(stage.numCompletedTasks for stage in known)
-                bar.set_postfix_str(self._note, refresh=True)
+        stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage]
+        total, done = sum(stage.numTasks for stage in stages), sum(stage.numCompletedTasks for stage in stages)
+        return f"{done} of {total} tasks  " if total else ""
