@@ -146,7 +146,7 @@ class Attempt:
                     break
                 if holder is None:
                     continue
-                if not self.alive(holder) if holder else self._age_s(self.lock) > self.lease_s:
+                if not self.alive(holder) if holder else self._is_ownerless():
                     with suppress(FileNotFoundError):  # one breaker wins the rename; the others try again
                         self.store.rename(self.lock, f"{self.folder}/broken-{uuid.uuid4().hex[:8]}")
                 elif time.monotonic() > deadline:
@@ -160,6 +160,13 @@ class Attempt:
         finally:
             if self._holder() == self.id:
                 self.store.delete(self.lock)
+
+    def _is_ownerless(self) -> bool:
+        """Whether nobody can be about to write its id into the lock: its taker died while it took it."""
+        if self._age_s(self.lock) > self.lease_s:
+            return True
+        others = {entry.name for entry in self.store.list(f"{self.output}/{ATTEMPTS}") if entry.is_dir} - {self.id}
+        return not any(self.alive(other) for other in others)
 
     def _holder(self) -> str | None:
         """Who holds the lock: an id, an empty text while it is being written, None when nobody does."""

@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 from pyspark import SparkContext
 
@@ -71,16 +71,7 @@ def report(context: SparkContext, shards: ShardSet) -> Quality:
     """Measure a committed set and write report.html and quality.json beside its manifest."""
     from pipeline.report import write_report  # matplotlib takes a second to load
 
-    return write_report(
-        shards.manifest,
-        partial(open_below, shards.store, shards.uri),
-        partial(replace_below, shards.store, shards.uri),
-        partial(run_in_few, context),
-    )
-
-
-def open_below(store: Store, uri: str, path: str) -> IO[bytes]:
-    return store.open(f"{uri}/{path}")
+    return write_report(shards, partial(replace_below, shards.store, shards.uri), partial(run_in_few, context))
 
 
 def replace_below(store: Store, uri: str, path: str, data: bytes) -> None:

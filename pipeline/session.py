@@ -51,6 +51,8 @@ def spark_context(*, debug: bool = False) -> Iterator[SparkContext]:
     if running is not None:
         yield running
         return
+    # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override what spark-submit was told.
+    SparkContext._ensure_initialized()
     conf = SparkConf()
     conf.setIfMissing("spark.master", "local[*]")
     conf.setIfMissing("spark.app.name", Path(sys.argv[0]).stem or "sharding")

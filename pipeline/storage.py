@@ -132,12 +132,13 @@ class HdfsFiles:
         except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
             text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
             first = text.splitlines()[0] if text else type(error).__name__
-            for sign, kind in (
-                ("FileNotFound", FileNotFoundError),
-                ("AccessControl", PermissionError),
-                ("AlreadyExists", FileExistsError),
+            for signs, kind in (
+                (("FileNotFound",), FileNotFoundError),
+                (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
+                # a file that its writer has not closed yet, or did not live to close, exists too
+                (("AlreadyExists", "AlreadyBeingCreated", "RecoveryInProgress"), FileExistsError),
             ):
-                if sign in text:
+                if any(sign in first for sign in signs):
                     raise kind(f"{path}: {first}") from error
             advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
             raise OSError(f"{path}: {first}{advice}") from error

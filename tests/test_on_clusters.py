@@ -46,7 +46,7 @@ SHAPE = (3, 8, 8)
 RECORD_BYTES = 193
 LAYOUT = ("--format", "cifar10-binary", "--image-shape", "3x8x8")
 FIT = ("--clusters", 40, "--components", 20)
-STRATEGY = DistributionAware(clusters=40, components=20, whiten=True)
+STRATEGY = DistributionAware(clusters=40, components=20.0, whiten=True)
 
 # Jobs one after the other in one Spark application: what each printed, and its exit code.
 SESSION = """
@@ -233,6 +233,7 @@ def test_yarn_makes_the_same_shards(
     yarn: Yarn, hdfs: Hdfs, uploads: dict[str, str], small: Source, tmp_path: Path, deploy_mode: str
 ) -> None:
     output = f"{hdfs.uri}/yarn/{deploy_mode}"
+    earlier = set((yarn.folder / "containers").glob("application_*/*"))
     conf = {"spark.submit.pyFiles": str(package_zip(tmp_path / "pipeline.zip"))} if deploy_mode == "cluster" else {}
     arguments = ["--input", uploads["small"], "--output", output, "--workers", 3, *LAYOUT, *FIT]
     env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
@@ -241,6 +242,8 @@ def test_yarn_makes_the_same_shards(
     assert done.returncode == 0, printed
     assert f"{output}: committed" in printed
     assert f"{output}/report.html" in printed
+    # the application's master and two executors: nothing ran elsewhere
+    assert len(set((yarn.folder / "containers").glob("application_*/*")) - earlier) == 3
     assert digests(output) == small.digests
     assert strays(output) == []
 
@@ -261,7 +264,9 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
         (*other, "--overwrite"),
     ]
     (made, again, refused, resharded, replaced), _ = session(tmp_path, plan, master=standalone.master_url)
-
+    assert len(list(standalone.folder.glob("work*/app-*/*/stderr"))) == 2, (
+        "an executor on each worker, nothing elsewhere"
+    )
     assert made.code == 0, made.err
     assert f"{output}: committed" in made.out
     assert (again.code, again.out.splitlines()[0]) == (0, f"{output}: already committed, nothing to do")
