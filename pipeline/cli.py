@@ -279,6 +279,8 @@ def _cause(error: Exception) -> tuple[str, int]:
         found = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
         if found:
             return found.group(1), code
-    raised = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE)
+    raised = re.findall(
+        r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
+    )
     detail = ": ".join(raised[-1]) if raised else text.strip().splitlines()[0][:300]
     return f"{type(error).__name__}: {detail} (--debug shows the whole trace)", 1

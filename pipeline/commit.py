@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError, UsageError
@@ -57,7 +58,15 @@ def _process_is_gone(owner: dict[str, Any]) -> bool:
         return True
     except (OSError, ValueError, KeyError):
         return False
-    return False
+    return _is_zombie(int(owner["pid"]))
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and waits for its parent to notice, which a container's first process may never do."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except (OSError, IndexError):
+        return False
 
 
 class Attempt:

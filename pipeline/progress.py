@@ -48,7 +48,9 @@ class Progress:
 
     def _say(self, name: str, text: str) -> None:
         if not self.quiet:
-            print(f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {text}".rstrip(), file=sys.stderr, flush=True)
+            print(
+                f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {text}".rstrip(), file=sys.stderr, flush=True
+            )
 
     def _watch(self, name: str, stop: threading.Event) -> None:
         """A line after five seconds, and then at growing intervals."""

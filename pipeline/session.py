@@ -68,7 +68,8 @@ def spark_context(*, debug: bool = False) -> Iterator[SparkContext]:
     try:
         if not debug:
             _quiet(context)
-        if not local:
+        # In YARN's cluster mode this package is itself imported from a zip, which the executors were given too.
+        if not local and PACKAGE.is_dir():
             with tempfile.TemporaryDirectory() as folder:
                 context.addPyFile(str(package_zip(Path(folder) / "pipeline.zip")))
                 yield context
