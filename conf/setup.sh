@@ -144,6 +144,8 @@ write_env() {
 # Written by conf/setup.sh; use it as:  . .venv/env.sh
 # Spark finds Python, itself and Java through these; a SPARK_CONF_DIR of your own (a cluster's) is kept.
 export VIRTUAL_ENV='$venv'
+# Without a locale Java garbles paths beyond ASCII.
+export LC_ALL="\${LC_ALL:-C.UTF-8}"
 export JAVA_HOME='$java_home'
 export PATH="\$VIRTUAL_ENV/bin:\$JAVA_HOME/bin:\$PATH"
 export SPARK_HOME='$("$venv/bin/python" -c 'import pyspark; print(pyspark.__path__[0])')'

@@ -1,6 +1,7 @@
 """Shard images so that every worker holds its share of every neighbourhood, and all of the sparse ones."""
 
 import sys
+from argparse import BooleanOptionalAction
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
@@ -21,8 +22,12 @@ def main() -> int:
         " variance, not whitened (default %(default)s)",
     )
     cli.add_cluster_flags(group, components=None)
-    group.add_argument("--whiten", action="store_true", default=None, help="scale components to equal variance")
-    group.add_argument("--no-whiten", dest="whiten", action="store_false", help="keep their variances")
+    group.add_argument(
+        "--whiten",
+        action=BooleanOptionalAction,
+        default=None,
+        help="scale components to equal variance, or keep their variances (default: the preset's)",
+    )
     group.add_argument("--n-init", type=int, default=1, metavar="R", help="k-means starts, the best kept (default 1)")
     group.add_argument(
         "--sparse-if",

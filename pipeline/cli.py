@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlparse
 
 from pipeline.dataset import reachable
 from pipeline.errors import JobError, UsageError
 from pipeline.formats import FORMATS
 from pipeline.request import Request, check_output
 from pipeline.sharding import Outcome
-from pipeline.storage import Store
+from pipeline.storage import Store, split_uri
 from pipeline.strategies import Strategy
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+MAX_IMAGE_BYTES = 1 << 28
 EPILOG = """\
 Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
 replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
@@ -48,12 +48,25 @@ def image_shape(text: str) -> tuple[int, int, int]:
     if not match or not all(map(int, match.groups())):
         raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
     channels, height, width = map(int, match.groups())
+    if channels * height * width > MAX_IMAGE_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
     return channels, height, width
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def add_input_flags(flags: argparse.ArgumentParser) -> None:
     group = flags.add_argument_group("input")
-    group.add_argument("--input", required=True, metavar="URI", help="folder or file of labelled images")
+    group.add_argument(
+        "--input",
+        required=True,
+        metavar="URI",
+        help="folder or file of labelled images; of a folder with training and test files, the training side",
+    )
     group.add_argument(
         "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
     )
@@ -79,7 +92,7 @@ def add_output_flags(flags: argparse.ArgumentParser) -> None:
 def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group = flags.add_argument_group("run")
     if seed:
-        group.add_argument("--seed", type=int, default=0, metavar="S", help="seed of everything random (default 0)")
+        group.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of everything random (default 0)")
     interval = group.add_mutually_exclusive_group()
     interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
     interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
@@ -166,7 +179,10 @@ def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
         flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
         if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
-        result[action.dest] = value if flag else flags._get_value(action, str(value))
+        try:
+            result[action.dest] = value if flag else flags._get_value(action, str(value))
+        except argparse.ArgumentError as error:
+            raise UsageError(f"--config {path}: {key} = {value!r}: {error.message}") from None
         if action.choices is not None and result[action.dest] not in action.choices:
             raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
     return result
@@ -176,6 +192,9 @@ def request_of(args: argparse.Namespace) -> Request:
     interval = {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
     if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
         raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
+
+    if args.run_id and (not re.fullmatch(r"[\w:+.-]+", args.run_id) or ".." in args.run_id):
+        raise UsageError(f"--run-id {args.run_id!r} may hold letters, digits and _ : + . - only")
 
     def filled(uri: str | None) -> str | None:
         if uri is None:
@@ -207,7 +226,7 @@ def request_of(args: argparse.Namespace) -> Request:
 def preflight(request: Request) -> None:
     """What can be refused before Spark starts: it takes seconds, a typing error should not."""
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
-    if any(urlparse(uri).scheme == "hdfs" and not urlparse(uri).port for uri in uris):
+    if any(split_uri(uri)[0] == "hdfs" and ":" not in split_uri(uri)[1] for uri in uris):
         return  # only Spark knows all settings of name services and of the default file system
     store = Store()
     check_output(store, request)
@@ -252,7 +271,7 @@ def execute(main: Callable[[], int]) -> NoReturn:
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
-        code = _fail("interrupted; a set is committed whole or not at all, so rerun the same command", 130, debug)
+        code = _fail("interrupted; a set is committed whole or not at all, so rerun the same command", 1, debug)
     except (OSError, MemoryError) as error:
         code = _fail(f"{error or type(error).__name__}", 1, debug)
     except Exception as error:  # what a task or the JVM raised: the cause, not the trace

@@ -35,7 +35,13 @@ from pipeline.storage import Store
 ATTEMPTS = "_attempts"
 LEASE_S = 60.0
 BEAT_S = 5.0
-OWNED = re.compile(r"(worker=\d+|_eval)/part-\d{5}-\w+\.parquet|_model/.+")  # what a sweep may delete
+# What a sweep may delete; everything else under OUTPUT is somebody else's.
+OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_model")
+OWNED = re.compile(
+    r"(worker=\d+|_eval)/part-\d{5}-\w+\.parquet|_model/\w+/[\w-]+/(metadata/(part-00000|_SUCCESS)|arrays\.npz)"
+)
+DERIVED = ("report.html", "quality.json")  # made after a commit, from it; stale once another set is committed
+DERIVED_PART = re.compile(r"_(report\.html|quality\.json)-[0-9a-f]{8}")
 MOVERS = 8
 
 
@@ -78,14 +84,20 @@ class Attempt:
         self.id = uuid.uuid4().hex[:12]
         self.folder = f"{output}/{ATTEMPTS}/{self.id}"
         self.lock = f"{output}/{ATTEMPTS}/lock"
+        self._made_output = False
         self._stop = threading.Event()
         self._beater = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Attempt:
-        self.store.makedirs(self.folder)
-        self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
-        self._beater.start()
-        self.remove_abandoned()
+        self._made_output = not self.store.exists(self.output)
+        try:
+            self.store.makedirs(self.folder)
+            self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
+            self._beater.start()
+            self.remove_abandoned()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,10 +106,9 @@ class Attempt:
             self._beater.join()
         with suppress(OSError):  # what cannot be removed now is the next run's to remove
             self.store.delete(self.folder)
-            if not self.store.list(f"{self.output}/{ATTEMPTS}"):
-                self.store.delete(f"{self.output}/{ATTEMPTS}")
-            if not self.store.list(self.output):  # a refused run leaves no empty folder behind
-                self.store.delete(self.output)
+        self.store.remove_empty(f"{self.output}/{ATTEMPTS}")
+        if self._made_output:  # a run that failed leaves no empty folder behind
+            self.store.remove_empty(self.output)
 
     def _beat(self) -> None:
         fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
@@ -211,6 +222,8 @@ class Attempt:
                 raise JobError(f"{self.output}: this attempt lost the commit lock (was it frozen?); rerun")
             self.store.rename(staged, f"{self.output}/{NAME}", overwrite=True)
             committed = ShardSet(self.store, self.output, manifest)
+            for name in DERIVED:
+                self.store.delete(f"{self.output}/{name}")
             self.sweep(committed)
             return committed
 
@@ -222,25 +235,23 @@ class Attempt:
         """Delete files in the set's folders that its manifest does not list; call under the lock. Returns how many."""
         keep = committed.paths()
         removed = 0
-        for folder in self.store.list(self.output):
-            if folder.is_dir and folder.name.startswith(("worker=", "_eval", "_model")):
-                removed += self._sweep_folder(folder.path, folder.name, keep)
+        for entry in self.store.list(self.output):
+            if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
+                removed += self._sweep_folder(entry.path, entry.name, keep)
+            elif DERIVED_PART.fullmatch(entry.name):
+                self.store.delete(entry.path)
         return removed
 
     def _sweep_folder(self, folder: str, relative: str, keep: set[str]) -> int:
-        removed = left = 0
+        removed = 0
         for entry in self.store.list(folder):
             path = f"{relative}/{entry.name}"
-            if entry.is_dir:
+            if entry.is_dir and not entry.is_link:
                 removed += self._sweep_folder(entry.path, path, keep)
-                left += self.store.exists(entry.path)
-            elif path in keep or not OWNED.fullmatch(path):
-                left += 1
-            else:
+            elif path not in keep and OWNED.fullmatch(path):
                 self.store.delete(entry.path)
                 removed += 1
-        if not left:
-            self.store.delete(folder)
+        self.store.remove_empty(folder)
         return removed
 
 

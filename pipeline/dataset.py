@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,7 +25,7 @@ COMPANIONS = {
     "batches.meta", "batches.meta.txt", "meta", "readme.html",
     "fine_label_names.txt", "coarse_label_names.txt",
 }  # fmt: skip
-EVALUATION_PREFIXES = ("test", "val", "eval")
+EVALUATION = re.compile(r"(test|val|validation|eval)(?![A-Za-z])")  # test_batch.bin, val-0.parquet; not values.parquet
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -115,7 +117,7 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
         if entry.is_dir:
             raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
         files.append(entry)
-    tests = [file for file in files if file.name.startswith(EVALUATION_PREFIXES)]
+    tests = [file for file in files if EVALUATION.match(file.name)]
     if tests and len(tests) < len(files):
         files = tests if evaluation else [file for file in files if file not in tests]
     if not files:
@@ -131,6 +133,10 @@ def reachable(store: Store, uri: str) -> FileInfo:
         raise DataError(f"{uri} does not exist; check --input") from None
     except PermissionError as error:
         raise DataError(f"{uri} cannot be read: permission denied ({error})") from None
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise DataError(f"{uri} does not exist: {error.strerror}; check --input") from None
+        raise
 
 
 def _listed(store: Store, uri: str) -> list[FileInfo]:
@@ -167,13 +173,17 @@ def discover(
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
         if error:
             raise DataError(error)
+        if file.rows == 0 and kind.may_be_empty and len(entries) > 1:
+            continue
         if file.rows == 0:
             raise DataError(f"{entry.path} is empty: 0 rows; remove it or restore it")
         files.append(file)
         layouts.append((entry, layout))
+    if not files:
+        raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
     first_entry, merged = layouts[0]
     for entry, layout in layouts[1:]:
-        if (layout.shape, layout.coarse) != (merged.shape, merged.coarse):
+        if layout != merged:
             raise DataError(
                 f"mixed layouts: {first_entry.path} holds {merged.describe()}, {entry.path} holds {layout.describe()}"
             )

@@ -48,7 +48,7 @@ class ShardSet:
 
 
 def dumps(manifest: dict[str, Any]) -> bytes:
-    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_committed(store: Store, uri: str) -> ShardSet | None:
@@ -81,7 +81,11 @@ def open_committed(store: Store, uri: str) -> ShardSet:
 def missing_file(shards: ShardSet) -> str | None:
     """The first listed file that is absent or of another size, as a line; None when all are there. O(files)."""
     folders: dict[str, dict[str, int]] = {}
-    for file in shards.files():
+    beside = [ShardFile(**file) for file in (shards.manifest.get("eval") or {}).get("files", [])]
+    for path in [file["path"] for file in (shards.manifest.get("model") or {}).get("files", [])]:
+        if not shards.store.exists(f"{shards.uri}/{path}"):
+            return f"{shards.uri}/{path} is missing"
+    for file in [*shards.files(), *beside]:
         folder, _, name = file.path.rpartition("/")
         if folder not in folders:
             folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}

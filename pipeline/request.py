@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
 from pipeline.manifest import FORMAT_VERSION
+from pipeline.scan import MAX_CLASSES
 from pipeline.storage import Store
 from pipeline.strategies import Strategy
 
@@ -30,6 +33,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
+        if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
+            raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
 
 
 def check_output(store: Store, request: Request) -> str:
@@ -37,14 +42,24 @@ def check_output(store: Store, request: Request) -> str:
     output = store.resolve(request.output)
     for given in filter(None, (request.input, request.eval_input)):
         source = store.resolve(given)
-        if output == source or source.startswith(output + "/") or output.startswith(source + "/"):
+        ours, theirs = (_real(path).rstrip("/") + "/" for path in (output, source))
+        if ours.startswith(theirs) or theirs.startswith(ours):
             raise UsageError(f"--output {output} and the input {source} overlap; choose a folder of its own")
     try:
         if not store.info(output).is_dir:
             raise UsageError(f"--output {output} is a file; choose a folder")
     except FileNotFoundError:
         pass
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise UsageError(f"--output {output} cannot be a folder: {error.strerror}; choose another") from None
+        raise
     return output
+
+
+def _real(path: str) -> str:
+    """A local path without links, so that a set never replaces what it is read from."""
+    return path if path.startswith("hdfs:") else os.path.realpath(path)
 
 
 def identity(request: Request, strategy: Strategy) -> str:

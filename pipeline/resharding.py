@@ -10,10 +10,11 @@ from pyspark import SparkContext
 
 from pipeline.assign import Ints, count_by_chunk
 from pipeline.committed import CommittedDataset, committed_dataset
-from pipeline.dataset import discover, serial
+from pipeline.dataset import Dataset
 from pipeline.errors import DataError, UsageError
+from pipeline.formats import DataFile
 from pipeline.images import Images, run_on
-from pipeline.manifest import ShardSet, open_committed
+from pipeline.manifest import ShardFile, ShardSet, open_committed
 from pipeline.modelfile import store_of
 from pipeline.progress import Progress
 from pipeline.request import Request, check_output
@@ -33,8 +34,9 @@ def reshard(context: SparkContext, request: Request, progress: Progress) -> Outc
         dataset = committed_dataset(shards)
         beside = None
         if shards.manifest["eval"]:
-            classes = shards.manifest["labels"]["num_classes"]
-            beside = discover(store, f"{shards.uri}/_eval", run=serial, format="parquet", num_classes=classes)
+            listed = [ShardFile(**file) for file in shards.manifest["eval"]["files"]]
+            files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
+            beside = Dataset(store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
         progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")
     if request.num_workers > dataset.rows and not request.allow_empty:
         raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")

@@ -73,6 +73,8 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
             raise DataError(
                 f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
             )
+        if beside and {file.path for file in beside.files} & {file.path for file in dataset.files}:
+            raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
         size = "x".join(map(str, dataset.layout.shape))
         progress.report(f"{dataset.rows:,} rows of {size} in {len(dataset.files)} {dataset.format} files")
     if request.num_workers > dataset.rows and not request.allow_empty:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, BinaryIO, Protocol, cast
-from urllib.parse import urlparse
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -31,10 +31,13 @@ HDFS_DEFAULTS = {
 }
 
 
+LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: a lost DataNode or connection, but no missing file or right."""
     final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
-    return isinstance(error, OSError) and not isinstance(error, final) and error.errno != errno.ENOSPC
+    return isinstance(error, OSError) and not isinstance(error, final) and error.errno not in LASTING
 
 
 # The NameNode sends writers to a dead DataNode until it misses its heartbeat: seconds to half a minute.
@@ -51,6 +54,7 @@ class FileInfo:
     bytes: int
     modified_ms: int
     is_dir: bool
+    is_link: bool = False
 
     @property
     def name(self) -> str:
@@ -68,6 +72,7 @@ class Files(Protocol):
     def makedirs(self, path: str) -> None: ...
     def rename(self, source: str, target: str, overwrite: bool) -> None: ...
     def delete(self, path: str) -> None: ...
+    def remove_empty(self, path: str) -> None: ...
 
 
 class LocalFiles:
@@ -77,7 +82,16 @@ class LocalFiles:
         return FileInfo(path, 0 if is_dir else status.st_size, status.st_mtime_ns // 1_000_000, is_dir)
 
     def list(self, path: str) -> list[FileInfo]:
-        return [self.info(entry.path) for entry in os.scandir(path)]
+        found = []
+        for entry in os.scandir(path):
+            link = entry.is_symlink()
+            try:
+                status = os.stat(entry.path, follow_symlinks=os.path.exists(entry.path))
+            except FileNotFoundError:
+                continue  # gone since the listing began
+            size, milliseconds = (0 if entry.is_dir() else status.st_size), status.st_mtime_ns // 1_000_000
+            found.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link))
+        return found
 
     def open(self, path: str) -> BinaryIO:
         return open(path, "rb")
@@ -112,6 +126,9 @@ class LocalFiles:
         elif os.path.lexists(path):
             os.unlink(path)
 
+    def remove_empty(self, path: str) -> None:
+        os.rmdir(path)
+
 
 class HdfsFiles:
     """HDFS through hdfs-native; one client a process and name service."""
@@ -144,14 +161,14 @@ class HdfsFiles:
             raise OSError(f"{path}: {first}{advice}") from error
 
     def _path(self, uri: str) -> str:
-        return urlparse(uri).path or "/"
+        return uri.removeprefix(self.root) or "/"
 
     def info(self, path: str) -> FileInfo:
         with self._errors(path):
             return self._info(self.client.get_file_info(self._path(path)))
 
     def _info(self, status: Any) -> FileInfo:
-        path = self.root + urlparse(status.path).path
+        path = self.root + (split_uri(status.path)[2] or "/")
         return FileInfo(path, status.length, status.modification_time, status.isdir)
 
     def list(self, path: str) -> list[FileInfo]:
@@ -186,6 +203,17 @@ class HdfsFiles:
         with self._errors(path):
             self.client.delete(self._path(path), recursive=True)
 
+    def remove_empty(self, path: str) -> None:
+        with self._errors(path):
+            self.client.delete(self._path(path), recursive=False)
+
+
+def split_uri(uri: str) -> tuple[str, str, str]:
+    """(scheme, authority, path); the path as it stands, whatever #, ? or ; it holds."""
+    match = re.fullmatch(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)|(file|hdfs):(?!//))?(.*)", uri, re.DOTALL)
+    assert match, "the pattern matches every text"
+    return match[1] or match[3] or "", match[2] or "", match[4]
+
 
 @lru_cache(maxsize=16)
 def _hdfs(authority: str, conf: tuple[tuple[str, str], ...], _pid: int) -> HdfsFiles:
@@ -202,22 +230,26 @@ class Store:
 
     def resolve(self, uri: str) -> str:
         """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS."""
-        parts = urlparse(uri)
+        scheme, authority, path = split_uri(uri)
         if not uri:
             raise UsageError("an empty path names no file or folder")
-        if parts.scheme in ("", "file"):
-            return os.path.abspath(parts.path if parts.scheme else uri)
-        if parts.scheme != "hdfs":
-            raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use file: or hdfs:")
-        authority = parts.netloc or urlparse(dict(self.conf).get("fs.defaultFS", "")).netloc
+        if scheme in ("", "file"):
+            if authority not in ("", "localhost"):
+                raise UsageError(f"{uri} names the host {authority!r}; a file: path is local, write file:///path")
+            return "/" + os.path.abspath(path).lstrip("/")
+        if scheme != "hdfs":
+            raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file: or hdfs:")
+        authority = authority or split_uri(dict(self.conf).get("fs.defaultFS", ""))[1]
         if not authority:
             raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
-        return f"hdfs://{authority}{os.path.normpath(parts.path or '/')}"
+        if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
+            raise UsageError(f"{uri}: {authority!r} is not host:port")
+        return f"hdfs://{authority}/" + os.path.normpath(path or "/").lstrip("/")
 
     def files(self, uri: str) -> Files:
         if not uri.startswith("hdfs://"):
             return LocalFiles()
-        return _hdfs(urlparse(uri).netloc, self.conf, os.getpid())  # a forked task needs a client of its own
+        return _hdfs(split_uri(uri)[1], self.conf, os.getpid())  # a forked task needs a client of its own
 
     def info(self, uri: str) -> FileInfo:
         return self.files(uri).info(uri)
@@ -225,7 +257,7 @@ class Store:
     def exists(self, uri: str) -> bool:
         try:
             self.info(uri)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
@@ -277,4 +309,10 @@ class Store:
         self.files(source).rename(source, target, overwrite)
 
     def delete(self, uri: str) -> None:
+        """A file, or a folder with all that is in it."""
         self.files(uri).delete(uri)
+
+    def remove_empty(self, uri: str) -> None:
+        """A folder that holds nothing; one that holds anything, or is not there, stays as it is."""
+        with suppress(OSError):
+            self.files(uri).remove_empty(uri)

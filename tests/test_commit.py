@@ -229,3 +229,55 @@ def test_what_is_not_a_committed_set_is_refused_in_one_line(tmp_path, text, expe
         (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=expected):
         open_committed(Store(), str(tmp_path))
+
+
+def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path):
+    output, elsewhere = tmp_path / "o", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious.txt").write_text("keep")
+    commit(Store(), output, "a", 2)
+    (output / "latest").symlink_to("gone")
+    (output / "worker=000" / "dangling").symlink_to("gone")
+    (output / "_model" / "kept").symlink_to(elsewhere)
+    (output / "_model_notes").mkdir()
+    commit(Store(), output, "b", 2)
+    assert whole(output) == "b"
+    assert (elsewhere / "precious.txt").read_text() == "keep"
+    assert (output / "latest").is_symlink()
+    assert (output / "_model_notes").is_dir()
+
+
+def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path):
+    with Attempt(Store(), str(tmp_path)):
+        pass
+    assert tmp_path.is_dir()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path):
+    commit(Store(), tmp_path, "a", 1)
+    for name in ("report.html", "quality.json", "_report.html-0123abcd"):
+        (tmp_path / name).write_text("of a")
+    commit(Store(), tmp_path, "b", 1)
+    assert files_below(tmp_path) == {*contents("b", 1), "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("/a#b?c;d", "/a#b?c;d"),
+        ("file:///a#b", "/a#b"),
+        ("file:/a/../b/", "/b"),
+        ("//tmp//x", "/tmp/x"),
+        ("hdfs://h:1/a?b#c;d", "hdfs://h:1/a?b#c;d"),
+        ("hdfs:///a", "hdfs://n:9/a"),
+    ],
+)
+def test_paths_are_kept_to_the_letter(uri, expected):
+    assert Store((("fs.defaultFS", "hdfs://n:9"),)).resolve(uri) == expected
+
+
+@pytest.mark.parametrize("uri", ["", "s3://b/x", "file://host/x", "hdfs://h:abc/x", "hdfs:///x"])
+def test_uris_that_name_no_place_are_refused(uri):
+    with pytest.raises(UsageError):
+        Store().resolve(uri)

@@ -149,6 +149,34 @@ def test_official_folders_give_their_training_or_their_test_side(tmp_path, rows)
     assert found(folder / "test_batch.bin").rows == 100
 
 
+def test_only_names_of_test_files_make_test_files(tmp_path):
+    columns = {"image": [b"0" * 3072] * 4, "label": [1] * 4}
+    for name in ("images", "values", "tested"):
+        write_parquet(tmp_path / "c", columns)
+        (tmp_path / "c" / "part-0.parquet").rename(tmp_path / "c" / f"{name}-1.parquet")
+    assert found(tmp_path / "c").rows == 12
+    write_parquet(tmp_path / "c", columns)
+    (tmp_path / "c" / "part-0.parquet").rename(tmp_path / "c" / "test-00000-of-00001.parquet")
+    assert found(tmp_path / "c").rows == 12
+    assert found(tmp_path / "c", evaluation=True).rows == 4
+
+
+def test_the_empty_part_files_that_spark_writes_are_passed_over(tmp_path, rows):
+    folder = write_parquet(tmp_path / "c", {"image": [i.tobytes() for i in rows[1]], "label": rows[0]})
+    empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int32())})
+    pq.write_table(empty, folder / "part-1.parquet")
+    assert found(folder).rows == 2500
+    (folder / "part-0.parquet").unlink()
+    with pytest.raises(DataError, match="0 rows"):
+        found(folder)
+
+
+def test_raw_pixels_that_begin_like_a_jpeg_are_pixels(tmp_path):
+    raw = b"\xff\xd8\xff" + bytes(3069)
+    dataset = found(write_parquet(tmp_path / "c", {"image": [raw] * 3, "label": [1] * 3}))
+    assert whole(dataset)[1][0].tobytes() == raw
+
+
 def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     """name: (input, what the line must say)."""
     labels, images = make_rows(300)
@@ -186,7 +214,25 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     short = write_pickles(tmp_path / "short", labels, images)
     batch = {b"data": images[:10], b"labels": [1] * 9}
     (short / "data_batch_9").write_bytes(pickle.dumps(batch, protocol=2))
+    rotten = write_parquet(tmp_path / "rotten", {"image": [b"0" * 3072] * 900, "label": [1] * 900})
+    data = bytearray((rotten / "part-0.parquet").read_bytes())
+    data[4:400] = bytes(396)
+    (rotten / "part-0.parquet").write_bytes(data)
+    struct = write_parquet(tmp_path / "struct", {"image": [{"path": "x"}] * 3, "label": [1] * 3})
+    first = write_parquet(tmp_path / "first", {"image": [b"\x89PNG broken"] * 3, "label": [1] * 3})
+    huge = write_pickles(tmp_path / "huge", labels, images)
+    batch = {b"data": images[:2], b"labels": [1, 2**32 + 3]}
+    (huge / "data_batch_9").write_bytes(pickle.dumps(batch, protocol=2))
+    link = tmp_path / "link"
+    link.mkdir()
+    (link / "data_batch_1.bin").symlink_to("gone")
     return {
+        "a damaged page": (rotten, "part-0.parquet is damaged"),
+        "a struct without bytes": (struct, "part-0.parquet is damaged"),
+        "a broken first PNG": (first, "part-0.parquet is damaged"),
+        "a label beyond 32 bits": (huge, "labels holds a label outside"),
+        "a path through a file": (torn / "part-0.parquet" / "x", "does not exist"),
+        "a dangling link": (link, "data_batch_1.bin"),
         "a missing path": (tmp_path / "nowhere", "nowhere does not exist"),
         "an empty folder": (empty, "holds no data files"),
         "an empty file": (hollow, "data_batch_3.bin"),
@@ -214,6 +260,8 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
 
 
 CASES = [
+    "a damaged page", "a struct without bytes", "a broken first PNG", "a label beyond 32 bits", "a path through a file",
+    "a dangling link",
     "a missing path", "an empty folder", "an empty file", "a truncated file", "a wrong record size",
     "a label out of range", "mixed layouts", "a stray file", "a folder inside", "a torn Parquet file",
     "images of two sizes", "a null label", "no label column", "labels that are fractions", "a negative label",

@@ -73,6 +73,14 @@ def test_every_job_explains_itself_and_shadows_no_standard_module(job):
         (["--workers", "2", "--ds", "yesterday"], ["--ds", "yesterday"]),
         (["--workers", "2", "--ds", "2026-01-01", "--run-id", "x"], ["--run-id", "not allowed with"]),
         (["--workers", "2", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),
+        (["--workers", "2", "--components", "nan"], ["--components", "nan"]),
+        (["--workers", "2", "--components", "inf"], ["--components", "inf"]),
+        (["--workers", "2", "--tol", "nan"], ["--tol", "nan"]),
+        (["--workers", "2", "--seed", "-1"], ["--seed", "'-1'"]),
+        (["--workers", "2", "--num-classes", "-1"], ["--num-classes must be in 1..65536, got -1"]),
+        (["--workers", "2", "--clusters", "5000"], ["--clusters", "at most 4096, got 5000"]),
+        (["--workers", "2", "--image-shape", "4294967296x4294967296x1"], ["--image-shape"]),
+        (["--workers", "2", "--run-id", "../x"], ["--run-id", "'../x'"]),
         (["--workers", "2", "--no-such-flag"], ["--no-such-flag"]),
     ],
 )
@@ -89,6 +97,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(source, tmp_path, args, par
         ("max_iter = [1]", "max_iter = [1]"),
         ('sparse_if = "gt"', "choose one of le, lt"),
         ("max_iter = ", "Invalid value"),
+        ('workers = "abc"', "workers = 'abc'"),
     ],
 )
 def test_a_broken_defaults_file_is_one_line_and_exit_2(source, tmp_path, text, part):
@@ -106,6 +115,12 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source, tmp_path
     (tmp_path / "file").write_text("x")
     done = direct("stratified.py", "--input", source, "--output", tmp_path / "file", *flags)
     assert_one_line(done, 2, "is a file; choose a folder")
+    done = direct("stratified.py", "--input", source, "--output", tmp_path / "file" / "x", *flags)
+    assert_one_line(done, 2, "cannot be a folder")
+    (tmp_path / "link").symlink_to(source)
+    done = direct("stratified.py", "--input", source, "--output", tmp_path / "link", *flags)
+    assert_one_line(done, 2, "overlap")
+    (tmp_path / "link").unlink()
     done = direct("stratified.py", "--input", "s3://bucket/x", "--output", tmp_path / "o", *flags)
     assert_one_line(done, 2, "'s3' is not supported")
     done = direct("stratified.py", "--input", source, "--output", tmp_path / "{ds}", *flags)
@@ -115,8 +130,9 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source, tmp_path
 
 def test_a_run_its_rerun_another_configuration_and_an_overwrite(source, tmp_path):
     """One life of an output, by spark-submit, from a folder that is not the checkout."""
-    output = tmp_path / "o"
-    flags = ["--input", source, "--eval-input", source / "data_batch_2.bin", "--output", output, "--workers", 3]
+    output, held_out = tmp_path / "o", tmp_path / "held-out.bin"
+    held_out.write_bytes((source / "data_batch_2.bin").read_bytes())
+    flags = ["--input", source, "--eval-input", held_out, "--output", output, "--workers", 3]
     flags += [*SMALL, *FIT]
     done = spark_submit(JOBS / "distribution_aware.py", *flags)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.decomposition import PCA
 
 from pipeline import images as images_module
 from pipeline.dataset import ranges
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.manifest import open_committed
 from pipeline.progress import Progress
 from pipeline.request import Request
@@ -130,7 +131,9 @@ def test_another_seed_gives_other_shards(spark, source, tmp_path, name):
 @pytest.mark.parametrize("name", list(STRATEGIES))
 @pytest.mark.parametrize(("before", "after"), [(4, 7), (13, 2)])
 def test_resharding_gives_what_the_job_itself_would_write(spark, source, tmp_path, name, before, after):
-    run(spark, source[0], tmp_path / "n", make(name), before, eval_input=str(source[0] / "data_batch_1.bin"))
+    extra = tmp_path / "eval.bin"
+    extra.write_bytes((source[0] / "data_batch_1.bin").read_bytes())
+    run(spark, source[0], tmp_path / "n", make(name), before, eval_input=str(extra))
     direct = run(spark, source[0], tmp_path / "m", make(name), after)
     request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=after)
     moved = reshard(spark.sparkContext, request, QUIET).shards.manifest
@@ -145,6 +148,23 @@ def test_resharding_gives_what_the_job_itself_would_write(spark, source, tmp_pat
         ]
         copies = [tmp_path / "r" / f["path"] for f in moved["model"]["files"]]
         assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in sources]
+
+
+def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_ones(spark, source, tmp_path):
+    options = {"eval_input": str(source[0] / "data_batch_1.bin"), "overwrite": True}
+    run(spark, source[0] / "data_batch_2.bin", tmp_path / "n", make("round_robin"), 3, **options)
+    (found,) = (tmp_path / "n" / "_eval").iterdir()
+    (tmp_path / "n" / "_eval" / "part-00000-leftover.parquet").write_bytes(found.read_bytes())
+    request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=2)
+    assert reshard(spark.sparkContext, request, QUIET).shards.manifest["eval"]["rows"] == 867
+    found.unlink()
+    with pytest.raises(DataError, match="is missing; the set is damaged"):
+        reshard(spark.sparkContext, replace(request, num_workers=4), QUIET)
+
+
+def test_evaluation_rows_that_are_training_rows_are_refused(spark, source, tmp_path):
+    with pytest.raises(UsageError, match="read the same files"):
+        run(spark, source[0], tmp_path / "o", make("random"), 2, eval_input=str(source[0]))
 
 
 def test_sizes_differ_by_at_most_one_for_round_robin_and_random(spark, source, tmp_path):

@@ -45,6 +45,8 @@ def _vote(store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> s
         head = store.read_range(file.path, 0, 1 << 18)
     except PermissionError:
         raise DataError(f"{file.path} cannot be read: permission denied") from None
+    except FileNotFoundError:
+        raise DataError(f"{file.path} is listed but not there: a dangling link, or removed just now") from None
     for name, kind in FORMATS.items():
         if kind.recognises(file, head, shape):
             return name

@@ -24,7 +24,8 @@ class Layout:
 
     def describe(self) -> str:
         size = "x".join(map(str, self.shape))
-        return f"{size} images" + (" with coarse labels" if self.coarse else "")
+        classes = f" of {self.num_classes} classes" if self.num_classes else ""
+        return f"{size} images{classes}" + (" with coarse labels" if self.coarse else "")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Format(Protocol):
     @property
     def opens(self) -> bool:
         """Whether a survey must open the file, so belongs into a task."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a file without rows among others is ordinary, as Spark writes them."""
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         """Whether a file that begins with ``head`` (up to 256 KiB) has this layout."""

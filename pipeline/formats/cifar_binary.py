@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,9 +22,10 @@ class FixedRecords:
     label_bytes: int
     limits: tuple[int, ...]
     opens: bool = False
+    may_be_empty: bool = False
 
     def record_bytes(self, shape: tuple[int, int, int] | None) -> int:
-        return self.label_bytes + int(np.prod(shape or CIFAR_SHAPE))
+        return self.label_bytes + math.prod(shape or CIFAR_SHAPE)
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         size = self.record_bytes(shape)

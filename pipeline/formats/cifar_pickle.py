@@ -91,6 +91,8 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
         labels = np.asarray(values)
         if labels.dtype.kind not in "iu" or labels.shape != (rows,):
             raise ValueError
+        if rows and not 0 <= labels.min() <= labels.max() < 1 << 31:
+            raise DataError(f"{path}: {key.decode()} holds a label outside 0..{(1 << 31) - 1}")
     except ValueError:
         raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one a row of data") from None
     return labels.astype(np.int32)
@@ -100,6 +102,7 @@ class CifarPickle:
     """One file is one pickle: it is read whole, by the task that needs it, never by the driver."""
 
     opens = True
+    may_be_empty = False
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")

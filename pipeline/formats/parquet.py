@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from pipeline.errors import DataError
 from pipeline.formats.base import CIFAR_SHAPE, Columns, DataFile, Layout
@@ -63,6 +65,30 @@ def _shape(value: Any) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def is_encoded(data: bytes, pixels: int) -> bool:
+    """Whether an image is PNG or JPEG. Raw pixels may begin like one, but have the raw length."""
+    return data.startswith(ENCODED) and len(data) != pixels
+
+
+@contextmanager
+def broken_is_data_error(path: str) -> Iterator[None]:
+    """What pyarrow, Pillow and JSON raise for a damaged file, as one line; HDFS's own failures pass."""
+    try:
+        yield
+    except (
+        ValueError,
+        KeyError,
+        pa.ArrowException,
+        Image.DecompressionBombError,
+        UnidentifiedImageError,
+    ) as error:
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+    except OSError as error:
+        if path.startswith("hdfs:") or isinstance(error, PermissionError):
+            raise
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
 def decode(data: bytes) -> npt.NDArray[np.uint8]:
     """An encoded image as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB."""
     with Image.open(io.BytesIO(data)) as image:
@@ -72,11 +98,16 @@ def decode(data: bytes) -> npt.NDArray[np.uint8]:
 
 class ParquetImages:
     opens = True
+    may_be_empty = True
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return head[:4] == b"PAR1"
 
     def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        with broken_is_data_error(file.path):
+            return self._survey(store, file, shape)
+
+    def _survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         parquet = _open(store, file.path)
         schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
         image = _pick(schema, IMAGE_COLUMNS, file.path)
@@ -86,12 +117,15 @@ class ParquetImages:
         if rows == 0:
             return data, Layout(shape or CIFAR_SHAPE, coarse=coarse)
         first = _payload(next(parquet.iter_batches(1, columns=[image])).column(0))[0].as_py()
+        if first is None:
+            raise DataError(f"{file.path}, row 0: the image is null")
         if not isinstance(first, bytes):
             raise DataError(f"{file.path}: column {image} is {schema.field(image).type}, not binary images")
-        found = decode(first).shape if first.startswith(ENCODED) else None
-        shape = found or declared_shape(schema, image) or shape or CIFAR_SHAPE
-        assert shape is not None
-        if found is None and len(first) != int(np.prod(shape)):
+        shape = declared_shape(schema, image) or shape or CIFAR_SHAPE
+        if is_encoded(first, math.prod(shape)):
+            channels, height, width = decode(first).shape
+            shape = (channels, height, width)
+        elif len(first) != math.prod(shape):
             size = "x".join(map(str, shape))
             raise DataError(f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape")
         return data, Layout(shape, coarse=coarse)
@@ -110,7 +144,8 @@ class ParquetImages:
             rows = parquet.metadata.row_group(group).num_rows
             low, high = max(start - first, 0), min(stop - first, rows)
             if low < high:
-                table = parquet.read_row_group(group, columns=names).slice(low, high - low)
+                with broken_is_data_error(file.path):
+                    table = parquet.read_row_group(group, columns=names).slice(low, high - low)
                 for at in range(0, high - low, BLOCK_ROWS):
                     part = table.slice(at, BLOCK_ROWS)
                     record = first + low + at
@@ -129,7 +164,7 @@ class ParquetImages:
         if values.null_count:
             row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"{path}, row {row}: the image is null")
-        if not values[0].as_py().startswith(ENCODED):
+        if not is_encoded(values[0].as_py(), pixels):
             return raw_images(values, pixels, path, first)
         out = np.empty((len(values), pixels), np.uint8)
         for at, value in enumerate(values):

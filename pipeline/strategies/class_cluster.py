@@ -12,12 +12,11 @@ from pyspark import RDD
 
 from pipeline.assign import Ints, Start, count_by_chunk
 from pipeline.dataset import Block
-from pipeline.errors import UsageError
 from pipeline.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_gathered
 from pipeline.lloyd import Fit, nearest
 from pipeline.projection import Projection
 from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
-from pipeline.strategies.neighbourhoods import LabelledPoints, check_components, fit_pca, projected
+from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,7 @@ class ClassCluster(Strategy):
     start: Start = "carry"
 
     def __post_init__(self) -> None:
-        check_components(self.components)
-        if self.clusters is not None and self.clusters < 1:
-            raise UsageError(f"--clusters must be at least 1, got {self.clusters}")
+        check_fit(self.components, self.clusters, self.max_iter, self.tol)
 
     def fit(self, context: Context) -> Fitted:
         sizes = context.scan.label_counts.sum(axis=0)

@@ -16,7 +16,7 @@ from pipeline.lloyd import nearest
 from pipeline.pca import BlockPCAModel
 from pipeline.projection import Neighbourhoods
 from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
-from pipeline.strategies.neighbourhoods import LabelledPoints, check_components, fit_pca, projected
+from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
 
 Engine = Literal["block", "spark-ml"]
 PRESETS: dict[str, dict[str, Any]] = {
@@ -54,11 +54,9 @@ class DistributionAware(Strategy):
     engine: Engine = "block"
 
     def __post_init__(self) -> None:
-        check_components(self.components)
-        if self.clusters is not None and self.clusters < 1:
-            raise UsageError(f"--clusters must be at least 1, got {self.clusters}")
-        if self.max_iter < 1 or self.n_init < 1:
-            raise UsageError(f"--max-iter and --n-init must be at least 1, got {self.max_iter} and {self.n_init}")
+        check_fit(self.components, self.clusters, self.max_iter, self.tol)
+        if self.n_init < 1:
+            raise UsageError(f"--n-init must be at least 1, got {self.n_init}")
         if self.sparse_if not in ("le", "lt"):
             raise UsageError(f"--sparse-if must be le or lt, got {self.sparse_if!r}")
         if self.start not in ("zero", "carry"):

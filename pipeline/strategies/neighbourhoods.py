@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pyspark import RDD, StorageLevel
 from pipeline.dataset import Block
 from pipeline.errors import UsageError
 from pipeline.kmeans import Points
+from pipeline.lloyd import SAMPLE_ROWS
 from pipeline.pca import BlockPCA, BlockPCAModel
 from pipeline.projection import Projection
 from pipeline.strategies.base import Context
@@ -57,6 +59,13 @@ def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPo
         points.unpersist()
 
 
-def check_components(components: float) -> None:
-    if components <= 0 or (components > 1 and components != int(components)):
+def check_fit(components: float, clusters: int | None, max_iter: int, tol: float) -> None:
+    """Raise UsageError for what no fit can do, before anything is read."""
+    if clusters is not None and not 1 <= clusters <= SAMPLE_ROWS:
+        raise UsageError(f"--clusters must be at least 1 and at most {SAMPLE_ROWS}, got {clusters}")
+    if max_iter < 1:
+        raise UsageError(f"--max-iter must be at least 1, got {max_iter}")
+    if not (math.isfinite(tol) and tol >= 0):
+        raise UsageError(f"--tol must be a number of 0 or more, got {tol}")
+    if not math.isfinite(components) or components <= 0 or (components > 1 and components != int(components)):
         raise UsageError(f"--components must be a whole number or a share of variance in (0, 1), got {components}")
