@@ -65,7 +65,7 @@ def test_every_job_explains_itself_and_shadows_no_standard_module(job):
         (["--workers", "0"], ["--workers must be at least 1, got 0"]),
         (["--workers", "many"], ["--workers", "'many'", "--help"]),
         ([], ["required", "--workers"]),
-        (["--workers", "2", "--clusters", "0"], ["--clusters must be at least 1, got 0"]),
+        (["--workers", "2", "--clusters", "0"], ["--clusters must be at least 1 and at most 4096, got 0"]),
         (["--workers", "2", "--components", "2.5"], ["--components", "2.5"]),
         (["--workers", "2", "--components", "-1"], ["--components", "-1"]),
         (["--workers", "2", "--sparse-if", "never"], ["--sparse-if", "never"]),

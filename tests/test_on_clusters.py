@@ -211,6 +211,7 @@ def uploads(hdfs: Hdfs, small: Source, large: Source) -> dict[str, str]:
     """Both sets on HDFS, put there through WebHDFS."""
     for name, each in (("small", small), ("large", large)):
         hdfs.client().upload(f"/in/{name}", str(each.folder))
+    hdfs.client().upload("/in/small-held-out.bin", str(small.folder / "data_batch_2.bin"))
     return {name: f"{hdfs.uri}/in/{name}" for name in ("small", "large")}
 
 
@@ -252,7 +253,7 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     standalone: Standalone, hdfs: Hdfs, uploads: dict[str, str], small: Source, spark: Any, tmp_path: Path
 ) -> None:
     output, moved = f"{hdfs.uri}/standalone/out", f"{hdfs.uri}/standalone/moved"
-    held_out = f"{uploads['small']}/data_batch_2.bin"
+    held_out = f"{uploads['small']}-held-out.bin"
     given = ("--input", uploads["small"], "--output", output, *LAYOUT)
     aware = ("distribution_aware.py", *given, "--workers", 3, *FIT)
     other = ("stratified.py", *given, "--workers", 2, "--eval-input", held_out, "--no-report")
