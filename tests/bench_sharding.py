@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import resource
 import shutil
 import statistics
 import subprocess
@@ -110,7 +109,9 @@ def child(mode: str, folder: Path, output: Path) -> None:
             began = time.perf_counter()
             ours(context, folder, output)
             seconds = time.perf_counter() - began
-        python = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        # Not getrusage: its peak is inherited from the process that started this one.
+        status = Path("/proc/self/status").read_text()
+        python = int(status.partition("VmHWM:")[2].split()[0]) / 1024
         print(f"{seconds} {python}")
 
 
