@@ -29,7 +29,7 @@ BUFFER_BYTES = 512 << 20  # of buffered images a task; many workers get smaller 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """staged: where the file is now; path: its place under OUTPUT. label_counts, group_counts: dense histograms."""
+    """staged: where the file is now; path: its place under OUTPUT. label_counts: int64 [classes]."""
 
     staged: str
     path: str
@@ -157,14 +157,15 @@ class ChunkJob:
         writers: dict[int, ShardWriter] = {}
         total = mark = 0
         for block, groups, owners in self.placed(chunk):
-            total += len(block.ids)
-            mark = (mark + fingerprint(block)) & WORD
             extra = {"neighbourhood": groups} if self.grouping.neighbourhoods else {}
             for worker, rows, copy in deliveries(owners, self.table.sparse[groups], self.table.num_workers):
                 batch = record_batch(schema, block, rows, copy=copy, **{k: v[rows] for k, v in extra.items()})
                 if worker not in writers:
                     writers[worker] = self._open(worker, chunk, task, schema)
                 writers[worker].append(batch)
+                owned = rows[copy == 0]
+                total += len(owned)
+                mark = (mark + fingerprint(block, owned)) & WORD
         return WrittenChunk([writers[worker].close() for worker in sorted(writers)], total, mark)
 
     def placed(self, chunk: int) -> Iterator[tuple[Block, Ints, Ints]]:
