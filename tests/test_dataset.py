@@ -177,6 +177,17 @@ def test_raw_pixels_that_begin_like_a_jpeg_are_pixels(tmp_path):
     assert whole(dataset)[1][0].tobytes() == raw
 
 
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_a_truncated_file_that_stands_alone_is_told_where_it_breaks_off(tmp_path, label_bytes):
+    size = 3072 + label_bytes
+    labels = np.tile(np.array([[15, 77]] if label_bytes == 2 else [[7]], np.uint8), (40, 1))
+    images = np.random.default_rng(0).integers(0, 256, (40, 3072)).astype(np.uint8)
+    data = np.concatenate([labels, images], axis=1).tobytes()
+    (tmp_path / "train.bin").write_bytes(data[:-7])
+    with pytest.raises(DataError, match=f"record 39 at offset {39 * size} has {size - 7} of {size} bytes"):
+        found(tmp_path)
+
+
 def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     """name: (input, what the line must say)."""
     labels, images = make_rows(300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.errors import DataError
 from pipeline.formats.base import Columns, DataFile, Format, Layout
-from pipeline.formats.cifar_binary import Cifar10Binary, Cifar100Binary
+from pipeline.formats.cifar_binary import Cifar10Binary, Cifar100Binary, FixedRecords
 from pipeline.formats.cifar_pickle import CifarPickle
 from pipeline.formats.parquet import ParquetImages
 from pipeline.storage import FileInfo, Store
@@ -33,6 +33,11 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
         examples = {kind: path for path, kind in votes.items() if kind}
         listed = "; ".join(f"{path} is {kind}" for kind, path in sorted(examples.items()))
         raise DataError(f"mixed layouts in one input: {listed}; keep one layout a folder")
+    if not kinds:
+        head = store.read_range(unknown[0], 0, 1 << 18)
+        for name, kind in FORMATS.items():
+            if isinstance(kind, FixedRecords) and kind.resembles(head, shape):
+                return name  # the survey says where it breaks off
     size = store.info(unknown[0]).bytes
     raise DataError(
         f"{unknown[0]} ({size} bytes) is not a known layout: neither Parquet nor a CIFAR pickle, nor whole CIFAR"
