@@ -39,6 +39,13 @@ class FixedRecords:
             return True
         return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
+    def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        """Whether the labels of a file of odd length look right at this record length: then it is a broken one of
+        these."""
+        size = self.record_bytes(shape)
+        records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
+        return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
+
     def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         size = self.record_bytes(shape)
         rows, rest = divmod(file.bytes, size)
