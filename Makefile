@@ -43,7 +43,7 @@ demo: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated set) ov
 	    --input "$$data" --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
 test: $(READY_DEV) ## run the linter, the type checker and the tests
-	@$(ENV); ruff check .; ruff format --check .; mypy pipeline; SPARK_LOCAL_IP=127.0.0.1 python -m pytest $(ARGS)
+	@$(ENV); ruff check .; ruff format --check .; mypy pipeline trainer; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 fetch: $(READY) ## download NAME=cifar10|cifar100 from its home page to TO (a folder or hdfs:// URI)
 	@$(ENV); python -m pipeline fetch '$(NAME)' --to '$(TO)' $(ARGS)

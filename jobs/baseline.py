@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
 from pipeline import cli
+from pipeline.commandline import parse
 from pipeline.jobs import run_sharding
 from pipeline.strategies import STRATEGIES
 
@@ -21,7 +22,7 @@ def main() -> int:
         help="round_robin: row i to worker i mod N; random: a permutation, then round robin, exact sizes;"
         " random_iid: binomial sizes (default %(default)s)",
     )
-    args = cli.parse(flags)
+    args = parse(flags)
     return run_sharding(args, cli.strategy_from(args, STRATEGIES[args.strategy]))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
 from pipeline import cli
+from pipeline.commandline import parse
 from pipeline.jobs import run_sharding
 from pipeline.strategies.class_cluster import ClassCluster
 
@@ -16,7 +17,7 @@ def main() -> int:
     cli.add_cluster_flags(group, components=50.0)
     group.add_argument("--whiten", action="store_true", help="scale components to equal variance")
     cli.add_start_flag(group, default="carry")
-    args = cli.parse(flags)
+    args = parse(flags)
     return run_sharding(args, cli.strategy_from(args, ClassCluster))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
 from pipeline import cli
+from pipeline.commandline import parse
 from pipeline.comparing import run_comparison
 from pipeline.strategies import STRATEGIES
 
@@ -21,7 +22,7 @@ def main() -> int:
     )
     cli.add_cluster_flags(group, components=50.0)
     group.add_argument("--whiten", action="store_true", help="scale components to equal variance")
-    return run_comparison(cli.parse(flags))
+    return run_comparison(parse(flags))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
 from pipeline import cli
+from pipeline.commandline import parse
 from pipeline.jobs import run_sharding
 from pipeline.strategies.distribution_aware import PRESETS, DistributionAware
 
@@ -42,7 +43,7 @@ def main() -> int:
         default="block",
         help="exact block PCA and integer k-means, or stock spark.ml, slow, for comparison (default block)",
     )
-    args = cli.parse(flags)
+    args = parse(flags)
     for name, value in PRESETS[args.preset].items():
         if getattr(args, name) is None:
             setattr(args, name, value)

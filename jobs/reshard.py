@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
 from pipeline import cli
+from pipeline.commandline import parse
 from pipeline.jobs import run_resharding
 
 
@@ -19,7 +20,7 @@ def main() -> int:
     )
     cli.add_output_flags(flags)
     cli.add_run_flags(flags, seed=False)
-    return run_resharding(cli.parse(flags))
+    return run_resharding(parse(flags))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
 from pipeline import cli
+from pipeline.commandline import parse
 from pipeline.jobs import run_sharding
 from pipeline.strategies.stratified import Stratified
 
@@ -15,7 +16,7 @@ def main() -> int:
     group = flags.add_argument_group("strategy")
     cli.add_start_flag(group, default="zero")
     group.add_argument("--shuffle-within-class", action="store_true", help="deal each class in a seeded random order")
-    args = cli.parse(flags)
+    args = parse(flags)
     return run_sharding(args, cli.strategy_from(args, Stratified))
 
 

@@ -1,25 +1,24 @@
-"""The command line that all jobs share: flags over conf/*.toml over built-in defaults, one-line errors, exit codes."""
+"""The command line that all jobs share: their flags, what these ask for, and what Spark's errors come down to."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from pipeline import commandline
+from pipeline.commandline import Parser
 from pipeline.dataset import reachable
-from pipeline.errors import JobError, UsageError
+from pipeline.errors import UsageError
 from pipeline.formats import FORMATS
 from pipeline.request import Request, check_output
 from pipeline.sharding import Outcome
 from pipeline.storage import Store, split_uri
 from pipeline.strategies import Strategy
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 MAX_IMAGE_BYTES = 1 << 28
 EPILOG = """\
 Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
@@ -27,20 +26,8 @@ replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage,
 (on YARN in cluster mode the cluster's own 0 or 1)."""
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, with the one-line errors of the rest."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-
 def parser(prog: str, description: str | None) -> Parser:
-    return Parser(
-        prog=prog,
-        description=description,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return commandline.parser(prog, description, EPILOG)
 
 
 def image_shape(text: str) -> tuple[int, int, int]:
@@ -51,12 +38,6 @@ def image_shape(text: str) -> tuple[int, int, int]:
     if channels * height * width > MAX_IMAGE_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
     return channels, height, width
-
-
-def _seed(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
-    return int(text)
 
 
 def add_input_flags(flags: argparse.ArgumentParser) -> None:
@@ -92,7 +73,9 @@ def add_output_flags(flags: argparse.ArgumentParser) -> None:
 def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group = flags.add_argument_group("run")
     if seed:
-        group.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of everything random (default 0)")
+        group.add_argument(
+            "--seed", type=commandline.seed, default=0, metavar="S", help="seed of everything random (default 0)"
+        )
     interval = group.add_mutually_exclusive_group()
     interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
     interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
@@ -142,50 +125,6 @@ def add_start_flag(group: argparse._ArgumentGroup, *, default: str) -> None:
 def strategy_from(args: argparse.Namespace, kind: type[Strategy]) -> Strategy:
     """A strategy out of the flags that bear its fields' names."""
     return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
-
-
-def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    early, _ = _config_only().parse_known_args(argv)
-    path = early.config or CONF / f"{Path(flags.prog).stem}.toml"
-    if early.config or path.is_file():
-        flags.set_defaults(**_defaults(path, flags))
-    return flags.parse_args(argv)
-
-
-def _config_only() -> Parser:
-    early = Parser(add_help=False)
-    early.add_argument("--config", type=Path)
-    return early
-
-
-def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UsageError(f"--config {path} does not exist") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: {error}") from None
-    actions = {action.dest: action for action in flags._actions}
-    for known in actions.values():
-        if known.dest in values:
-            known.required = False
-    result = {}
-    for key, value in values.items():
-        action = actions.get(key.replace("-", "_"))
-        if action is None or key in ("config", "help"):
-            raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
-        flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
-        if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
-            raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
-        try:
-            result[action.dest] = value if flag else flags._get_value(action, str(value))
-        except argparse.ArgumentError as error:
-            raise UsageError(f"--config {path}: {key} = {value!r}: {error.message}") from None
-        if action.choices is not None and result[action.dest] not in action.choices:
-            raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
-    return result
 
 
 def request_of(args: argparse.Namespace) -> Request:
@@ -259,40 +198,18 @@ def describe(outcome: Outcome) -> str:
         )
     if manifest["eval"]:
         lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines)
+    return commandline.aligned(lines)
 
 
 def execute(main: Callable[[], int]) -> NoReturn:
     """Run a job's main and leave with the contract's exit code and one line for every foreseen error."""
-    debug = "--debug" in sys.argv
-    try:
-        code = main()
-    except JobError as error:
-        code = _fail(str(error), error.exit_code, debug)
-    except KeyboardInterrupt:
-        code = _fail("interrupted; a set is committed whole or not at all, so rerun the same command", 1, debug)
-    except (OSError, MemoryError) as error:
-        code = _fail(f"{error or type(error).__name__}", 1, debug)
-    except Exception as error:  # what a task or the JVM raised: the cause, not the trace
-        line, code = _cause(error)
-        code = _fail(line, code, debug)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    sys.exit(code)
-
-
-def _fail(line: str, code: int, debug: bool) -> int:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    print(f"error: {' '.join(line.split())}", file=sys.stderr)
-    return code
+    commandline.execute(
+        main, interrupted="a set is committed whole or not at all, so rerun the same command", cause=_cause
+    )
 
 
 def _cause(error: Exception) -> tuple[str, int]:
-    """The line a task raised, out of Spark's report of it."""
+    """The line that a task or the JVM raised, out of Spark's report of it."""
     text = str(error)
     for kind, code in (("DataError", 3), ("UsageError", 2), ("JobError", 1)):
         found = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)

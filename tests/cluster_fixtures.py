@@ -9,6 +9,16 @@ import pytest
 
 from tests.clusters import Hdfs, Standalone, Yarn
 
+CLUSTERS = {"hdfs", "standalone", "yarn"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One of pytest-xdist's processes runs all tests of a kind of cluster, so that each cluster starts once."""
+    for item in items:
+        if CLUSTERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("clusters"))
+
 
 @pytest.fixture(scope="session")
 def hdfs() -> Iterator[Hdfs]:

@@ -634,15 +634,6 @@ class Hdfs(Cluster):
         expected = [server for server in self.servers if server.running()]
         wait_until(lambda: self.live_datanodes() == count, f"{count} live DataNodes", expected, timeout)
 
-    def wait_avoided(self, count: int = 1, timeout: timedelta = START_TIMEOUT) -> None:
-        """Return when the NameNode no longer sends writers to `count` killed DataNodes (3 s after the last beat)."""
-        expected = [server for server in self.servers if server.running()]
-        wait_until(lambda: self._avoided() >= count, f"{count} DataNodes to be avoided", expected, timeout)
-
-    def _avoided(self) -> int:
-        state = jmx_bean(self.http_port, "service=NameNode,name=FSNamesystemState")
-        return int(state.get("NumStaleDataNodes", 0)) + int(state.get("NumDeadDataNodes", 0))
-
     def kill_datanode(self, index: int) -> None:
         """SIGKILL one DataNode; its data stays for restart_datanode."""
         self.servers[1 + index].kill()

@@ -75,13 +75,13 @@ def test_whitening_gives_every_component_unit_variance(table):
     np.testing.assert_allclose(points.std(axis=0, ddof=1), 1, rtol=1e-3)
 
 
-@pytest.mark.parametrize("aqe", ["true", "false"])
-def test_both_fits_give_the_same_bits_for_any_partitioning(spark, table, aqe):
-    spark.conf.set("spark.sql.adaptive.enabled", aqe)
-    models = [
-        Pipeline(stages=[BlockPCA(components=6), BlockKMeans(k=7, seed=1)]).fit(table.repartition(parts))
-        for parts in (1, 7, 31)
-    ]
+def test_both_fits_give_the_same_bits_for_any_partitioning_planned_ahead_or_adaptively(spark, table, request):
+    request.addfinalizer(lambda: spark.conf.unset("spark.sql.adaptive.enabled"))
+    models = []
+    for parts, adaptive in ((1, "true"), (7, "false"), (31, "true"), (7, "true")):
+        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+        pipeline = Pipeline(stages=[BlockPCA(components=6), BlockKMeans(k=7, seed=1)])
+        models.append(pipeline.fit(table.repartition(parts)))
     first_pca, first_kmeans = models[0].stages
     for pca, kmeans in (model.stages for model in models[1:]):
         assert np.array_equal(pca.projection.weights, first_pca.projection.weights)

@@ -20,6 +20,7 @@ from pipeline.__main__ import main
 from pipeline.download import ResumingDownloader, first_byte, validator
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.fetch import ARCHIVES, RECORD, Archive, read_site, target_of, webhdfs_address
+from tests.clusters import Hdfs
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
 FILES["test_batch.bin"] = os.urandom(50_000)
@@ -450,33 +451,30 @@ def test_an_absent_webhdfs_is_one_line(mirror: Mirror) -> None:
             target_of("hdfs://127.0.0.1:1/x", f"http://127.0.0.1:{port}").sizes()
 
 
-def test_files_reach_a_real_hdfs_whole_or_not_at_all(mirror: Mirror, tmp_path: Path) -> None:
-    from tests.clusters import Hdfs
-
+def test_files_reach_a_real_hdfs_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tmp_path: Path) -> None:
     archive = archive_of(mirror.data)
-    with Hdfs() as cluster:
-        client = cluster.client()
-        web = client.url
+    client = hdfs.client()
+    web = client.url
 
-        def publish(folder: str, wanted: Archive = archive) -> bool:
-            return fetch.fetch(
-                wanted, f"hdfs://{folder}", base_url=mirror.url, webhdfs=web, cache=tmp_path, backoff_s=0.001
-            )
+    def publish(folder: str, wanted: Archive = archive) -> bool:
+        return fetch.fetch(
+            wanted, f"hdfs://{folder}", base_url=mirror.url, webhdfs=web, cache=tmp_path, backoff_s=0.001
+        )
 
-        assert publish("/data/set")
-        assert not publish("/data/set")
-        for name, data in FILES.items():
-            with client.read(f"/data/set/{name}") as reader:
-                assert reader.read() == data
-        assert json.loads(target_of("hdfs:///data/set", web).read(RECORD))["md5"] == archive.md5
+    assert publish("/data/set")
+    assert not publish("/data/set")
+    for name, data in FILES.items():
+        with client.read(f"/data/set/{name}") as reader:
+            assert reader.read() == data
+    assert json.loads(target_of("hdfs:///data/set", web).read(RECORD))["md5"] == archive.md5
 
-        client.makedirs("/data/empty")
-        assert publish("/data/empty")
-        assert "test_batch.bin" in client.list("/data/empty")
+    client.makedirs("/data/empty")
+    assert publish("/data/empty")
+    assert "test_batch.bin" in client.list("/data/empty")
 
-        with pytest.raises(DataError):
-            publish("/data/half", archive_of(mirror.data, ("absent.bin",)))
-        client.write("/data/other/mine", b"1")
-        with pytest.raises(UsageError, match="holds other files"):
-            publish("/data/other")
-        assert sorted(client.list("/data")) == ["empty", "other", "set"]
+    with pytest.raises(DataError):
+        publish("/data/half", archive_of(mirror.data, ("absent.bin",)))
+    client.write("/data/other/mine", b"1")
+    with pytest.raises(UsageError, match="holds other files"):
+        publish("/data/other")
+    assert sorted(client.list("/data")) == ["empty", "other", "set"]

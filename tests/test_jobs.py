@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.session import PACKAGE
+from tests.application import Ended, run_job
 from tests.clusters import spark_submit
 from tests.conftest import make_rows, write_binary
 
@@ -25,16 +26,16 @@ def source(tmp_path_factory) -> Path:
     return write_binary(tmp_path_factory.mktemp("jobs") / "cifar", *make_rows(600, pixels=192))
 
 
-def direct(job: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """A job as a plain Python program, for what is refused before Spark starts."""
-    command = [sys.executable, str(JOBS / job), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+def submit(job: str, *args: object) -> Ended:
+    """A job by spark-submit, which puts both of a Python program's streams on its own stdout."""
+    done = spark_submit(JOBS / job, *args)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
-    output = done.stdout + done.stderr  # spark-submit puts both of a Python program's streams on its own stdout
+def assert_one_line(done: Ended, code: int, *parts: str) -> None:
+    output = done.out + done.err
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert done.returncode == code, output
+    assert done.code == code, output
     assert len(errors) == 1, output
     for part in parts:
         assert part in errors[0]
@@ -52,7 +53,8 @@ def shas(output: Path) -> list[str]:
 
 @pytest.mark.parametrize("job", sorted(path.name for path in JOBS.glob("*.py")))
 def test_every_job_explains_itself_and_shadows_no_standard_module(job):
-    done = direct(job, "--help")
+    command = [sys.executable, str(JOBS / job), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0
     assert "--input" in done.stdout
     assert "Exit codes" in done.stdout
@@ -85,7 +87,7 @@ def test_every_job_explains_itself_and_shadows_no_standard_module(job):
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_2(source, tmp_path, args, parts):
-    done = direct("distribution_aware.py", "--input", source, "--output", tmp_path / "o", *args)
+    done = run_job("distribution_aware.py", "--input", source, "--output", tmp_path / "o", *args)
     assert_one_line(done, 2, *parts)
     assert not (tmp_path / "o").exists()
 
@@ -103,41 +105,42 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(source, tmp_path, args, par
 def test_a_broken_defaults_file_is_one_line_and_exit_2(source, tmp_path, text, part):
     (tmp_path / "c.toml").write_text(text)
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 2, "--config", tmp_path / "c.toml"]
-    assert_one_line(direct("distribution_aware.py", *flags), 2, str(tmp_path / "c.toml"), part)
+    assert_one_line(run_job("distribution_aware.py", *flags), 2, str(tmp_path / "c.toml"), part)
 
 
 def test_paths_that_cannot_work_are_refused_before_spark_starts(source, tmp_path):
     flags = ["--workers", 2]
-    done = direct("stratified.py", "--input", tmp_path / "nowhere", "--output", tmp_path / "o", *flags)
+    done = run_job("stratified.py", "--input", tmp_path / "nowhere", "--output", tmp_path / "o", *flags)
     assert_one_line(done, 3, "nowhere does not exist")
-    done = direct("stratified.py", "--input", source, "--output", source / "inside", *flags)
+    done = run_job("stratified.py", "--input", source, "--output", source / "inside", *flags)
     assert_one_line(done, 2, "overlap")
     (tmp_path / "file").write_text("x")
-    done = direct("stratified.py", "--input", source, "--output", tmp_path / "file", *flags)
+    done = run_job("stratified.py", "--input", source, "--output", tmp_path / "file", *flags)
     assert_one_line(done, 2, "is a file; choose a folder")
-    done = direct("stratified.py", "--input", source, "--output", tmp_path / "file" / "x", *flags)
+    done = run_job("stratified.py", "--input", source, "--output", tmp_path / "file" / "x", *flags)
     assert_one_line(done, 2, "cannot be a folder")
     (tmp_path / "link").symlink_to(source)
-    done = direct("stratified.py", "--input", source, "--output", tmp_path / "link", *flags)
+    done = run_job("stratified.py", "--input", source, "--output", tmp_path / "link", *flags)
     assert_one_line(done, 2, "overlap")
     (tmp_path / "link").unlink()
-    done = direct("stratified.py", "--input", "s3://bucket/x", "--output", tmp_path / "o", *flags)
+    done = run_job("stratified.py", "--input", "s3://bucket/x", "--output", tmp_path / "o", *flags)
     assert_one_line(done, 2, "'s3' is not supported")
-    done = direct("stratified.py", "--input", source, "--output", tmp_path / "{ds}", *flags)
+    done = run_job("stratified.py", "--input", source, "--output", tmp_path / "{ds}", *flags)
     assert_one_line(done, 2, "--ds is not given")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_a_run_its_rerun_another_configuration_and_an_overwrite(source, tmp_path):
-    """One life of an output, by spark-submit, from a folder that is not the checkout."""
+def test_a_run_its_rerun_another_configuration_and_an_overwrite(spark, source, tmp_path, monkeypatch):
+    """One life of an output, begun by spark-submit from a folder that is not the checkout."""
+    monkeypatch.chdir(tmp_path)
     output, held_out = tmp_path / "o", tmp_path / "held-out.bin"
     held_out.write_bytes((source / "data_batch_2.bin").read_bytes())
     flags = ["--input", source, "--eval-input", held_out, "--output", output, "--workers", 3]
     flags += [*SMALL, *FIT]
-    done = spark_submit(JOBS / "distribution_aware.py", *flags)
-    assert done.returncode == 0, done.stderr
-    assert "committed" in done.stdout
-    assert str(output / "report.html") in done.stdout
+    done = submit("distribution_aware.py", *flags)
+    assert done.code == 0, done.err
+    assert "committed" in done.out
+    assert str(output / "report.html") in done.out
     assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
     first = shas(output)
     manifest = json.loads((output / "manifest.json").read_text())
@@ -147,22 +150,22 @@ def test_a_run_its_rerun_another_configuration_and_an_overwrite(source, tmp_path
         "manifest.json", "report.html", "quality.json", "_model", "_eval", "worker=000", "worker=001", "worker=002",
     }  # fmt: skip
 
-    again = spark_submit(JOBS / "distribution_aware.py", *flags)
-    assert again.returncode == 0, again.stderr
-    assert "already committed" in again.stdout
+    again = run_job("distribution_aware.py", *flags)
+    assert again.code == 0, again.err
+    assert "already committed" in again.out
     assert json.loads((output / "manifest.json").read_text()) == manifest
 
     touched = source / "data_batch_1.bin"
     os.utime(touched)  # another time, the same bytes: the content decides
-    again = spark_submit(JOBS / "distribution_aware.py", *flags)
-    assert (again.returncode, "already committed" in again.stdout) == (0, True)
+    again = run_job("distribution_aware.py", *flags)
+    assert (again.code, "already committed" in again.out) == (0, True)
 
-    other = spark_submit(JOBS / "distribution_aware.py", *flags, "--seed", 1)
+    other = run_job("distribution_aware.py", *flags, "--seed", 1)
     assert_one_line(other, 2, "already holds a committed set (distribution_aware for 3 workers)", "--overwrite")
     assert shas(output) == first
 
-    replaced = spark_submit(JOBS / "distribution_aware.py", *flags, "--seed", 1, "--overwrite", "--no-report")
-    assert replaced.returncode == 0, replaced.stderr
+    replaced = run_job("distribution_aware.py", *flags, "--seed", 1, "--overwrite", "--no-report")
+    assert replaced.code == 0, replaced.err
     manifest = json.loads((output / "manifest.json").read_text())
     assert manifest["seed"] == 1
     assert shas(output) != first
@@ -174,33 +177,33 @@ def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(tmp_path):
     labels, images = make_rows(600, pixels=192)
     labels[450] = 77
     folder = write_binary(tmp_path / "c", labels, images)
-    done = spark_submit(JOBS / "stratified.py", "--input", folder, "--output", tmp_path / "o", "--workers", 3,
-                        "--num-classes", 10, *SMALL)  # fmt: skip
+    flags = ["--input", folder, "--output", tmp_path / "o", *SMALL]
+    done = submit("stratified.py", *flags, "--workers", 3, "--num-classes", 10)
     assert_one_line(done, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
     assert not (tmp_path / "o").exists()
-    done = spark_submit(JOBS / "baseline.py", "--input", folder, "--output", tmp_path / "o", "--workers", 601, *SMALL)
+    done = submit("baseline.py", *flags, "--workers", 601)
     assert_one_line(done, 2, "--workers 601 is more than the 600 rows")
     assert not (tmp_path / "o").exists()
 
 
-def test_one_interval_writes_one_place_with_the_same_bytes(source, tmp_path):
+def test_one_interval_writes_one_place_with_the_same_bytes(spark, source, tmp_path):
     flags = ["--input", source, "--workers", 2, *SMALL, "--no-report", "--strategy", "random"]
-    for root in ("a", "b"):
-        done = spark_submit(JOBS / "baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
-        assert done.returncode == 0, done.stderr
+    for root, run in (("a", submit), ("b", run_job)):
+        done = run("baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
+        assert done.code == 0, done.err
     outputs = [tmp_path / root / "ds=2026-01-31" for root in ("a", "b")]
     assert shas(outputs[0]) == shas(outputs[1])
     names = [sorted(path.relative_to(o).as_posix() for path in o.rglob("*.parquet")) for o in outputs]
     assert names[0] == names[1]
     assert json.loads((outputs[0] / "manifest.json").read_text())["interval"] == {"ds": "2026-01-31"}
-    later = spark_submit(JOBS / "baseline.py", *flags, "--output", outputs[0], "--ds", "2026-02-01")
+    later = run_job("baseline.py", *flags, "--output", outputs[0], "--ds", "2026-02-01")
     assert_one_line(later, 2, "--overwrite")
 
 
-def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(source, tmp_path):
+def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(spark, source, tmp_path):
     flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL, *FIT]
-    done = spark_submit(JOBS / "compare.py", *flags)
-    assert done.returncode == 0, done.stderr
+    done = run_job("compare.py", *flags)
+    assert done.code == 0, done.err
     rows = json.loads((tmp_path / "cmp" / "compare.json").read_text())
     names = ["round_robin", "random", "random_iid", "stratified", "distribution_aware", "class_cluster"]
     assert [row["strategy"] for row in rows] == names
@@ -211,23 +214,21 @@ def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(source, 
     for name in names:
         assert len(shas(tmp_path / "cmp" / name)) == 3
     moved = ["--input", tmp_path / "cmp" / "class_cluster", "--output", tmp_path / "moved", "--workers", 5]
-    done = spark_submit(JOBS / "reshard.py", *moved)
-    assert done.returncode == 0, done.stderr
+    done = run_job("reshard.py", *moved)
+    assert done.code == 0, done.err
     assert len(shas(tmp_path / "moved")) == 5
     (next((tmp_path / "moved").glob("worker=003/*"))).write_bytes(b"rotten")
-    done = spark_submit(JOBS / "reshard.py", "--input", tmp_path / "moved", "--output", tmp_path / "x", "--workers", 2)
+    done = submit("reshard.py", "--input", tmp_path / "moved", "--output", tmp_path / "x", "--workers", 2)
     assert_one_line(done, 3, "worker=003", "damaged")
     assert not (tmp_path / "x").exists()
 
 
-def test_the_stock_engine_gives_a_whole_set_too(source, tmp_path):
+def test_the_stock_engine_gives_a_whole_set_too(spark, source, tmp_path):
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
-    done = spark_submit(JOBS / "distribution_aware.py", *flags, "--engine", "spark-ml")
-    assert done.returncode == 0, done.stderr
+    done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")
+    assert done.code == 0, done.err
     manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
     assert manifest["params"]["engine"] == "spark-ml"
     assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600
-    done = spark_submit(
-        JOBS / "distribution_aware.py", *flags, "--overwrite", "--engine", "spark-ml", "--components", "0.9"
-    )
+    done = run_job("distribution_aware.py", *flags, "--overwrite", "--engine", "spark-ml", "--components", "0.9")
     assert_one_line(done, 2, "--engine spark-ml needs a number of components")

@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,9 +33,13 @@ from pipeline.session import package_zip
 from pipeline.sharding import Outcome, shard
 from pipeline.storage import Store
 from pipeline.strategies.distribution_aware import DistributionAware
+from tests.application import run_application
 from tests.clusters import ROOT, Hdfs, Standalone, Yarn, end_tree, spark_submit
 from tests.conftest import make_rows, write_binary
 from tests.test_commit import commit
+
+# All in the process that has the clusters: the data sets are made once.
+pytestmark = pytest.mark.xdist_group("clusters")
 
 JOB = ROOT / "jobs" / "distribution_aware.py"
 QUIET = {"SPARK_CONF_DIR": str(ROOT / "conf")}
@@ -47,35 +50,6 @@ RECORD_BYTES = 193
 LAYOUT = ("--format", "cifar10-binary", "--image-shape", "3x8x8")
 FIT = ("--clusters", 40, "--components", 20)
 STRATEGY = DistributionAware(clusters=40, components=20.0, whiten=True)
-
-# Jobs one after the other in one Spark application: what each printed, and its exit code.
-SESSION = """
-import contextlib, io, json, runpy, sys
-root, plan = sys.argv[1:]
-sys.path.insert(0, root)
-from pipeline.session import spark_context
-done = []
-with spark_context():
-    for job, *arguments in json.loads(plan):
-        out, err = io.StringIO(), io.StringIO()
-        sys.argv = [job, *arguments]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                runpy.run_path(f"{root}/jobs/{job}", run_name="__main__")
-            except SystemExit as end:
-                code = end.code
-        done.append([code, out.getvalue(), err.getvalue()])
-print("RESULT", json.dumps(done))
-"""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How one job of a session ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True)
@@ -116,17 +90,6 @@ def strays(output: str) -> list[str]:
     below = {path.removeprefix(f"{output}/") for path in STORE.walk(output)}
     attempts = ["_attempts"] if STORE.exists(f"{output}/_attempts") else []
     return attempts + sorted(below - found.paths() - {"manifest.json", "report.html", "quality.json"})
-
-
-def session(tmp_path: Path, plan: Sequence[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:
-    """Run jobs in one application; how each ended, and all else that the application printed."""
-    script = tmp_path / "session.py"
-    script.write_text(SESSION)
-    commands = json.dumps([[str(part) for part in command] for command in plan])
-    done = spark_submit(script, ROOT, commands, **{"env": QUIET, **submit})
-    result = re.search(r"^RESULT (.*)$", done.stdout, re.MULTILINE)
-    assert result, done.stdout + done.stderr
-    return [Ended(*each) for each in json.loads(result[1])], done.stdout.replace(result[0], "") + done.stderr
 
 
 @contextmanager
@@ -265,7 +228,9 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
         (*other, "--overwrite"),
     ]
     earlier = set(standalone.folder.glob("work*/app-*/*/stderr"))
-    (made, again, refused, resharded, replaced), _ = session(tmp_path, plan, master=standalone.master_url)
+    (made, again, refused, resharded, replaced), _ = run_application(
+        tmp_path, plan, env=QUIET, master=standalone.master_url
+    )
     executors = set(standalone.folder.glob("work*/app-*/*/stderr")) - earlier
     assert len(executors) == 2, "one on each worker, and nothing ran elsewhere"
 
@@ -414,7 +379,7 @@ def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(
     ]
     # permissions are the NameNode's, so the job must not run as its superuser
     env = {**QUIET, "HADOOP_USER_NAME": "nobody"}
-    done, rest = session(tmp_path, [command for command, _, _ in cases], env=env)
+    done, rest = run_application(tmp_path, [command for command, _, _ in cases], env=env)
     for ended, (command, code, fact) in zip(done, cases, strict=True):
         *progress, last = ended.err.splitlines()
         assert (ended.code, last.startswith(f"error: {fact}")) == (code, True), (command, ended)

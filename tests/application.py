@@ -1,0 +1,70 @@
+"""Jobs one after the other in one process: in the tests' own, or in one Spark application of their own.
+
+A spark-submit takes 10 s and more to start, most of it the JVM; a job inside a running application takes one or two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.clusters import ROOT, spark_submit
+
+APPLICATION = """
+import json, sys
+root, plan = sys.argv[1:]
+sys.path.insert(0, root)
+from pipeline.session import spark_context
+from tests.application import run_job
+with spark_context():
+    done = [vars(run_job(*command)) for command in json.loads(plan)]
+print("RESULT", json.dumps(done))
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one job ended: its exit code and what its Python side printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_job(job: str, *arguments: object) -> Ended:
+    """Run jobs/JOB in this process as its command line would, in the folder /, on the Spark that runs here if any."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", [job, *map(str, arguments)]))
+        stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
+        stack.enter_context(contextlib.chdir("/"))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        try:
+            runpy.run_path(str(ROOT / "jobs" / job), run_name="__main__")
+        except SystemExit as end:
+            return Ended(int(end.code or 0), out.getvalue(), err.getvalue())
+    raise AssertionError(f"{job} came to its end without an exit code")
+
+
+def run_application(tmp_path: Path, plan: Sequence[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:
+    """Run jobs in one application; how each ended, and all else that the application printed.
+
+    plan: (job, *arguments) each; submit: keyword arguments of spark_submit().
+    """
+    script = tmp_path / "application.py"
+    script.write_text(APPLICATION)
+    commands = json.dumps([[str(part) for part in command] for command in plan])
+    done = spark_submit(script, ROOT, commands, **submit)
+    result = re.search(r"^RESULT (.*)$", done.stdout, re.MULTILINE)
+    assert result, done.stdout + done.stderr
+    return [Ended(**each) for each in json.loads(result[1])], done.stdout.replace(result[0], "") + done.stderr

@@ -1,0 +1,215 @@
+"""The stream of mini-batches: every row once a pass, the same at any clock however it is reached, augmented by the image."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.augment import PAD, augment, crop_and_flip, normalise
+from trainer.batches import Loader, indices
+from trainer.shards import Rows
+
+torch.set_num_threads(1)
+SHAPE = (3, 8, 8)
+MEAN = np.array([120.0, 125.5, 7.25], np.float32)
+
+
+def make(count: int, shape: tuple[int, int, int] = SHAPE) -> Rows:
+    rng = np.random.default_rng(count)
+    images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    return Rows(images, rng.integers(0, 10, count), np.arange(count))
+
+
+def loader(count: int = 50, batch_size: int = 16, **options: Any) -> Loader:
+    return Loader(make(count), MEAN, batch_size, **{"seed": 1, "worker": 2, "augment": True, **options})
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Loader]]:
+    loaders: list[Loader] = []
+    yield loaders
+    for each in loaders:
+        each.close()
+
+
+# Which rows, when
+
+
+streams = {
+    "rows": st.integers(1, 60),
+    "batch": st.integers(1, 90),
+    "seed": st.integers(0, 2**40),
+    "worker": st.integers(0, 300),
+}
+
+
+@given(**streams, passes=st.integers(1, 4))
+def test_every_row_is_drawn_exactly_once_a_pass(rows: int, batch: int, seed: int, worker: int, passes: int) -> None:
+    clocks = -(-passes * rows // batch)
+    stream = np.concatenate([indices(rows, batch, clock, seed, worker) for clock in range(clocks)])
+    assert len(stream) == clocks * batch
+    for drawn in stream[: passes * rows].reshape(passes, rows):
+        assert sorted(drawn.tolist()) == list(range(rows))
+
+
+@given(**streams, clock=st.integers(0, 10**9))
+def test_any_clock_may_be_asked_for_first_or_again(rows: int, batch: int, seed: int, worker: int, clock: int) -> None:
+    """Two half batches are the whole one, and what was asked in between changes nothing."""
+    whole = indices(rows, 2 * batch, clock, seed, worker)
+    halves = [indices(rows, batch, 2 * clock + half, seed, worker) for half in (0, 1)]
+    indices(rows, batch, clock // 2, seed, worker)
+    assert np.array_equal(whole, np.concatenate(halves))
+    assert np.array_equal(whole, indices(rows, 2 * batch, clock, seed, worker))
+
+
+def test_passes_workers_and_seeds_shuffle_each_in_their_own_way() -> None:
+    orders = [
+        indices(500, 500, clock, seed, worker) for clock, seed, worker in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    ]
+    for at, one in enumerate(orders):
+        assert not np.array_equal(one, np.arange(500))
+        assert all((one == other).mean() < 0.05 for other in orders[:at])
+
+
+# What happens to an image
+
+
+def by_hand(image_CHW: np.ndarray, top: int, left: int, flip: bool) -> np.ndarray:
+    """One image at a time, as the paper has it: pad, crop, flip."""
+    _, height, width = image_CHW.shape
+    padded = np.pad(image_CHW, ((0, 0), (PAD, PAD), (PAD, PAD)))
+    cropped = padded[:, top : top + height, left : left + width]
+    return np.flip(cropped, axis=2) if flip else cropped
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
+    draws=st.lists(st.tuples(st.integers(0, 2 * PAD), st.integers(0, 2 * PAD), st.booleans()), min_size=1, max_size=9),
+)
+def test_a_batch_is_cropped_and_flipped_as_one_image_at_a_time_would_be(
+    shape: tuple[int, int, int], draws: list[tuple[int, int, bool]]
+) -> None:
+    images = np.random.default_rng(len(draws)).normal(size=(len(draws), *shape)).astype(np.float32)
+    top, left, flip = (np.array(column) for column in zip(*draws, strict=True))
+    found = crop_and_flip(images, top, left, flip)
+    assert np.array_equal(found, np.stack([by_hand(i, *draw) for i, draw in zip(images, draws, strict=True)]))
+    assert found.dtype == np.float32
+    assert found.flags.c_contiguous
+
+
+def test_all_offsets_and_both_directions_are_equally_likely() -> None:
+    """Every outcome of one image is told by its pixels; 50 outcomes, chi-square far in the tail at 120."""
+    image = np.arange(1, 65, dtype=np.float32).reshape(1, 8, 8)
+    outcomes = [by_hand(image, top, left, flip) for top in range(5) for left in range(5) for flip in (False, True)]
+    number = {outcome.tobytes(): at for at, outcome in enumerate(outcomes)}
+    drawn = augment(np.repeat(image[None], 5000, axis=0), np.random.default_rng(3))
+    counts = np.bincount([number[one.tobytes()] for one in drawn], minlength=50)
+    assert ((counts - 100) ** 2 / 100).sum() < 120
+
+
+def test_normalised_images_are_pixels_less_the_mean_on_a_scale_of_one() -> None:
+    images = make(20).images_NCHW
+    found = normalise(images, MEAN)
+    expected = (images.astype(np.float64) - MEAN[None, :, None, None]) / 255
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert found.dtype == np.float32
+    assert found.flags.c_contiguous
+
+
+# The loader
+
+
+def test_batches_are_the_images_and_labels_of_the_chosen_rows(opened: list[Loader]) -> None:
+    opened.append(loader(augment=False))
+    rows = make(50)
+    for clock in range(8):
+        images, labels = opened[0].batch(clock)
+        chosen = indices(50, 16, clock, 1, 2)
+        assert torch.equal(images, torch.from_numpy(normalise(rows.images_NCHW[chosen], MEAN)))
+        assert torch.equal(labels, torch.from_numpy(rows.labels[chosen]))
+        assert (images.dtype, labels.dtype, images.is_contiguous()) == (torch.float32, torch.int64, True)
+
+
+def test_the_border_that_a_crop_brings_in_is_the_mean_colour(opened: list[Loader]) -> None:
+    """Padding comes after mean subtraction: images of exactly the mean colour stay all zero."""
+    colour = np.broadcast_to(np.array([120, 125, 7], np.uint8)[:, None, None], (4, *SHAPE))
+    rows = Rows(np.ascontiguousarray(colour), np.zeros(4, np.int64), np.arange(4))
+    opened.append(Loader(rows, np.array([120, 125, 7], np.float32), 64, seed=0, worker=0, augment=True))
+    assert not opened[0].batch(0).images_BCHW.any()
+
+
+@given(clocks=st.lists(st.integers(0, 40), min_size=1, max_size=12), depth=st.integers(0, 3))
+def test_a_mini_batch_depends_on_its_clock_alone_however_it_is_reached(clocks: list[int], depth: int) -> None:
+    with loader(depth=depth) as jumping, loader(depth=0) as fresh:
+        for clock in clocks:
+            found, expected = jumping.batch(clock), fresh.prepare(clock)
+            assert torch.equal(found.images_BCHW, expected.images_BCHW)
+            assert torch.equal(found.labels, expected.labels)
+
+
+@pytest.mark.parametrize("other", [{"worker": 3}, {"seed": 2}])
+def test_workers_and_seeds_augment_differently(opened: list[Loader], other: dict[str, int]) -> None:
+    """One row only, so that the order cannot tell them apart."""
+    opened += [loader(1, 64), loader(1, 64, **other)]
+    one, two = (each.batch(0).images_BCHW for each in opened)
+    assert not torch.equal(one, two)
+    assert not torch.equal(one, opened[0].batch(1).images_BCHW)
+
+
+def test_flat_features_pass_unaugmented(opened: list[Loader]) -> None:
+    rows = make(9, (1, 1, 28))
+    opened.append(Loader(rows, np.array([100], np.float32), 20, seed=0, worker=0, augment=False))
+    assert opened[0].batch(3).images_BCHW.shape == (20, 1, 1, 28)
+
+
+def test_the_next_mini_batches_are_prepared_while_the_caller_computes(
+    opened: list[Loader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.append(loader(depth=2))
+    done = {clock: threading.Event() for clock in range(3)}
+    prepare = opened[0].prepare
+
+    def told(clock: int) -> Any:
+        found = prepare(clock)
+        done[clock].set()
+        return found
+
+    monkeypatch.setattr(opened[0], "prepare", told)
+    opened[0].batch(0)
+    assert done[1].wait(30)  # nobody asked for it
+    assert done[2].wait(30)
+
+
+def test_what_goes_wrong_in_the_background_is_raised_at_its_clock(opened: list[Loader]) -> None:
+    rows = make(50)
+    opened.append(
+        Loader(rows, np.array([1, 2], np.float32), 16, seed=0, worker=0, augment=True)
+    )  # two means, three channels
+    for clock in (0, 1, 0):
+        with pytest.raises(ValueError, match="broadcast"):
+            opened[0].batch(clock)
+
+
+def test_closing_ends_the_thread_and_refuses_more() -> None:
+    before = set(threading.enumerate())
+    with loader() as closing:
+        closing.batch(0)
+        mine = set(threading.enumerate()) - before
+        assert len(mine) == 1
+    assert not any(thread.is_alive() for thread in mine)
+    closing.close()
+    with pytest.raises(RuntimeError):
+        closing.batch(1)
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(0, 16), (5, 0)])
+def test_a_stream_of_nothing_is_refused(count: int, batch_size: int) -> None:
+    with pytest.raises(ValueError, match=f"no mini-batches of {batch_size} out of {count} rows"):
+        loader(count, batch_size)

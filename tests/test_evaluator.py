@@ -1,0 +1,566 @@
+"""The evaluator against plain torch and under kill -9, and what a run's log is summed up to."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from pipeline.errors import DataError
+from trainer import evaluator, models
+from trainer.checkpoint import State, folder_of, is_evaluated, mark_evaluated, reopen, slice_name
+from trainer.checkpoint import write_slice as save_slice
+from trainer.checkpoint import write_state as save_state
+from trainer.config import Config
+from trainer.evaluator import BEST, FINAL, batches, evaluate, is_over, main, penalty, recalibrate, sample_rows
+from trainer.result import best, read_events, read_pushes, summarise, surviving
+from trainer.runlog import COLUMNS, METRICS
+from trainer.shards import Rows, open_shards
+from trainer.vector import FlatModel
+
+SHAPE, CLASSES, DECAY = (3, 8, 8), 4, 0.01
+CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows_of(count: int, seed: int, first_id: int = 0) -> Rows:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, *SHAPE), dtype=np.uint8)
+    return Rows(images, rng.integers(0, CLASSES, count), np.arange(first_id, first_id + count))
+
+
+def write_rows(folder: Path, path: str, rows: Rows) -> dict[str, Any]:
+    images = pa.array([image.tobytes() for image in rows.images_NCHW], pa.binary())
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": rows.ids, "label": rows.labels, "image": images}), folder / path)
+    data = (folder / path).read_bytes()
+    return {"path": path, "rows": len(rows), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def write_shards(folder: Path, workers: list[Rows], eval_rows: Rows | None) -> Path:
+    manifest = {
+        "format_version": 1,
+        "num_workers": len(workers),
+        "rows": len({int(i) for rows in workers for i in rows.ids}),
+        "labels": {"num_classes": CLASSES},
+        "image": {"shape": SHAPE, "dtype": "uint8", "layout": "CHW", "mean": [120.0, 125.0, 130.0]},
+        "workers": [
+            {"index": w, "files": [write_rows(folder, f"worker={w:03d}/part.parquet", rows)]}
+            for w, rows in enumerate(workers)
+        ],
+        "eval": {"files": [write_rows(folder, "eval/part.parquet", eval_rows)]} if eval_rows else None,
+        "model": None,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+EVAL_ROWS = rows_of(60, 1, 1000)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workers = [rows_of(30, 2), rows_of(50, 3, 100)]
+    return write_shards(tmp_path_factory.mktemp("shards"), workers, EVAL_ROWS)
+
+
+def config_of(shards: Path, **values: Any) -> Config:
+    values = {"model": "perceptron", "epochs": 3, "weight_decay": DECAY} | values
+    return Config(shards=str(shards), output="unused", **values)
+
+
+def vector(model: str, seed: int) -> np.ndarray:
+    built = models.build(model, image_shape=SHAPE, num_classes=CLASSES, seed=seed)
+    return FlatModel(built.model).read()
+
+
+def write(
+    output: Path, version: int, model: str = "perceptron", boundary: int | None = None, final: bool = False
+) -> None:
+    """A checkpoint of a model as it is initialised with the version as seed, of two servers."""
+    flat = FlatModel(models.build(model, image_shape=SHAPE, num_classes=CLASSES, seed=0).model)
+    values, parameters = vector(model, version), flat.num_parameters
+    folder, total = folder_of(output / "checkpoints", version), flat.num_parameters + flat.num_buffers
+    half = parameters // 2
+    for index, (begin, end) in enumerate(((0, half), (half, total))):
+        momentum = np.zeros(min(end, parameters) - begin, np.float32)
+        save_slice(folder, index, 2, version, begin, end, total, values[begin:end], momentum)
+    state = State(
+        version, version, 0, 0, version / 10, boundary, final, {0: 1}, 2.5, 2, parameters, flat.num_buffers, "{}"
+    )
+    save_state(folder, state)
+
+
+def finished_run(output: Path) -> None:
+    """The end of two epochs, a checkpoint between them, and the end of the run."""
+    write(output, 10, boundary=1)
+    write(output, 15)
+    write(output, 20, boundary=2)
+    write(output, 25, boundary=3, final=True)
+
+
+def events(output: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(output / METRICS) if event["event"] == kind]
+
+
+def plainly(module: torch.nn.Module, rows: Rows) -> tuple[float, float]:
+    """Mean cross entropy and accuracy of a classifier, image by image."""
+    module.eval()
+    losses, right = [], []
+    with torch.no_grad():
+        for image, label in zip(rows.images_NCHW, rows.labels, strict=True):
+            mean = torch.tensor([120.0, 125.0, 130.0]).view(1, 3, 1, 1)
+            logits = module((torch.tensor(image[None]).float() - mean) / 255)
+            losses.append(float(-torch.log_softmax(logits, 1)[0, label]))
+            right.append(int(logits.argmax()) == label)
+        return float(np.mean(losses)), float(np.mean(right))
+
+
+def decay(module: torch.nn.Module) -> float:
+    weights = [m.weight.detach() for m in module.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    return DECAY / 2 * sum(float(weight.square().sum()) for weight in weights)
+
+
+# Measuring
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 500])
+def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size):
+    built = models.build("cnn", image_shape=SHAPE, num_classes=CLASSES, seed=1)
+    mean = np.array([120, 125, 130], np.float32)
+    found = evaluate(built.model, built.task, batches(EVAL_ROWS, mean, size))
+    assert found == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
+
+
+def test_an_evaluation_changes_no_number_of_the_model():
+    built = models.build("cnn", image_shape=SHAPE, num_classes=CLASSES, seed=1)
+    before = {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
+    evaluate(built.model, built.task, batches(EVAL_ROWS, np.zeros(3, np.float32), 7))
+    for name, tensor in built.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_an_evaluation_of_no_rows_is_refused():
+    built = models.build("linear", image_shape=SHAPE, num_classes=CLASSES, seed=1)
+    with pytest.raises(ValueError, match="no rows"):
+        evaluate(built.model, built.task, iter(()))
+
+
+def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with torch.no_grad():
+        model[0].weight[:] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        model[0].bias[:] = 100.0
+        model[1].weight[:] = 100.0
+    assert penalty(model, 0.1) == pytest.approx(0.5 * 0.1 * 30)
+
+
+def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_before():
+    torch.manual_seed(0)
+    first, second = torch.nn.BatchNorm2d(3, momentum=0.003), torch.nn.BatchNorm2d(3, momentum=0.003)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Dropout(0.5), second)
+    for norm in (first, second):
+        norm.running_mean.fill_(17.0)
+        norm.num_batches_tracked.fill_(40)
+    images = torch.randn(64, 3, 5, 5) * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1) + 5
+    recalibrate(model, iter([(part, None) for part in images.split(16)]))
+    # what the second layer sees: the first normalises each batch by itself; dropout is off
+    seen = [torch.relu(F.batch_norm(part, None, None, training=True)) for part in images.split(16)]
+    for norm, parts in ((first, images.split(16)), (second, seen)):
+        expected = torch.stack([part.mean((0, 2, 3)) for part in parts]).mean(0)
+        torch.testing.assert_close(norm.running_mean, expected, rtol=1e-5, atol=1e-5)
+        expected = torch.stack([part.var((0, 2, 3)) for part in parts]).mean(0)
+        torch.testing.assert_close(norm.running_var, expected, rtol=1e-4, atol=1e-5)
+    assert first.momentum == second.momentum == 0.003
+    assert not any(module.training for module in model.modules())
+
+
+def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_same_every_time(tmp_path):
+    copies = rows_of(5, 9, 500)  # sharding gave these to both workers
+    workers = [
+        Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, (rows_of(count, s, 100 * s), copies)), strict=True)))
+        for s, count in ((1, 45), (2, 5))
+    ]
+    shards = open_shards(str(write_shards(tmp_path, workers, None)))
+    sample = sample_rows(shards, 20, seed=3)
+    source = {int(i): image for rows in workers for i, image in zip(rows.ids, rows.images_NCHW, strict=True)}
+    assert len(set(sample.ids)) == len(sample) <= 20
+    assert sum((sample.ids >= 200) & (sample.ids < 205)) == 5, "worker 1 has ten rows and gives all ten"
+    for i, image in zip(sample.ids, sample.images_NCHW, strict=True):
+        np.testing.assert_array_equal(image, source[int(i)])
+    np.testing.assert_array_equal(sample.ids, sample_rows(shards, 20, seed=3).ids)
+    assert set(sample.ids) != set(sample_rows(shards, 20, seed=4).ids)
+    assert set(sample_rows(shards, 2000, seed=3).ids) == source.keys()
+
+
+def astuple(rows: Rows) -> tuple[Any, ...]:
+    return rows.images_NCHW, rows.labels, rows.ids
+
+
+# The process
+
+
+def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path, shards):
+    finished_run(tmp_path)
+    main(config_of(shards), tmp_path)
+    found = events(tmp_path, "eval")
+    assert [(e["version"], e["epoch"], e["seconds"], e["rows"], e["final"]) for e in found] == [
+        (10, 1, 2.5, 60, False),
+        (20, 2, 2.5, 60, False),
+        (25, 3, 2.5, 60, True),
+    ]
+    train = [rows_of(30, 2), rows_of(50, 3, 100)]
+    every = Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, train), strict=True)))
+    for event in found:
+        module = models.build("perceptron", image_shape=SHAPE, num_classes=CLASSES, seed=event["version"]).model
+        for prefix, rows in (("", EVAL_ROWS), ("train_", every)):
+            loss, accuracy = plainly(module, rows)
+            assert event[f"{prefix}loss"] == pytest.approx(loss + decay(module), rel=1e-4)
+            assert event[f"{prefix}accuracy"] == accuracy
+    top = max(found, key=lambda event: event["accuracy"])
+    for name, version in ((BEST, top["version"]), (FINAL, 25)):
+        model = models.build("perceptron", image_shape=SHAPE, num_classes=CLASSES, seed=99).model
+        model.load_state_dict(load_file(tmp_path / name))
+        np.testing.assert_array_equal(FlatModel(model).read(), vector("perceptron", version))
+    assert [is_evaluated(tmp_path / "checkpoints", version) for version in (10, 15, 20, 25)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_with_recalibration_the_saved_model_is_the_one_that_was_measured(tmp_path, shards):
+    write(tmp_path, 5, model="cnn", boundary=1, final=True)
+    main(config_of(shards, model="cnn", batch_norm="recalibrate"), tmp_path)
+    model = models.build("cnn", image_shape=SHAPE, num_classes=CLASSES, seed=99).model
+    missing = model.load_state_dict(load_file(tmp_path / FINAL), strict=False).missing_keys
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    (event,) = events(tmp_path, "eval")
+    loss, accuracy = plainly(model, EVAL_ROWS)
+    assert event["loss"] == pytest.approx(loss + decay(model), rel=1e-4)
+    assert event["accuracy"] == accuracy
+    assert not np.array_equal(FlatModel(model).read(), vector("cnn", 5))
+
+
+def killing(step: int, action: Callable[[], None]) -> bool:
+    """Run an action in a forked process that is killed before its file change number ``step``."""
+    left = [step]
+
+    def fatal(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return change(*args, **more)
+
+        return call
+
+    child = os.fork()
+    if child == 0:
+        try:
+            for name in CHANGES:
+                setattr(os, name, fatal(getattr(os, name)))
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return os.WIFSIGNALED(status)
+
+
+def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_path, shards):
+    finished_run(tmp_path / "whole")
+    main(config_of(shards), tmp_path / "whole")
+
+    def outcome(output: Path) -> Any:
+        times = ("time",)
+        kept = [{k: v for k, v in e.items() if k not in times} for e in events(output, "eval")]
+        return kept, [(output / name).read_bytes() for name in (BEST, FINAL)]
+
+    for step in itertools.count():
+        output = tmp_path / str(step)
+        finished_run(output)
+        died = killing(step, lambda output=output: main(config_of(shards), output))
+        main(config_of(shards), output)
+        assert outcome(output) == outcome(tmp_path / "whole")
+        assert sorted(path.name for path in output.iterdir()) == [BEST, "checkpoints", METRICS, FINAL]
+        if not died:
+            break
+    assert step > 15, "there are more steps than that"
+
+
+def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path, shards):
+    write(tmp_path, 10, boundary=1)
+    process = threading.Thread(target=main, args=(config_of(shards), tmp_path))
+    process.start()
+    while not is_evaluated(tmp_path / "checkpoints", 10):
+        assert process.is_alive()
+        time.sleep(0.01)
+    write(tmp_path, 20, boundary=2, final=True)
+    process.join(60)
+    assert not process.is_alive()
+    assert [event["version"] for event in events(tmp_path, "eval")] == [10, 20]
+
+
+def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path, shards):
+    write(tmp_path, 10, boundary=1)
+    stop = threading.Event()
+    stop.set()
+    main(config_of(shards), tmp_path, stop=stop)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [10]
+
+
+def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path):
+    root = tmp_path / "checkpoints"
+    assert not is_over(root)
+    write(tmp_path, 10, boundary=1)
+    mark_evaluated(root, 10)
+    assert not is_over(root)
+    write(tmp_path, 20, final=True)
+    assert not is_over(root)
+    mark_evaluated(root, 20)
+    assert is_over(root)
+    reopen(root, 20)
+    assert not is_over(root)
+
+
+def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path, shards):
+    write(tmp_path, 10, boundary=1)
+    stop = threading.Event()
+    stop.set()
+    main(config_of(shards), tmp_path, stop=stop)
+    with (tmp_path / METRICS).open("a") as log:
+        log.write('{"event": "rollback", "time": 1, "from_version": 12, "to_version": 8, "cause": "broken"}\n')
+    shutil.rmtree(folder_of(tmp_path / "checkpoints", 10))
+    write(tmp_path, 10, boundary=1)
+    main(config_of(shards), tmp_path, stop=stop)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [10, 10]
+
+
+def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_written(tmp_path):
+    shards = write_shards(tmp_path / "shards", [rows_of(10, 1)], None)
+    write(tmp_path, 10, boundary=1)
+    write(tmp_path, 20, final=True)
+    for _ in range(2):
+        main(config_of(shards), tmp_path)
+    assert [event["message"] for event in events(tmp_path, "warning")] == [evaluator.NO_ROWS]
+    assert events(tmp_path, "eval") == []
+    assert (tmp_path / FINAL).exists()
+    assert not (tmp_path / BEST).exists()
+
+
+def test_a_broken_checkpoint_is_told_of_and_passed_over(tmp_path, shards):
+    finished_run(tmp_path)
+    broken = folder_of(tmp_path / "checkpoints", 10) / slice_name(1, 2)
+    broken.write_bytes(broken.read_bytes()[:-1])
+    main(config_of(shards), tmp_path)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [20, 25]
+    (warning,) = events(tmp_path, "warning")
+    assert str(broken) in warning["message"]
+
+
+def test_a_broken_final_checkpoint_is_an_error(tmp_path, shards):
+    write(tmp_path, 10, final=True)
+    broken = folder_of(tmp_path / "checkpoints", 10) / slice_name(1, 2)
+    broken.write_bytes(b"")
+    with pytest.raises(DataError, match=str(broken)):
+        main(config_of(shards), tmp_path)
+
+
+def test_a_model_that_diverged_is_reported_without_a_number(tmp_path, shards, monkeypatch):
+    nan = np.full_like(vector("perceptron", 0), np.nan)
+    monkeypatch.setitem(globals(), "vector", lambda model, seed: nan)
+    write(tmp_path, 10, boundary=1, final=True)
+    main(config_of(shards), tmp_path)
+    (event,) = events(tmp_path, "eval")
+    assert event["loss"] is None
+    assert summarise([event], read_pushes(tmp_path / "none"))["final_loss"] is None
+
+
+# The log read back
+
+
+def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path):
+    log = tmp_path / METRICS
+    assert read_events(log) == []
+    log.write_bytes(
+        b'{"event": "start", "time": 1}\n'
+        b'\n{"event": "train", "ti{"event": "eval", "version": 3}\n'
+        b'{"event": "tr\xff\n'
+        b"[1]\n3\n"
+        b'{"event": "end", "time": 2}\n{"event": "late'
+    )
+    assert read_events(log) == [
+        {"event": "start", "time": 1},
+        {"event": "eval", "version": 3},
+        {"event": "end", "time": 2},
+    ]
+
+
+def test_going_back_voids_what_came_after():
+    log = [
+        {"event": "start", "resumed_from": None},
+        {"event": "eval", "version": 10},
+        {"event": "train", "version": 12},
+        {"event": "restart", "role": "server"},
+        {"event": "rollback", "to_version": 10},
+        {"event": "eval", "version": 20},
+        {"event": "end", "cause": "interrupted"},
+        {"event": "start", "resumed_from": 15},
+        {"event": "eval", "version": 20, "accuracy": 1},
+    ]
+    assert surviving(log) == [log[i] for i in (0, 1, 3, 4, 6, 7, 8)]
+    assert surviving([log[1], {"event": "start", "resumed_from": None}]) == [{"event": "start", "resumed_from": None}]
+
+
+def test_the_best_evaluation_is_the_earliest_of_equals():
+    evaluated = [{"version": v, "accuracy": a} for v, a in ((1, 0.5), (2, None), (3, 0.75), (4, 0.75))]
+    assert best(evaluated) == evaluated[2]
+    assert best([]) is None
+
+
+updates = st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=8)  # (accepted pushes, whether one is refused)
+histories = st.lists(st.tuples(st.integers(0, 30), st.booleans(), updates))  # (back to, refused at once, updates)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories)
+def test_pushes_that_a_rollback_took_away_are_dropped(tmp_path_factory, generations):
+    """Against a history kept as it happens: a list that is cut at every roll-back."""
+    lines, kept, version = [COLUMNS], [], 0
+    for generation, (back, refused_at_once, updates) in enumerate(generations):
+        version = min(version, back)
+        went_back = False
+        rows = [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0)] * refused_at_once
+        kept += rows
+        lines += [",".join(map(str, row)) for row in rows]
+        for pushes, refused in updates:
+            if not went_back:  # it shows in the file with the first push that was accepted
+                kept = [row for row in kept if row[1] <= version]
+                went_back = True
+            version += 1
+            rows = [(generation, version, w, 5, 0, 0, 10, 0.5, 3, 1.5, 1) for w in range(pushes)]
+            rows += [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0)] * refused
+            kept += rows
+            lines += [",".join(map(str, row)) for row in rows]
+    path = tmp_path_factory.mktemp("pushes") / "pushes.csv"
+    path.write_text("\n".join(lines) + "\n")
+    found = read_pushes(path)
+    assert [tuple(row) for row in found.itertuples(index=False)] == kept
+
+
+def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path):
+    path = tmp_path / "pushes.csv"
+    good = "0,1,0,0,0,0,10,nan,3,1.5,1"
+    path.write_text(
+        f"{COLUMNS}\n{good}\n0,2,1,0,0,2{good}\n0,2,1,0,x,2,10,0.5,3,2.5,1\n{good}\n0,3,1,0,0,2,10,0.5,3,2."
+    )
+    found = read_pushes(path)
+    assert len(found) == 2
+    assert found["loss"].isna().all()
+    assert read_pushes(tmp_path / "absent").columns.tolist() == COLUMNS.split(",")
+    assert summarise([], read_pushes(tmp_path / "absent"))["updates"] == 0
+    path.write_text("")
+    assert len(read_pushes(path)) == 0
+
+
+def pushes_of(rows: list[tuple[int, int, int, int]]) -> pd.DataFrame:
+    """(version, worker, staleness, accepted) of ten examples each."""
+    columns = COLUMNS.split(",")
+    return pd.DataFrame([(0, v, w, v, 0, s, 10, 0.5, 3, 1.5, a) for v, w, s, a in rows], columns=columns)
+
+
+def test_a_run_is_summed_up():
+    log = [
+        {
+            "event": "start",
+            "config": {"protocol": "asp", "model": "cnn", "seed": 4, "servers": 2},
+            "plan": {"num_workers": 3},
+        },
+        {"event": "epoch", "epoch": 1, "version": 2, "loss": 1.5, "accuracy": 0.25, "seconds": 1.0},
+        {"event": "eval", "version": 2, "epoch": 1, "loss": 1.0, "accuracy": 0.75, "seconds": 1.0, "train_loss": 0.5},
+        {"event": "restart", "role": "worker", "index": 1},
+        {"event": "restart", "role": "worker", "index": 1},
+        {"event": "restart", "role": "evaluator", "index": 0},
+        {"event": "rollback", "from_version": 3, "to_version": 2},
+        {"event": "epoch", "epoch": 2, "version": 4, "loss": 0.75, "accuracy": 0.5, "seconds": 2.0},
+        {"event": "end", "cause": "finished", "seconds": 4.0, "updates": 4},
+        {
+            "event": "eval",
+            "version": 4,
+            "epoch": 2,
+            "loss": None,
+            "accuracy": 0.5,
+            "seconds": 2.0,
+            "train_accuracy": 1.0,
+        },
+    ]
+    pushes = pushes_of([(1, 0, 0, 1), (2, 1, 1, 1), (2, 2, 9, 0), (3, 0, 1, 1), (4, 2, 2, 1)])
+    assert summarise(log, pushes) == {
+        "protocol": "asp",
+        "model": "cnn",
+        "seed": 4,
+        "num_workers": 3,
+        "num_servers": 2,
+        "cause": "finished",
+        "updates": 4,
+        "examples": 40,
+        "seconds": 4.0,
+        "images_per_second": 10.0,
+        "final_accuracy": 0.5,
+        "final_loss": None,
+        "best_accuracy": 0.75,
+        "best_loss": 1.0,
+        "best_epoch": 1.0,
+        "train_accuracy": 1.0,
+        "train_loss": None,
+        "running_train_accuracy": 0.5,
+        "running_train_loss": 0.75,
+        "staleness": {"mean": 1.0, "max": 2, "histogram": {"0": 1, "1": 2, "2": 1}},
+        "rejected": 1,
+        "restarts": {"worker": 2, "server": 0, "evaluator": 1},
+        "rollbacks": 1,
+    }
+
+
+def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end():
+    log = [
+        {"event": "start", "config": {}, "plan": None},
+        {"event": "end", "cause": "interrupted", "seconds": 1.0},
+        {"event": "start", "config": {}, "plan": None, "resumed_from": 3},
+        {"event": "train", "version": 4, "seconds": 2.0},
+    ]
+    assert summarise(log, pushes_of([(1, 0, 0, 1)]))["cause"] is None
+
+
+def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan():
+    text = json.dumps(summarise([], pushes_of([])), allow_nan=False)
+    assert json.loads(text)["staleness"] == {"mean": None, "max": None, "histogram": {}}

@@ -1,0 +1,338 @@
+"""Models against formulas, plain re-computations and torch's own losses; the ways a user's own model can be wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pipeline.errors import UsageError
+from trainer.models import MODELS, Classification, LeastSquares, build
+
+SHAPES = [(3, 32, 32), (1, 9, 18), (4, 8, 8)]  # CIFAR's, grey and odd, the smallest that every model takes
+RESNETS = {"resnet20": 3, "resnet32": 5, "resnet56": 9}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def _make(name, shape=(3, 8, 8), classes=10, seed=0, **options):
+    return build(name, image_shape=shape, num_classes=classes, seed=seed, **options)
+
+
+def _size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def _batch(shape, classes=10, rows=4):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(rows, *shape, generator=generator), torch.randint(classes, (rows,), generator=generator)
+
+
+def _resnet_size(m, channels, classes, shortcut):
+    """A stage has 2m convolutions with two numbers of normalisation a channel; all but its first keep the width."""
+    stages = [(16, 16), (16, 32), (32, 64)]
+    convolutions = 9 * channels * 16 + sum(9 * (c * w + (2 * m - 1) * w * w) for c, w in stages)
+    normalisations = 2 * (16 + 2 * m * (16 + 32 + 64))
+    shortcuts = sum(c * w + 2 * w for c, w in stages) if shortcut == "conv" else 0
+    return convolutions + normalisations + shortcuts + 64 * classes + classes
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet20", 269_722), ("resnet32", 464_154), ("resnet56", 853_018)])
+def test_a_resnet_has_the_published_number_of_parameters(name, size):
+    assert _size(_make(name).model) == size == _resnet_size(RESNETS[name], 3, 10, "pad")
+
+
+@pytest.mark.parametrize("name", RESNETS)
+@pytest.mark.parametrize("shortcut", ["pad", "conv"])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_the_size_of_a_resnet_follows_the_formula(name, shortcut, norm):
+    model = _make(name, (1, 8, 8), 7, shortcut=shortcut, norm=norm).model
+    assert _size(model) == _resnet_size(RESNETS[name], 1, 7, shortcut)
+    assert (sum(1 for _ in model.buffers()) == 0) == (norm == "group")
+
+
+def _plain_resnet(tensors, x, shortcut):
+    """The paper's formula in float64, eval mode, tensor after tensor in the order of their making."""
+    tensors = iter(tensors)
+
+    def conv_bn(x, stride):
+        kernel, weight, bias, mean, var, _ = (next(tensors) for _ in range(6))
+        y = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        y = (y - mean[:, None, None]) / torch.sqrt(var[:, None, None] + 1e-5)
+        return y * weight[:, None, None] + bias[:, None, None]
+
+    x = conv_bn(x, 1).relu()
+    for stage, width in enumerate((16, 32, 64)):
+        for block in range(3):
+            stride = 2 if stage and not block else 1
+            y = conv_bn(conv_bn(x, stride).relu(), 1)
+            if block == 0 and shortcut == "conv":
+                x = conv_bn(x, stride)
+            elif stride == 2:
+                padded = torch.zeros_like(y)
+                padded[:, width // 4 : 3 * width // 4] = x[:, :, ::2, ::2]
+                x = padded
+            x = (x + y).relu()
+    return x.mean((2, 3)) @ next(tensors).T + next(tensors)
+
+
+@pytest.mark.parametrize("shortcut", ["pad", "conv"])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 9, 14)])
+def test_resnet20_computes_the_formula_of_the_paper(shortcut, shape):
+    model = _make("resnet20", shape, shortcut=shortcut).model
+    images, _ = _batch(shape)
+    for _ in range(3):
+        model(images * 3 + 1)  # so that the running statistics are not 0 and 1
+    model.eval()
+    plain = _plain_resnet([t.double() for t in model.state_dict().values()], images.double(), shortcut)
+    torch.testing.assert_close(model(images).double(), plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_resnet_starts_he_normal_with_a_small_last_layer():
+    model = _make("resnet20").model
+    for kernel in (p for p in model.parameters() if p.ndim == 4):
+        wanted = math.sqrt(2 / (kernel.shape[1] * 9))
+        assert kernel.std().item() == pytest.approx(wanted, rel=5 / math.sqrt(2 * kernel.numel()))  # 5 sigma
+    widest = max((p for p in model.parameters() if p.ndim == 4), key=torch.numel)
+    assert (widest / widest.std()).pow(4).mean().item() == pytest.approx(3, rel=0.1)  # a normal's; a uniform has 1.8
+    assert model.fc.weight.std().item() == pytest.approx(0.01, rel=5 / math.sqrt(2 * 640))
+    assert not model.fc.bias.any()
+
+
+def test_running_statistics_of_a_resnet_take_three_thousandths_of_a_batch():
+    model = _make("resnet20").model
+    images, _ = _batch((3, 8, 8))
+    seen = F.conv2d(images, model.conv.weight, padding=1)
+    model(images)
+    torch.testing.assert_close(model.norm.running_mean, 0.003 * seen.mean((0, 2, 3)))
+    torch.testing.assert_close(model.norm.running_var, 0.997 + 0.003 * seen.var((0, 2, 3)))
+
+
+@pytest.mark.parametrize("name", ["resnet20", "cnn"])
+def test_with_group_normalisation_an_image_does_not_see_its_batch(name):
+    shape = (3, 16, 16)
+    images, _ = _batch(shape)
+
+    def moved_by_company(norm):
+        model = _make(name, shape, norm=norm).model
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return (model(images)[:2] - model(images[:2])).abs().max().item()
+
+    assert moved_by_company("group") < 1e-5
+    assert moved_by_company("batch") > 1e-3
+
+
+def test_group_normalisation_normalises_eight_groups_of_channels():
+    model = _make("resnet20", norm="group").model
+    found = model.norm(_batch((16, 8, 8))[0] * 5 + 2).view(4, 8, -1)
+    torch.testing.assert_close(found.mean(2), torch.zeros(4, 8))
+    torch.testing.assert_close(found.var(2, correction=0), torch.ones(4, 8), rtol=1e-4, atol=1e-4)
+
+
+def test_the_cnn_has_the_layers_of_the_figure():
+    layers = [type(m).__name__ for m in _make("cnn", (3, 32, 32)).model.modules() if not list(m.children())]
+    stage = ["Conv2d", "MaxPool2d", "ReLU", "BatchNorm2d", "Dropout"]
+    assert layers == 3 * stage + ["Linear", "ReLU", "Dropout", "Linear"]
+    kernels = 9 * (3 * 32 + 32 * 64 + 64 * 128) + 3 * (32 + 64 + 128)  # each channel: bias, and two of BatchNorm
+    assert _size(_make("cnn", (3, 32, 32)).model) == kernels + (2048 + 1) * 128 + (128 + 1) * 10
+
+
+def test_the_cnn_refuses_images_that_three_halvings_use_up():
+    with pytest.raises(UsageError, match="8x8 or more, these are 7x32"):
+        _make("cnn", (3, 7, 32))
+
+
+@pytest.mark.parametrize(("classes", "outputs"), [(2, 1), (3, 3)])
+def test_logistic_regression_of_two_classes_has_one_logit(classes, outputs):
+    assert _size(_make("logistic", (1, 1, 28), classes).model) == outputs * (28 + 1)
+
+
+def test_the_perceptron_is_28_15_15_2():
+    shapes = [tuple(p.shape) for p in _make("perceptron", (1, 1, 28), 2).model.parameters()]
+    assert shapes == [(15, 28), (15,), (15, 15), (15,), (2, 15), (2,)]
+
+
+def test_the_perceptron_starts_glorot_uniform_without_bias():
+    for p in _make("perceptron", (1, 1, 285), 15).model.parameters():
+        bound = math.sqrt(6 / (p.shape[0] + p.shape[-1])) if p.ndim > 1 else 0.0
+        assert 0.95 * bound <= p.abs().max().item() <= bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("classes", [2, 10])
+def test_every_model_takes_any_image_size_and_class_count_and_trains_every_parameter(name, shape, classes):
+    built = _make(name, shape, classes)
+    images, labels = _batch(shape, classes, rows=5)  # odd: labels in balance have no gradient at zero
+    torch.manual_seed(0)
+    outputs = built.model(images)
+    loss = built.task.loss(outputs, labels)
+    loss.backward()
+    assert outputs.shape in {(5, classes), (5, classes - 1)}
+    assert math.isfinite(loss.item())
+    assert 0 <= int(built.task.correct(outputs, labels)) <= 5
+    assert all(p.grad.any() for p in built.model.parameters() if p.ndim > 1)
+    assert [*built.model.parameters()][-1].grad.any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_seed_gives_the_same_bits_whatever_was_drawn_before(name):
+    torch.manual_seed(1)
+    first = _make(name, seed=5).model.state_dict()
+    torch.manual_seed(2)
+    torch.randn(7)
+    before = torch.get_rng_state()
+    second = _make(name, seed=5).model.state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"linear", "logistic"}))
+def test_two_seeds_give_two_models(name):
+    first, second = (next(_make(name, seed=seed).model.parameters()) for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic"])
+def test_the_regressions_start_at_zero(name):
+    assert not any(p.any() for p in _make(name, seed=3).model.parameters())
+
+
+def test_dropout_repeats_when_the_global_generator_is_seeded():
+    model = _make("cnn").model
+    images, _ = _batch((3, 8, 8))
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(model(images))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+logits = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=3, max_size=3), min_size=1, max_size=6)
+
+
+@given(logits, st.data())
+@settings(max_examples=40, deadline=None)
+def test_losses_and_counts_equal_sums_over_examples(rows, data):
+    labels = data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
+    outputs, targets = torch.tensor(rows), torch.tensor(labels)
+    right = sum(row.index(max(row)) == label for row, label in zip(rows, labels, strict=True))
+    entropy = [math.log(sum(math.exp(z) for z in row)) - row[label] for row, label in zip(rows, labels, strict=True)]
+    squares = [
+        sum((z - (k == label)) ** 2 for k, z in enumerate(row)) / 2 for row, label in zip(rows, labels, strict=True)
+    ]
+    for task, losses in ((Classification(), entropy), (LeastSquares(), squares)):
+        assert task.loss(outputs, targets).item() == pytest.approx(np.mean(losses), rel=1e-5, abs=1e-5)
+        assert int(task.correct(outputs, targets)) == right
+
+
+def test_one_logit_is_two_class_cross_entropy_with_the_first_logit_at_zero():
+    z, labels = torch.tensor([[-2.0], [0.5], [3.0], [-0.1]]), torch.tensor([0, 0, 1, 1])
+    both = torch.cat([torch.zeros(4, 1), z], dim=1)
+    task = Classification()
+    torch.testing.assert_close(task.loss(z, labels), F.cross_entropy(both, labels))
+    assert int(task.correct(z, labels)) == int(task.correct(both, labels)) == 2
+
+
+def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(200, 5)).astype(np.float32)
+    targets = (features @ [1, -2, 3, 0, 0.5] + 4 + rng.normal(size=200)).astype(np.float32)
+    built = _make("linear", (1, 1, 5), 1)
+    optimizer = torch.optim.SGD(built.model.parameters(), lr=0.5)
+    for _ in range(100):
+        optimizer.zero_grad()
+        outputs = built.model(torch.from_numpy(features).view(200, 1, 1, 5))
+        loss = built.task.loss(outputs, torch.from_numpy(targets))
+        loss.backward()
+        optimizer.step()
+    solution, residual, *_ = np.linalg.lstsq(np.c_[features, np.ones(200)], targets, rcond=None)
+    found = torch.cat([p.detach().flatten() for p in built.model.parameters()]).numpy()
+    assert found == pytest.approx(solution, abs=1e-4)
+    assert loss.item() == pytest.approx(residual[0] / 400, rel=1e-4)
+    assert int(built.task.correct(outputs, torch.from_numpy(targets))) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet18", {}, "resnet18 is none of resnet20, resnet32, .*nor a module:function"),
+        ("net.py:make", {}, "there is no module net in"),
+        ("./net:make", {}, "./net:make is none of"),
+        ("net:", {}, "net: is none of"),
+        ("perceptron", {"norm": "group"}, "perceptron has no --norm group: .*resnet56, cnn"),
+        ("cnn", {"shortcut": "conv"}, "cnn has no --shortcut conv: .*resnet56$"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(name, options, message):
+    with pytest.raises(UsageError, match=message) as refused:
+        _make(name, **options)
+    assert "\n" not in str(refused.value)
+
+
+OWN = """
+import torch
+from torch import nn
+number = 3
+def good(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes), nn.Dropout())
+def listed(image_shape, num_classes):
+    return [1]
+def wide(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A current directory that holds own_net.py, and is not on the path."""
+    (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "own_broken.py").write_text("import there_is_no_such_module")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield
+    for module in ("own_net", "own_broken"):
+        sys.modules.pop(module, None)
+
+
+def test_a_model_of_the_users_own_is_found_in_the_current_directory(own):
+    first, second = (_make("own_net:good", (3, 4, 4), 5, seed=1) for _ in range(2))
+    assert first.model.training
+    assert isinstance(first.task, Classification)
+    assert first.model(torch.ones(7, 3, 4, 4)).shape == (7, 5)
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_nets:good", "there is no module own_nets in .*run from the folder that holds it"),
+        ("own_net.deep:good", "no module own_net.deep"),
+        ("own_net:goode", "own_net.py has no function goode; it has: good, listed, wide"),
+        ("own_net:number", "has no function number"),
+        ("own_net:listed", "returned a list: it must return a torch.nn.Module"),
+        ("own_net:wide", r"turned 2 images into \(2, 11\): it must return logits \(2, 10\)"),
+    ],
+)
+def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own, name, message):
+    with pytest.raises(UsageError, match=message) as refused:
+        _make(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_import_that_fails_inside_the_users_module_shows_its_own_cause(own):
+    with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
+        _make("own_broken:good")

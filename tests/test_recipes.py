@@ -1,0 +1,31 @@
+"""Learning rates against the table that the recipes print."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.recipes import RECIPES, learning_rate
+
+RATES = [  # epoch, ch6, ch4: base 0.1
+    (0, 0.1, 0.1),
+    (81.99, 0.1, 0.1),
+    (82, 0.1, 0.01),  # a drop holds from its epoch on
+    (90.99, 0.1, 0.01),
+    (91, 0.01, 0.01),
+    (132.99, 0.01, 0.01),
+    (133, 0.01, 0.001),
+    (135.99, 0.01, 0.001),
+    (136, 0.001, 0.001),
+    (181, 0.001, 0.001),  # of 182: no third drop
+]
+
+
+@pytest.mark.parametrize(("epoch", "ch6", "ch4"), RATES)
+def test_the_rate_falls_to_a_tenth_at_the_epochs_of_the_recipe(epoch, ch6, ch4):
+    found = {recipe: learning_rate(recipe, 0.1, epoch) for recipe in RECIPES}
+    assert found == {"ch6": ch6, "ch4": ch4, "constant": 0.1}
+
+
+def test_a_recipe_that_does_not_exist_is_an_error():
+    with pytest.raises(KeyError, match="ch5"):
+        learning_rate("ch5", 0.1, 0)

@@ -1,0 +1,488 @@
+"""The trainer's command line: flags over TOML over defaults, roles, the plan, and what a folder allows a start to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import commandline
+from pipeline.errors import DataError, JobError, UsageError
+from pipeline.session import PACKAGE
+from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
+from tests.trainer_runs import Training
+from trainer.__main__ import main
+from trainer.config import Config, Facts
+from trainer.flags import config_of, flags, options_of
+from trainer.models import MODELS
+from trainer.options import Options, Role, all_roles, parse_roles
+from trainer.output import OWNED, Run, Start, listing, locked, resolve_output, settle
+from trainer.plan import describe, plan
+
+ROOT = PACKAGE.parent
+NEEDED = ["--shards", "shards", "--output", "run"]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set for two workers, whose 80 examples are of the evaluator's tests."""
+    return write_shards(tmp_path_factory.mktemp("cli"), [rows_of(30, 2), rows_of(50, 3, 100)], EVAL_ROWS)
+
+
+def trainer(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def parsed(*args: object) -> tuple[Config, Options]:
+    args_of = commandline.parse(flags(), [*NEEDED, *map(str, args)])
+    return config_of(args_of), options_of(args_of)
+
+
+# --- flags, files, exit codes -----------------------------------------------------------------------------------------
+
+
+def test_help_names_every_model_and_a_flag_for_every_setting():
+    done = trainer("--help")
+    assert done.returncode == 0
+    for field in (*fields(Config), *fields(Options)):
+        assert f"--{field.name.replace('_', '-')}" in done.stdout.replace("--no-report", "--report")
+    for name in MODELS:
+        assert name in done.stdout
+    assert "Exit codes" in done.stdout
+
+
+def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(tmp_path):
+    (tmp_path / "empty.toml").write_text("")
+    config, options = parsed("--epochs", 3, "--config", tmp_path / "empty.toml")
+    assert config == Config(shards=config.shards, output=config.output, epochs=3)
+    assert options == Options()
+    assert parsed("--epochs", 3) == (config, options)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    (tmp_path / "c.toml").write_text('servers = 3\nmomentum = 0.5\naugment = false\nroles = "worker:1-2"\n'
+                                     'addresses = "tcp://a:1,tcp://b:2"\ntoken_file = "secret"\n')  # fmt: skip
+    config, options = parsed("--steps", 7, "--servers", 2, "--config", tmp_path / "c.toml")
+    assert (config.servers, config.momentum, config.augment, config.learning_rate) == (2, 0.5, False, 0.1)
+    assert options.roles == (Role("worker", 1), Role("worker", 2))
+    assert options.addresses == ("tcp://a:1", "tcp://b:2")
+    assert options.token_file == Path("secret")
+
+
+def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path):
+    (tmp_path / "c.toml").write_text("epochs = 5\nresume = true\n")
+    config, options = parsed("--config", tmp_path / "c.toml")
+    assert (config.epochs, config.steps, options.resume) == (5, None, True)
+    config, options = parsed("--steps", 7, "--overwrite", "--config", tmp_path / "c.toml")
+    assert (config.epochs, config.steps, options.resume, options.overwrite) == (None, 7, False, True)
+
+
+def test_paths_mean_the_same_in_every_process(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config, _ = parsed("--epochs", 1)
+    assert (config.shards, config.output) == (str(tmp_path / "shards"), str(tmp_path / "run"))
+    config, _ = parsed("--epochs", 1, "--shards", "hdfs://name:8020/s", "--output", "file:///x/y")
+    assert (config.shards, config.output) == ("hdfs://name:8020/s", "/x/y")
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ([], ["either --epochs or --steps"]),
+        (["--epochs", "1", "--steps", "1"], ["--steps", "not allowed with"]),
+        (["--epochs", "0"], ["--epochs must be at least 1, got 0"]),
+        (["--epochs", "1", "--protocol", "bps"], ["--protocol", "bps", "ssp"]),
+        (["--epochs", "1", "--learning-rate", "nan"], ["--learning-rate", "nan"]),
+        (["--epochs", "1", "--seed", "-1"], ["--seed", "'-1'"]),
+        (["--epochs", "1", "--resume", "--overwrite"], ["--overwrite", "not allowed with"]),
+        (["--epochs", "1", "--roles", "server:0"], ["--roles", "--addresses"]),
+        (["--epochs", "1", "--roles", "server:0", "--addresses", "tcp://a:1"], ["--token-file", "openssl"]),
+        (["--epochs", "1", "--roles", "boss"], ["'boss'", "worker:A-B"]),
+        (["--epochs", "1", "--output", "hdfs://name/run"], ["--output hdfs://name/run"]),
+        (["--epochs", "1", "--output", f"{__file__}/run"], ["test_trainer_cli.py is not a folder"]),
+        (["--epochs", "1", "--shards", ""], ["an empty path"]),
+        (["--epochs", "1", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),
+        (["--epochs", "1", "--nonsense"], ["--nonsense", "--help"]),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_fact_value_and_next_step(args, parts):
+    with pytest.raises(UsageError) as refused:
+        main([*NEEDED, *args])
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def raising(error: BaseException) -> Any:
+    def fail() -> int:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("x must be\n1"), 2, "error: x must be 1"),
+        (DataError("broken"), 3, "error: broken"),
+        (JobError("failed"), 1, "error: failed"),
+        (KeyboardInterrupt(), 1, "error: interrupted; go on"),
+        (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device"),
+        (MemoryError(), 1, "error: MemoryError"),
+        (ValueError("odd\ntrace"), 1, "error: ValueError: odd (--debug shows the whole trace)"),
+        (AssertionError(), 1, "error: AssertionError (--debug shows the whole trace)"),
+    ],
+)
+def test_every_end_of_a_program_has_its_exit_code_and_one_line(capsys, error, code, line):
+    with pytest.raises(SystemExit) as end:
+        commandline.execute(raising(error), interrupted="go on")
+    assert end.value.code == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_debug_shows_the_trace_before_the_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x", "--debug"])
+    with pytest.raises(SystemExit):
+        commandline.execute(raising(ValueError("odd")), interrupted="")
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("evaluator", ["evaluator-0"]),
+        ("server:0,worker:0-2", ["server-0", "worker-0", "worker-1", "worker-2"]),
+        ("worker:7-7, evaluator", ["worker-7", "evaluator-0"]),
+    ],
+)
+def test_roles_are_read_as_written_with_both_ends_of_a_range(text, names):
+    assert [str(role) for role in parse_roles(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "''"),
+        ("worker", "'worker'"),
+        ("worker:-1", "'worker:-1'"),
+        ("evaluator:1", "'evaluator:1'"),
+        ("worker:5-2", "write worker:2-5"),
+        ("server:0,server:0-1", "names server:0 twice"),
+        ("worker:0-99999", "'worker:0-99999'"),
+    ],
+)
+def test_roles_that_make_no_sense_are_refused(text, part):
+    with pytest.raises(UsageError, match="--roles") as refused:
+        parse_roles(text)
+    assert part in str(refused.value)
+
+
+def options_with(roles: Sequence[Role]) -> Options:
+    return Options(roles=tuple(roles), addresses=("tcp://a:1",), token_file=Path("secret"))
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.data())
+def test_hosts_that_share_the_roles_out_start_each_of_them_once(servers, workers, data):
+    every = all_roles(servers, workers)
+    hosts = data.draw(st.lists(st.integers(0, 2), min_size=len(every), max_size=len(every)))
+    shares = [[role for role, host in zip(every, hosts, strict=True) if host == number] for number in range(3)]
+    started = [role for share in shares for role in options_with(share).roles_of(servers, workers)]
+    assert sorted(map(str, started)) == sorted(map(str, every))
+    assert Options().roles_of(servers, workers) == every
+
+
+def test_a_role_that_the_run_does_not_have_is_refused():
+    with pytest.raises(UsageError, match=r"worker:3, but the run has workers 0\.\.2"):
+        options_with(parse_roles("worker:2-3")).roles_of(1, 3)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def planned(workers: int, rows: int = 50_000, parameters: int = 1000, **values: Any) -> Any:
+    config = Config(shards="s", output="o", **{"epochs": 182} | values)
+    return plan(config, Facts(workers, rows, parameters, 10), cores=8)
+
+
+def test_shares_and_rates_are_those_of_the_papers():
+    four, twelve, exact = planned(4), planned(12), planned(12, worker_batch="exact")
+    assert (set(four.worker_batches), four.worker_rate) == ({32}, 0.025)
+    assert (set(twelve.worker_batches), twelve.effective_batch, twelve.steps_per_epoch) == ({10}, 120, 390)
+    assert exact.worker_batches == (11,) * 8 + (10,) * 4
+    assert exact.effective_batch == 128
+
+
+@given(st.integers(1, 40), st.integers(0, 200), st.sampled_from(["asp", "bsp", "ssp"]), st.integers(1, 60))
+def test_shares_add_up_and_every_push_goes_into_one_update(workers, more, protocol, steps):
+    batch = workers + more
+    asked = {"batch_size": batch, "protocol": protocol, "steps": steps, "epochs": None}
+    exact, floor = (planned(workers, worker_batch=kind, **asked) for kind in ("exact", "floor"))
+    assert sum(exact.worker_batches) == exact.effective_batch == batch
+    assert max(exact.worker_batches) - min(exact.worker_batches) <= 1
+    assert batch - workers < floor.effective_batch == workers * floor.worker_batches[0] <= batch
+    pushes_an_update = workers if protocol == "bsp" else 1
+    assert exact.updates * pushes_an_update == workers * steps
+    # the size of one step in expectation: the same for all protocols, once every worker has pushed
+    rate = exact.learning_rate / workers if protocol == "bsp" else exact.worker_rate
+    assert rate * workers == pytest.approx(0.1)
+
+
+def test_threads_are_what_is_left_of_the_cores_unless_given():
+    assert [planned(workers).threads_per_worker for workers in (1, 3, 12)] == [8, 2, 1]
+    assert planned(12, threads=3).threads_per_worker == 3
+
+
+def test_what_cannot_be_shared_out_is_refused():
+    with pytest.raises(UsageError, match="--batch-size 11 is the mini-batch of all 12 workers together"):
+        planned(12, batch_size=11)
+    with pytest.raises(UsageError, match="--servers 11 is more than the 10 parameters"):
+        planned(2, parameters=10, servers=11)
+
+
+def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_applied():
+    text = describe(planned(12, servers=2))
+    assert "120 over all 12 workers, 10 each; 128 was asked for, --worker-batch exact uses all of it" in text
+    assert "asp applies 0.1 / 12 = 0.008333 to each push; falls to a tenth at epoch 91 and 136" in text
+    assert "182 epochs, 70,980 steps a worker, 851,760 updates" in text
+    assert "2 servers, 12 workers of 1 thread each, 1 evaluator" in text
+    text = describe(planned(12, protocol="bsp", worker_batch="exact", epochs=3))
+    assert "128 over all 12 workers, 11 for the first 8 and 10 for the others\n" in text
+    assert "bsp applies 0.1 to the mean of 12 pushes\n" in text
+    assert "1,170 steps a worker, 1,170 updates" in text
+    columns = [re.match(r" +\S+( \S+)* {2,}", line) for line in text.splitlines()]
+    assert len({column and column.end() for column in columns}) == 1
+
+
+# --- the folder of a run ----------------------------------------------------------------------------------------------
+
+ASKED = Run(Config(shards="s", output="o", steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
+RESULTS = ("metrics.jsonl", "pushes.csv", "checkpoints/00000007/state.json", "checkpoints/00000007/slice-000-of-002.st")
+
+
+def asking(run: Run = ASKED, **values: Any) -> Run:
+    return replace(run, config=replace(run.config, **values))
+
+
+def start(output: Path, run: Run = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
+    return settle(output, run, resume=resume, overwrite=overwrite)
+
+
+def fill(output: Path, *names: str) -> None:
+    for name in names:
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_text(name)
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    output = tmp_path / "run"
+    assert start(output) is Start.NEW
+    fill(output, *RESULTS)
+    return output
+
+
+@pytest.fixture
+def finished(unfinished: Path) -> Path:
+    (unfinished / "result.json").write_text('{"cause": "finished"}')
+    return unfinished
+
+
+def content(output: Path) -> dict[str, bytes]:
+    return {name: (output / name).read_bytes() for name in listing(output)}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path, resume):
+    (tmp_path / "empty").mkdir()
+    assert start(tmp_path / "a" / "b", resume=resume) is Start.NEW
+    assert start(tmp_path / "empty", resume=resume) is Start.NEW
+    fill(tmp_path / "early", "logs/worker-3.log")  # of a host that was faster
+    assert start(tmp_path / "early", resume=resume) is Start.NEW
+    assert (tmp_path / "early" / "logs" / "worker-3.log").exists()
+
+
+def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished):
+    before = content(unfinished)
+    with pytest.raises(UsageError, match=r"--resume goes on with it, --overwrite starts anew"):
+        start(unfinished)
+    assert content(unfinished) == before
+    assert start(unfinished, resume=True) is Start.GO_ON
+    (unfinished / "result.json").write_text('{"cause": "interrupted"}')
+    assert start(unfinished, asking(steps=20), resume=True) is Start.GO_ON
+    assert json.loads((unfinished / "config.json").read_text())["config"]["steps"] == 20
+    assert {name: content(unfinished)[name] for name in RESULTS} == {name: before[name] for name in RESULTS}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_finished_run_is_found_finished_and_untouched(finished, resume):
+    before = content(finished)
+    assert start(finished, resume=resume) is Start.FINISHED
+    moved = replace(asking(device="cpu", shards="elsewhere", steps=None, epochs=1), rows=10 * 128)
+    assert start(finished, moved, resume=resume) is Start.FINISHED  # an epoch of ten steps
+    with pytest.raises(UsageError, match="10 steps a worker, more than the 9 asked for"):
+        start(finished, asking(steps=9), resume=resume)
+    assert content(finished) == before
+
+
+def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished):
+    with pytest.raises(UsageError, match=r"10 steps a worker; --resume goes on to the 30"):
+        start(finished, asking(steps=30))
+    assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
+    assert not (finished / "result.json").exists()
+    with pytest.raises(UsageError, match="has not ended"):
+        start(finished, asking(steps=30))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        (replace(ASKED, num_workers=5, shards="beef"), "worker count 4, not 5"),
+        (replace(ASKED, shards="beef"), "shard digest f00d, not beef"),
+        (asking(seed=7), "--seed 0, not 7"),
+        (asking(batch_size=64), "--batch-size 128, not 64"),
+        (asking(servers=1), "--servers 2, not 1"),
+    ],
+)
+def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(finished, other, part, resume):
+    before = content(finished)
+    with pytest.raises(UsageError, match="--overwrite") as refused:
+        start(finished, other, resume=resume)
+    assert part in str(refused.value)
+    assert ("--resume cannot change it" in str(refused.value)) == resume
+    assert content(finished) == before
+
+
+def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished):
+    fill(finished, "logs/server-0.log", "tensorboard/events.out.tfevents.1.host.2.0", ".best.safetensors.0a1b2c3d.tmp",
+         "report.html.tmp", ".result.json.tmp", "checkpoints/.void/state.json")  # fmt: skip
+    assert start(finished, asking(seed=7), overwrite=True) is Start.NEW
+    assert sorted(path.name for path in finished.iterdir()) == [".lock", "config.json"]
+    assert json.loads((finished / "config.json").read_text())["config"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "foreign", ["thesis.tex", "logs/notes.txt", "checkpoints/best.pt", "checkpoints/00000007/a/b", "x.tmp", "x/y.json"]
+)
+def test_overwrite_refuses_a_folder_with_files_of_others(finished, foreign):
+    fill(finished, foreign)
+    before = content(finished)
+    with pytest.raises(UsageError, match="which no run wrote") as refused:
+        start(finished, overwrite=True)
+    assert foreign in str(refused.value)
+    assert content(finished) == before
+
+
+def test_overwrite_follows_no_link_out_of_the_folder(finished, tmp_path):
+    fill(tmp_path / "scratch", "00000009/state.json")
+    (finished / "tensorboard").symlink_to(tmp_path / "scratch")
+    with pytest.raises(UsageError, match="tensorboard, which no run wrote"):
+        start(finished, overwrite=True)
+    assert listing(tmp_path / "scratch") == ["00000009/state.json"]
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path):
+    fill(tmp_path, "thesis.tex")
+    for resume in (False, True):
+        with pytest.raises(UsageError, match=r"thesis\.tex, which no run wrote"):
+            start(tmp_path, resume=resume)
+    assert listing(tmp_path) == ["thesis.tex"]
+
+
+def test_a_start_that_failed_before_its_first_update_does_not_stand_in_the_way_of_the_next(tmp_path):
+    assert start(tmp_path, asking(model="resnet2")) is Start.NEW
+    fill(tmp_path, "logs/prepare.log", "checkpoints/00000000/state.json", "checkpoints/00000000/slice-000-of-001.st")
+    assert start(tmp_path) is Start.NEW
+    assert not (tmp_path / "checkpoints").exists()  # the other model's first numbers
+
+
+def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished):
+    (unfinished / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"without its config\.json"):
+        start(unfinished, resume=True)
+    (unfinished / "config.json").write_text('{"config": {"model": 1}')
+    with pytest.raises(DataError, match=r"config\.json is damaged"):
+        start(unfinished, resume=True)
+    assert start(unfinished, overwrite=True) is Start.NEW
+
+
+def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished):
+    before = content(unfinished)
+    program = "from pathlib import Path; import sys; from trainer.output import locked\n"
+    program += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(unfinished)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        for flag in ("resume", "overwrite"):
+            with pytest.raises(UsageError, match="in use by a run that has not ended"):
+                start(unfinished, **{flag: True})
+        assert content(unfinished) == before
+        other.kill()  # a lock never outlives its process
+    with locked(unfinished):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "s3://bucket/run", "hdfs:/x"])
+def test_an_output_that_is_no_local_folder_is_refused(text):
+    with pytest.raises(UsageError, match="--output"):
+        resolve_output(text)
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_shards_forbid_is_refused_before_the_folder_is_touched(shards, tmp_path):
+    common = ["--shards", str(shards), "--output", str(tmp_path / "run"), "--steps", "1"]
+    for more, error, part in (
+        (["--batch-size", "1"], UsageError, "all 2 workers together"),
+        (["--shards", str(tmp_path)], DataError, "no shards were ever committed"),
+        (["--roles", "server:0,worker:2", "--addresses", "tcp://a:1", "--token-file", "t"], UsageError, "workers 0..1"),
+    ):
+        with pytest.raises(error) as refused:
+            main([*common, *more])
+        assert part in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_life_of_a_run(shards, tmp_path, capsys):
+    """Trained, found finished, refused, made longer, replaced: as a user does it."""
+    common = ["--model", "logistic", "--batch-size", "8", "--servers", "2", "--threads", "1"]
+    first = Training(shards, tmp_path / "run", *common, "--steps", 3, "--resume")
+    assert first.wait() == 0, first.said()
+    assert "holds no run to go on with, so one is started" in first.said()
+    assert "8 over all 2 workers, 4 each" in first.said()
+    assert first.result()["updates"] == 6
+    assert [name for name in listing(first.output) if not OWNED.fullmatch(name)] == []
+
+    again = ["--shards", str(shards), "--output", str(first.output), *common]
+    before = content(first.output)
+    assert main([*again, "--steps", "3"]) == 0
+    assert "finished already, nothing to do" in capsys.readouterr().out
+    assert content(first.output) == before
+    done = trainer(*again, "--steps", 3, "--seed", 1)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {first.output} holds a run with --seed 0, not 1")
+
+    longer = Training(shards, first.output, *common, "--steps", 5, "--resume", "--no-report")
+    assert longer.wait() == 0, longer.said()
+    assert longer.result()["updates"] == 10
+    assert longer.events("start")[-1]["resumed_from"] == 6
+
+    other = Training(shards, first.output, *common, "--steps", 2, "--seed", 1, "--overwrite", "--no-report")
+    assert other.wait() == 0, other.said()
+    assert other.result()["updates"] == 4
+    assert [event["resumed_from"] for event in other.events("start")] == [None]

@@ -1,0 +1,107 @@
+"""Real training runs, started as a user starts them, whose processes can be found, killed and counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import psutil
+
+from pipeline.session import PACKAGE
+from trainer.checkpoint import newest, read_vector
+from trainer.result import read_events, read_pushes
+
+ROOT = PACKAGE.parent
+
+
+class Training:
+    """``python -m trainer`` in a session of its own, so that everything it starts can be found afterwards."""
+
+    def __init__(self, shards: Path | str, output: Path, *flags: object) -> None:
+        self.output = output
+        self.text = output.parent / f"{output.name}.{time.monotonic_ns()}.txt"
+        command = [sys.executable, "-m", "trainer", "--shards", str(shards), "--output", str(output)]
+        with open(self.text, "w") as text:
+            self.process = subprocess.Popen(
+                [*command, *map(str, flags)], cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def wait(self, seconds: float = 120) -> int:
+        return self.process.wait(seconds)
+
+    def said(self) -> str:
+        return self.text.read_text()
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of the run's session but zombies, wherever its parent is."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                pass
+        return found
+
+    def pid(self, role: str) -> int | None:
+        return next((process.pid for process in self.family() if process.name() == role), None)
+
+    def send(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Signal a role's process, waiting for it to be there; returns its number."""
+        pid = until(lambda: self.pid(role), f"{role} runs")
+        os.kill(pid, number)
+        return int(pid)
+
+    def wait_for_updates(self, updates: int) -> None:
+        until(lambda: self._last_version() >= updates or self.process.poll() is not None, f"version {updates}")
+        assert self.process.poll() is None, self.said()
+
+    def _last_version(self) -> int:
+        try:
+            line = (self.output / "pushes.csv").read_text().rsplit("\n", 2)[-2]
+            return int(line.split(",")[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.output / "result.json").read_text())
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.output / "metrics.jsonl") if event["event"] == kind]
+
+    def pushes(self) -> pd.DataFrame:
+        return read_pushes(self.output / "pushes.csv")
+
+    def vector(self) -> npt.NDArray[np.float32]:
+        """Parameters and statistics of the newest whole checkpoint."""
+        root = self.output / "checkpoints"
+        version = newest(root, verify=True)
+        assert version is not None
+        return read_vector(root, version)
+
+    def end(self) -> None:
+        """Whatever is still there goes."""
+        for process in self.family():
+            process.kill()
+        self.process.wait()
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """The first true value of a condition."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s in vain: {what}")

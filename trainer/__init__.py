@@ -1,0 +1,1 @@
+"""Train on committed shards with worker, server and evaluator processes. Imports torch, never Spark."""

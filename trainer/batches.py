@@ -1,0 +1,103 @@
+"""The endless stream of a worker's mini-batches: a pure function of (seed, worker, clock), prepared in the background.
+
+So a resumed run needs no state but the clock, and workers of one run never share a random number."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.augment import augment, normalise
+from trainer.shards import Rows
+
+Ints = npt.NDArray[np.int64]
+ORDER, AUGMENTATION = 1, 2  # purposes of random numbers derived from the run's seed
+
+
+class Batch(NamedTuple):
+    """images_BCHW: float32, normalised; labels: int64 [B]."""
+
+    images_BCHW: torch.Tensor
+    labels: torch.Tensor
+
+
+def generator(seed: int, purpose: int, worker: int, number: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence([seed, purpose, worker, number]))
+
+
+@lru_cache(maxsize=2)  # the pass that ends in a mini-batch and the one that begins
+def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
+    """The order of a worker's rows in pass ``turn`` over its shard: int64 [rows], read-only."""
+    order = generator(seed, ORDER, worker, turn).permutation(rows)
+    order.flags.writeable = False
+    return order
+
+
+def indices(rows: int, batch: int, clock: int, seed: int, worker: int) -> Ints:
+    """Which rows the mini-batch at a clock holds: int64 [batch], places clock*batch onwards in the endless sequence of
+    passes (SPEC 0). A pass that ends inside a mini-batch is continued by the next, so no row waits for another pass.
+
+    O(batch), and O(rows) for the first mini-batch of a pass, whatever the clock."""
+    start, stop = clock * batch, (clock + 1) * batch
+    turns = range(start // rows, (stop - 1) // rows + 1)
+    parts = [permutation(rows, seed, worker, t)[max(0, start - t * rows) : stop - t * rows] for t in turns]
+    return np.concatenate(parts)
+
+
+class Loader:
+    """A worker's mini-batches by clock, the next ``depth`` prepared by one thread while the caller computes.
+
+    Any clock may be asked for at any time; one out of turn (after a rollback) only finds nothing prepared.
+    mean: float32 [C] in 0..255. Raises ValueError without rows."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        mean: npt.NDArray[np.float32],
+        batch_size: int,
+        *,
+        seed: int,
+        worker: int,
+        augment: bool,
+        depth: int = 2,
+    ) -> None:
+        if not len(rows) or batch_size < 1:
+            raise ValueError(f"no mini-batches of {batch_size} out of {len(rows)} rows")
+        self.rows, self.mean, self.batch_size = rows, mean, batch_size
+        self.seed, self.worker, self.augment, self.depth = seed, worker, augment, depth
+        self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
+        self._ahead: dict[int, Future[Batch]] = {}
+
+    def prepare(self, clock: int) -> Batch:
+        """The mini-batch at a clock, made here and now: a pure function of the clock."""
+        chosen = indices(len(self.rows), self.batch_size, clock, self.seed, self.worker)
+        images = normalise(self.rows.images_NCHW[chosen], self.mean)
+        if self.augment:
+            images = augment(images, generator(self.seed, AUGMENTATION, self.worker, clock))
+        return Batch(torch.from_numpy(images), torch.from_numpy(self.rows.labels[chosen]))
+
+    def batch(self, clock: int) -> Batch:
+        """The mini-batch at a clock. Raises what preparing it raised; RuntimeError after ``close``."""
+        wanted = range(clock, clock + self.depth + 1)
+        for other in self._ahead.keys() - set(wanted):
+            self._ahead.pop(other).cancel()
+        for number in wanted:
+            if number not in self._ahead:
+                self._ahead[number] = self._thread.submit(self.prepare, number)
+        return self._ahead.pop(clock).result()
+
+    def close(self) -> None:
+        """End the thread; what it has in work is finished and dropped."""
+        self._ahead.clear()
+        self._thread.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

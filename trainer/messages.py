@@ -1,0 +1,106 @@
+"""What goes over the wire: a fixed header, then at most one body of raw floats or JSON. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+MAGIC = b"PS1"
+JSON_LIMIT_BYTES = 1 << 20
+
+
+class Op(IntEnum):
+    """JOIN..BEAT: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
+    are answers, and the orders and loads that server 0 sends the other servers."""
+
+    JOIN = 1
+    PUSH = 2
+    BEAT = 3
+    HELLO = 10
+    HELD = 11
+    LOADED = 12
+    STATUS = 20
+    LOST = 21
+    END = 22
+    PARAMETERS = 30
+    STOP = 31
+    REJOIN = 32
+    BEATEN = 33
+    INFO = 34
+    LOAD = 40
+    ORDER = 41
+
+
+# In the header's ``flags``: the numbers lie in the memory that worker and server share, not in the body.
+IN_MEMORY = 1
+
+_HEADER = struct.Struct("<3sBBxxxiQQqqiidd")
+
+
+@dataclass(frozen=True)
+class Header:
+    """index: the worker's or server's number; session: grows with every join of a worker and start of a server;
+    generation: grows with every roll-back; clock, version: as in SPEC 4; examples, correct, loss, seconds: of a step."""
+
+    op: Op
+    flags: int = 0
+    index: int = -1
+    session: int = 0
+    generation: int = 0
+    clock: int = 0
+    version: int = 0
+    examples: int = 0
+    correct: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC,
+            self.op,
+            self.flags,
+            self.index,
+            self.session,
+            self.generation,
+            self.clock,
+            self.version,
+            self.examples,
+            self.correct,
+            self.loss,
+            self.seconds,
+        )
+
+
+class Malformed(ValueError):
+    """Bytes that no peer of this version sends."""
+
+
+def unpack(data: bytes | memoryview) -> Header:
+    """Raises Malformed."""
+    if len(data) != _HEADER.size or bytes(data[:3]) != MAGIC:
+        raise Malformed(f"a header of {len(data)} bytes")
+    _, op, *rest = _HEADER.unpack(data)
+    try:
+        return Header(Op(op), *rest)
+    except ValueError:
+        raise Malformed(f"operation {op}") from None
+
+
+def pack_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def unpack_json(data: bytes | memoryview) -> dict[str, Any]:
+    """A JSON object. Raises Malformed."""
+    if len(data) > JSON_LIMIT_BYTES:
+        raise Malformed(f"{len(data)} bytes of JSON")
+    try:
+        value = json.loads(bytes(data))
+    except (ValueError, RecursionError):
+        raise Malformed("no JSON") from None
+    if not isinstance(value, dict):
+        raise Malformed("no JSON object")
+    return value

@@ -1,0 +1,136 @@
+"""What a run comes to before it starts: mini-batches, rates, steps, updates, processes. Pure but for counting cores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pipeline.commandline import aligned
+from pipeline.errors import UsageError
+from trainer.config import Config, Facts
+from trainer.protocols import PROTOCOLS
+from trainer.recipes import RECIPES
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """batch_size: the global mini-batch B that was asked for; effective_batch: what the workers' shares add up to.
+
+    learning_rate: the single-process rate a, applied to the mean of all workers' pushes where ``synchronous``;
+    worker_rate: a/n, applied to every single push otherwise. drops: the epochs of this run at which falls to a
+    tenth. push_mb: megabytes (10^6) of one push, summed over servers; the answer has as many."""
+
+    model: str
+    protocol: str
+    synchronous: bool
+    num_workers: int
+    num_servers: int
+    threads_per_worker: int
+    rows: int
+    batch_size: int
+    worker_batches: tuple[int, ...]
+    effective_batch: int
+    learning_rate: float
+    worker_rate: float
+    drops: tuple[float, ...]
+    epochs: float
+    steps_per_epoch: int
+    steps_per_worker: int
+    updates: int
+    num_parameters: int
+    num_buffers: int
+    push_mb: float
+
+
+def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
+    """cores: of this machine, counted where not given. Raises UsageError for what cannot be shared out."""
+    workers = facts.num_workers
+    check_shares(config, workers)
+    if config.servers > facts.num_parameters:
+        raise UsageError(f"--servers {config.servers} is more than the {facts.num_parameters} parameters of the model")
+    synchronous = PROTOCOLS[config.protocol](config).synchronous
+    batches = tuple(config.worker_batch_size(worker, workers) for worker in range(workers))
+    steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
+    epochs = steps / steps_per_epoch
+    return Plan(
+        model=config.model,
+        protocol=config.protocol,
+        synchronous=synchronous,
+        num_workers=workers,
+        num_servers=config.servers,
+        threads_per_worker=config.threads or max(1, (cores or usable_cores()) // workers),
+        rows=facts.rows,
+        batch_size=config.batch_size,
+        worker_batches=batches,
+        effective_batch=sum(batches),
+        learning_rate=config.learning_rate,
+        worker_rate=config.learning_rate / workers,
+        drops=tuple(drop for drop in RECIPES[config.recipe] if drop < epochs),
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        steps_per_worker=steps,
+        updates=steps if synchronous else steps * workers,
+        num_parameters=facts.num_parameters,
+        num_buffers=facts.num_buffers,
+        push_mb=facts.numbers * FLOAT_BYTES / 1e6,
+    )
+
+
+def check_shares(config: Config, num_workers: int) -> None:
+    """Raises UsageError if a worker would draw no example."""
+    if config.batch_size < num_workers:
+        raise UsageError(
+            f"--batch-size {config.batch_size} is the mini-batch of all {num_workers} workers together:"
+            f" give at least {num_workers}, one example each"
+        )
+
+
+def usable_cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe(plan: Plan) -> str:
+    """The plan as a short table, for a person who is about to wait for it."""
+    statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
+    return aligned(
+        [
+            ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),
+            ("mini-batch", _batches(plan)),
+            ("learning rate", _rates(plan)),
+            ("epoch", f"{plan.steps_per_epoch:,} steps a worker: {plan.rows:,} examples / {plan.batch_size}"),
+            ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps a worker, {plan.updates:,} updates"),
+            ("processes", _processes(plan)),
+            ("push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"),
+        ]
+    )
+
+
+def _batches(plan: Plan) -> str:
+    least, most = min(plan.worker_batches), max(plan.worker_batches)
+    larger = plan.worker_batches.count(most)
+    each = f"{least} each" if least == most else f"{most} for the first {larger} and {least} for the others"
+    lost = f"; {plan.batch_size} was asked for, --worker-batch exact uses all of it"
+    asked = lost if plan.effective_batch != plan.batch_size else ""
+    return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{asked}"
+
+
+def _rates(plan: Plan) -> str:
+    asked = f"{plan.learning_rate:g}"
+    if plan.synchronous:
+        text = f"{plan.protocol} applies {asked} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
+    else:
+        text = f"{plan.protocol} applies {asked} / {plan.num_workers} = {plan.worker_rate:.4g} to each push"
+    drops = " and ".join(f"{drop:g}" for drop in plan.drops)
+    return text + (f"; falls to a tenth at epoch {drops}" if drops else "")
+
+
+def _processes(plan: Plan) -> str:
+    threads = _count(plan.threads_per_worker, "thread")
+    return f"{_count(plan.num_servers, 'server')}, {_count(plan.num_workers, 'worker')} of {threads} each, 1 evaluator"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

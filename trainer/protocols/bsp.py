@@ -1,0 +1,19 @@
+"""Bulk synchronous parallel: one update takes one gradient of every worker (SPEC 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.protocols.base import Gradient, Protocol, View
+
+
+class BSP(Protocol):
+    """Gradients are summed in worker order, so the result does not depend on who came first. A lost worker is waited
+    for: it draws the same mini-batch again, so the run's numbers do not show that it was away. Staleness is 0."""
+
+    synchronous = True
+
+    def take(self, view: View) -> Sequence[Gradient]:
+        if len(view.waiting) < len(view.clocks):
+            return ()
+        return sorted(view.waiting, key=lambda gradient: gradient.worker)

@@ -1,0 +1,30 @@
+"""Stale synchronous parallel: asynchronous, but nobody runs more than a bound ahead of the slowest (SPEC 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.protocols.base import Gradient, Protocol, View
+
+
+@dataclass(frozen=True)
+class SSP(Protocol):
+    """A worker may start a step iff its clock is at most ``bound`` ahead of the slowest worker's (Ho et al. 2013).
+
+    Updates are applied on arrival, so a worker that may start reads all updates of clocks <= its own - bound - 1, and
+    its own. A bound of 0 is a barrier; a lost or finished worker holds nobody back."""
+
+    bound: int
+
+    synchronous = False
+
+    def take(self, view: View) -> Sequence[Gradient]:
+        return view.waiting[:1]
+
+    def may_go(self, worker: int, view: View) -> bool:
+        return view.clocks[worker] - view.slowest() <= self.bound
+
+    def clock_on_joining(self, clock: int, view: View) -> int:
+        # Where it was away, the others have gone on without it: its old clock would hold them all back at once.
+        return max(clock, view.slowest())

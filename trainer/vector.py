@@ -1,0 +1,136 @@
+"""A model laid out over one flat float32 vector: what servers hold, workers pull and push, and checkpoints store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lies: numbers [begin, end) of the vector, in row-major order of its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def of(self, vector: Tensor) -> Tensor:
+        return vector[self.begin : self.end].view(self.shape)
+
+
+class FlatModel:
+    """The layout of a model, and the views that make a vector of num_parameters + num_buffers numbers its state.
+
+    P trainable parameters in named_parameters() order, then Q numbers that gradients leave alone: frozen parameters if
+    any, and floating buffers (BatchNorm's running statistics) in named_buffers() order. Whole-number buffers
+    (BatchNorm's count of batches) stay outside. Raises UsageError, naming the tensor, for a model with nothing to
+    train, with numbers other than float32, or with two tensors in one place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        trained, rest = _trained(model), _rest(model)
+        for refuse in (_refuse_untrainable, _refuse_other_types, _refuse_shared):
+            refuse(model)
+        self.model = model
+        self.slots = _lay_out(trained | rest)
+        self.num_parameters = sum(tensor.numel() for tensor in trained.values())
+        self.num_buffers = sum(tensor.numel() for tensor in rest.values())
+
+    def attach(self, values: Tensor, gradients: Tensor | None = None) -> None:
+        """Make every tensor a view of values [P + Q], and every parameter's gradient a view of gradients [P].
+
+        Numbers copied into values are the model's at once, backward adds to gradients (zero them before it), and
+        BatchNorm moves its part of values. Both are float32 in one piece, a torch.from_numpy of a memory map or on a
+        device, where the model follows. The model's numbers from before are lost: read() them first.
+        Never change values between forward and backward: autograd cannot notice."""
+        _check_length("values", values, self.num_parameters + self.num_buffers)
+        self.model.to(values.device)
+        tensors = _trained(self.model) | _rest(self.model)
+        for slot in self.slots:
+            tensors[slot.name].data = slot.of(values)
+        self.values = values
+        if gradients is not None:
+            self._attach_gradients(gradients)
+
+    def _attach_gradients(self, gradients: Tensor) -> None:
+        _check_length("gradients", gradients, self.num_parameters)
+        self._decayed = torch.zeros_like(gradients)
+        trained = _trained(self.model)
+        for slot in self.slots[: len(trained)]:
+            trained[slot.name].grad = slot.of(gradients)
+            self._decayed[slot.begin : slot.end] = float(len(slot.shape) > 1)
+        self.gradients = gradients
+
+    def weight_decay_(self, coefficient: float) -> Tensor:
+        """Add the gradient of the L2 term to gradients, and return the term, 0-d: it belongs to the loss (SPEC 3).
+
+        coefficient / 2 * sum of w^2 over parameters of two dimensions or more, so not of biases and normalisations.
+        Three passes over P numbers."""
+        weights = self.values[: self.num_parameters] * self._decayed
+        self.gradients.add_(weights, alpha=coefficient)
+        return 0.5 * coefficient * weights.dot(weights)
+
+    def read(self) -> npt.NDArray[np.float32]:
+        """A copy [P + Q] of the model's numbers, attached or not."""
+        tensors = (_trained(self.model) | _rest(self.model)).values()
+        vector: npt.NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu().numpy()
+        return vector
+
+    def named(self, values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
+        """values [P + Q] as arrays under the names of state_dict(), sharing memory: what a model's file holds."""
+        return {slot.name: values[slot.begin : slot.end].reshape(slot.shape) for slot in self.slots}
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
+def _rest(model: nn.Module) -> dict[str, Tensor]:
+    frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
+    saved = model.state_dict().keys()  # a buffer that is not saved is made anew with the model
+    return frozen | {name: t for name, t in model.named_buffers() if t.is_floating_point() and name in saved}
+
+
+def _lay_out(tensors: dict[str, Tensor]) -> tuple[Slot, ...]:
+    bounds = pairwise(accumulate((tensor.numel() for tensor in tensors.values()), initial=0))
+    return tuple(
+        Slot(name, tuple(tensor.shape), begin, end)
+        for (name, tensor), (begin, end) in zip(tensors.items(), bounds, strict=True)
+    )
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    if not _trained(model):
+        raise UsageError(f"{type(model).__name__} has no trainable parameters: there is nothing to train")
+
+
+def _refuse_other_types(model: nn.Module) -> None:
+    for name, tensor in (_trained(model) | _rest(model)).items():
+        if tensor.dtype != torch.float32:
+            raise UsageError(
+                f"{name} of {type(model).__name__} is {tensor.dtype}: only float32 is trained, use .float()"
+            )
+
+
+def _refuse_shared(model: nn.Module) -> None:
+    """Tied weights would be stored under one of their names only, and views of one another torn apart."""
+    places: dict[int, str] = {}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in every:
+        if tensor.numel() and places.setdefault(tensor.data_ptr(), name) != name:
+            first = places[tensor.data_ptr()]
+            raise UsageError(
+                f"{first} and {name} of {type(model).__name__} share memory: give each a tensor of its own"
+            )
+
+
+def _check_length(what: str, vector: Tensor, length: int) -> None:
+    if vector.shape != (length,) or vector.dtype != torch.float32:
+        raise ValueError(f"{what} must be {length} float32 numbers, got {tuple(vector.shape)} of {vector.dtype}")
