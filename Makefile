@@ -7,19 +7,23 @@ SHELL := bash
 WORKERS ?= 12
 MASTER ?= local[*]
 DATA ?=
+EVAL ?=
 OUT ?= build/demo
+RUN ?= build/run/$(notdir $(OUT))
+TRAIN ?= --model cnn --protocol asp --servers 2 --epochs 5 --batch-size 120 --learning-rate 0.01
 NAME ?= cifar10
 TO ?= data/$(NAME)
 ARGS ?=
 
 ENV := . .venv/env.sh
 READY := .venv/.ready
+READY_TRAINER := .venv/.ready-trainer
 READY_DEV := .venv/.ready-dev
 SAMPLE := build/sample
 # A driver that only talks to itself need not look its host name up.
 LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 
-.PHONY: help setup demo test fetch hdfs-up hdfs-down bench-sharding clean clean-venv
+.PHONY: help setup demo demo-shards test fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -33,17 +37,24 @@ $(READY): pyproject.toml conf/setup.sh
 
 $(READY_DEV): pyproject.toml conf/setup.sh
 	@PYTHON='$(PYTHON)' conf/setup.sh dev
+	@touch $(READY) $(READY_TRAINER) $@
+
+$(READY_TRAINER): pyproject.toml conf/setup.sh
+	@PYTHON='$(PYTHON)' conf/setup.sh trainer
 	@touch $(READY) $@
 
-demo: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated set) over WORKERS into OUT
+demo: demo-shards $(READY_TRAINER) ## shard DATA as demo-shards does, then train on the shards (TRAIN) and report into RUN
+	@$(ENV); python -m trainer --shards '$(OUT)' --output '$(RUN)' $(TRAIN)
+
+demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated set), with EVAL beside it, over WORKERS into OUT
 	@$(ENV); \
-	  data='$(DATA)'; args=(); \
-	  if [ -z "$$data" ]; then data=$(SAMPLE); python -m pipeline sample --to $(SAMPLE); args=(--preset plain --components 50 --n-init 4); fi; \
+	  data='$(DATA)'; eval='$(EVAL)'; args=(); \
+	  if [ -z "$$data" ]; then data=$(SAMPLE); eval=$(SAMPLE); python -m pipeline sample --to $(SAMPLE); args=(--preset plain --components 50 --n-init 4); fi; \
 	  $(LOCAL_IP) spark-submit --master '$(MASTER)' jobs/distribution_aware.py \
-	    --input "$$data" --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
+	    --input "$$data" $${eval:+--eval-input "$$eval"} --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
 test: $(READY_DEV) ## run the linter, the type checker and the tests
-	@$(ENV); ruff check .; ruff format --check .; mypy pipeline trainer; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(ENV); ruff check .; ruff format --check .; mypy pipeline trainer; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 2 $(ARGS)
 
 fetch: $(READY) ## download NAME=cifar10|cifar100 from its home page to TO (a folder or hdfs:// URI)
 	@$(ENV); python -m pipeline fetch '$(NAME)' --to '$(TO)' $(ARGS)
@@ -56,6 +67,9 @@ hdfs-down: $(READY_DEV) ## stop it; its data stay for the next start
 
 bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and spark.ml
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_sharding $(ARGS)
+
+bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory with the least there could be (SHARDS=DIR)
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
 
 clean: ## delete what demo and the checks wrote (build/ and caches); downloads and .venv stay
 	@rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis spark-warehouse metastore_db artifacts derby.log

@@ -190,7 +190,7 @@ WARM
 
 make_venv
 extras=$(IFS=,; echo "$*")
-say "installing the packages of pyproject.toml${extras:+ with $extras} into .venv"
+say "installing the packages of pyproject.toml${extras:+ with $extras} into .venv${extras:+ (torch is some gigabytes the first time)}"
 install --editable "$root${extras:+[$extras]}"
 install_java
 write_env

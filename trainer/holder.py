@@ -64,7 +64,8 @@ class Holder:
             return None
         invitation = unpack_json(body)
         memory = open_memory(invitation, self.facts.numbers) if invitation else None
-        self.peers[header.index] = Peer(identity, header.session, memory)
+        # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
+        self.peers[header.index] = Peer(identity, header.session, memory, known.pushed if known else None)
         return None
 
     def push(self, identity: bytes, header: Header, body: memoryview) -> bool:

@@ -59,11 +59,12 @@ def open_memory(invitation: dict[str, Any], numbers: int) -> SharedVectors | Non
     try:
         pid, descriptor = int(invitation["pid"]), int(invitation["descriptor"])
         nonce = str(invitation["nonce"]).encode()
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise Malformed("an invitation to shared memory") from None
     size = NONCE_BYTES + 8 * numbers
     try:
-        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        # Whatever a number leads to, a terminal or a device even: opening it neither waits nor takes it over.
+        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
     try:

@@ -169,7 +169,7 @@ class Supervisor:
             time.monotonic() < end and (self._remaining() or any(role.kind == "worker" for role in self.children))
         ):
             if self.interrupted:
-                return
+                self._leave_checkpoint()
             self._look_after()
             self._show()
 
