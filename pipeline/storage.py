@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import builtins
 import errno
+import io
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, BinaryIO, Protocol, cast
@@ -189,7 +190,7 @@ class HdfsFiles:
 
         with self._errors(path):
             options = WriteOptions(overwrite=False, create_parent=True)
-            return cast(BinaryIO, self.client.create(self._path(path), options))
+            return cast(BinaryIO, HdfsWriter(self, path, self.client.create(self._path(path), options)))
 
     def makedirs(self, path: str) -> None:
         with self._errors(path):
@@ -206,6 +207,34 @@ class HdfsFiles:
     def remove_empty(self, path: str) -> None:
         with self._errors(path):
             self.client.delete(self._path(path), recursive=False)
+
+
+class HdfsWriter(io.RawIOBase):
+    """A file being written, whose failures are OSErrors too. What fails first is what is raised: the client's own
+    writer closes after a failed write, and reports only that this failed as well."""
+
+    def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
+        self.files, self.path, self.inner = files, path, inner
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with self.files._errors(self.path):
+            return int(self.inner.write(data))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            with self.files._errors(self.path):
+                self.inner.close()
+        finally:
+            super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(OSError) if kind else nullcontext():
+            self.close()
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:

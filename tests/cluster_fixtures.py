@@ -1,23 +1,34 @@
 """Session-wide clusters for tests, each started when a test first asks for it: name this in pytest_plugins.
 
-A test that kills a server brings it back before it ends; files go under a folder of the test's own.
+A test that kills a server brings it back before it ends; files go under a folder of the test's own. The names of these
+tests, or of their files, begin with test_on_: they all run in the same process.
 """
 
 from collections.abc import Iterator
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.clusters import Hdfs, Standalone, Yarn
 
-CLUSTERS = {"hdfs", "standalone", "yarn"}
+
+class ClustersTogether(LoadScopeScheduling):  # type: ignore[misc]
+    """How pytest-xdist deals out tests: all that are on the clusters to one process, and first; the trainer's by file,
+    because a file shares shards and runs; all others one by one.
+
+    So every cluster starts once, and its tests, which mostly wait, run beside those that compute. (pytest-xdist 3.8's own
+    groups have no effect with pytest 9.2, which keeps a test's id elsewhere.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return "clusters" if "test_on_" in nodeid else file if "/test_train" in file else nodeid
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One of pytest-xdist's processes runs all tests of a kind of cluster, so that each cluster starts once."""
-    for item in items:
-        if CLUSTERS & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("clusters"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return ClustersTogether(config, log)
 
 
 @pytest.fixture(scope="session")

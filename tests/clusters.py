@@ -122,17 +122,26 @@ def fetch_jar(group: str, artifact: str, version: str, size: str, folder: Path) 
     if jar.exists():
         return jar
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"downloading {group}:{artifact}:{version} ({size}) into {folder}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    # Tests run in several processes: the others wait for the first one's download.
+    with _locked(folder.parent):
+        if not jar.exists():
+            _download(group, artifact, version, size, jar)
+    return jar
+
+
+def _download(group: str, artifact: str, version: str, size: str, jar: Path) -> None:
+    print(f"downloading {group}:{artifact}:{version} ({size}) into {jar.parent}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=jar.parent) as scratch:
         reasons = []
         for name, command in _download_commands(group, artifact, version, scratch).items():
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
             fetched = Path(scratch) / jar.name
             if done.returncode == 0 and fetched.exists():
                 os.replace(fetched, jar)
-                return jar
+                return
             reasons.append(f"{name}: {_first_complaint(done.stdout + done.stderr)}")
-    raise JobError(f"could not download {jar.name} ({'; '.join(reasons)}): check the network, or put it into {folder}")
+    where = f"check the network, or put it into {jar.parent}"
+    raise JobError(f"could not download {jar.name} ({'; '.join(reasons)}): {where}")
 
 
 def _download_commands(group: str, artifact: str, version: str, folder: str) -> dict[str, list[str]]:
@@ -898,7 +907,7 @@ def write_running(folder: Path, running: Running) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One `up` or `down` at a time: two would each start half of the servers."""
+    """One process at a time: two `up` would each start half of the servers."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

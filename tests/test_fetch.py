@@ -451,7 +451,7 @@ def test_an_absent_webhdfs_is_one_line(mirror: Mirror) -> None:
             target_of("hdfs://127.0.0.1:1/x", f"http://127.0.0.1:{port}").sizes()
 
 
-def test_files_reach_a_real_hdfs_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tmp_path: Path) -> None:
+def test_on_hdfs_files_arrive_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tmp_path: Path) -> None:
     archive = archive_of(mirror.data)
     client = hdfs.client()
     web = client.url

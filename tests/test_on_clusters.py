@@ -38,9 +38,6 @@ from tests.clusters import ROOT, Hdfs, Standalone, Yarn, end_tree, spark_submit
 from tests.conftest import make_rows, write_binary
 from tests.test_commit import commit
 
-# All in the process that has the clusters: the data sets are made once.
-pytestmark = pytest.mark.xdist_group("clusters")
-
 JOB = ROOT / "jobs" / "distribution_aware.py"
 QUIET = {"SPARK_CONF_DIR": str(ROOT / "conf")}
 STORE = Store()

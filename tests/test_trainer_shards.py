@@ -297,7 +297,7 @@ def test_the_default_file_system_of_hadoop_is_asked_where_a_uri_names_no_host(
 # A real HDFS
 
 
-def test_shards_load_whole_from_hdfs_while_datanodes_die_and_through_webhdfs(hdfs: Hdfs, made: Made) -> None:
+def test_on_hdfs_shards_load_whole_while_datanodes_die_and_through_webhdfs(hdfs: Hdfs, made: Made) -> None:
     hdfs.client().upload("/trainer", str(made.folder))
     web = f"webhdfs://{hdfs.webhdfs_url.removeprefix('http://')}/trainer"
     expected = load_worker(open_shards(str(made.folder)), 0)
