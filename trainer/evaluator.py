@@ -42,13 +42,18 @@ def main(config: Config, output: Path, *, stop: threading.Event | None = None) -
     """Evaluate what is in OUTPUT/checkpoints and what is added, in order of version, until the run's final one, or
     until ``stop`` is set and all that is there is done.
 
-    Raises DataError or OSError where the shards, or the final checkpoint, cannot be read."""
+    Raises DataError or OSError where the shards, and DataError where the final checkpoint cannot be read; what cannot
+    be written is tried again."""
     stop = stop or threading.Event()
     evaluator = Evaluator(config, output)
     while True:
         stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
         for state in checkpoint.unevaluated(evaluator.root):
-            evaluator.handle(state)
+            try:
+                evaluator.handle(state)
+            except OSError as error:  # a full disk: its room may come back, as it does for checkpoints
+                print(f"version {state.version} will be evaluated again: {error}", flush=True)
+                break
         if stopping or is_over(evaluator.root):
             return
         stop.wait(POLL_S)

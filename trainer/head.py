@@ -53,13 +53,14 @@ class Head:
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def hello(self, identity: bytes, index: int, session: int) -> None:
-        """A follower is there; one that was started anew takes everybody back to the last checkpoint."""
+        """A follower is there. One that was started anew takes everybody back to the last checkpoint, and so does one
+        that connected anew (its identity tells): orders, or its words about gradients, may have been on their way."""
         known = self.followers.get(index)
-        if known and known.session == session:
-            known.identity = identity
+        if known and (known.session, known.identity) == (session, identity):
             return
         self.followers[index] = Follower(identity, session)
-        self.gather(f"server {index} was started again")
+        broken = known and known.session == session
+        self.gather(f"the connection to server {index} broke" if broken else f"server {index} was started again")
 
     def gather(self, cause: str = "") -> None:
         """Once all servers are there, have them load the newest whole checkpoint. Raises JobError without one."""
@@ -81,9 +82,11 @@ class Head:
 
     def loaded(self, index: int, generation: int, now: float) -> None:
         """A server has the checkpoint; when all have it the run goes on from there."""
-        if index > 0 and generation == self.generation:
+        if self.coordinator or not generation or generation != self.generation:
+            return  # late words about another generation, perhaps to the server 0 of before
+        if index:
             self.followers[index].loaded = generation
-        if self.coordinator or any(follower.loaded != self.generation for follower in self.followers.values()):
+        if any(follower.loaded != self.generation for follower in self.followers.values()):
             return
         state = read_state(self.checkpoints, self.version)
         config, facts = self.config, self.facts

@@ -39,7 +39,7 @@ class Holder:
         self.peers: dict[int, Peer] = {}
         self.generation = 0
         self.sequence = 0
-        self.failed_snapshots: list[str] = []
+        self.trouble: str | None = None  # why the last checkpoint was not written
         self._answer: tuple[int, bytes] | None = None
 
     def load(self, generation: int, version: int) -> None:
@@ -145,4 +145,6 @@ class Holder:
             if self.index == 0:
                 write_state(folder, state)
         except OSError as error:
-            self.failed_snapshots.append(f"the checkpoint of version {state.version} was not written: {error}")
+            self.trouble = f"the checkpoint of version {state.version} was not written: {error}"
+        else:
+            self.trouble = None

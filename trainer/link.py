@@ -21,7 +21,10 @@ from trainer.slice import slice_bounds
 from trainer.transport import Secret, connect
 
 # A broken connection may have swallowed an answer, and the servers know the next one as somebody else's.
-WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_DISCONNECTED
+# CurveZMQ does not say why it ends a handshake: a wrong token does it every time, a server that dies once.
+REFUSED_AFTER = 5
 RESEND_S = 1.0
 BEAT_S = 1.0
 
@@ -57,6 +60,7 @@ class Link:
         self.sockets = [connect(self.context, address, secret) for address in addresses]
         self.monitors = [socket.get_monitor_socket(WATCHED) for socket in self.sockets]
         self.session = 0
+        self._bad_handshakes = 0
         self.in_memory = [False] * len(addresses)
         self._outdated = threading.Event()
         self._closing = threading.Event()
@@ -71,7 +75,9 @@ class Link:
             self._outdated.clear()
             self.in_memory = [False] * len(self.sockets)
             try:
-                return self._wait(self._send_join)
+                turn = self._wait(self._send_join)
+                self._bad_handshakes = 0
+                return turn
             except MustRejoin:
                 continue
 
@@ -132,7 +138,8 @@ class Link:
     def _watch(self, monitors: list[zmq.Socket[bytes]]) -> bool:
         """Whether a connection broke. Raises UsageError if a server does not admit this worker."""
         events = [recv_monitor_message(monitor)["event"] for monitor in monitors]
-        if zmq.EVENT_HANDSHAKE_FAILED_AUTH in events:
+        self._bad_handshakes += sum(bool(event & BAD_HANDSHAKE) for event in events)
+        if zmq.EVENT_HANDSHAKE_FAILED_AUTH in events or self._bad_handshakes >= REFUSED_AFTER:
             raise UsageError("the servers refuse the token of this worker: give every host the same --token-file")
         return bool(events)
 

@@ -37,7 +37,7 @@ class Op(IntEnum):
 # In the header's ``flags``: the numbers lie in the memory that worker and server share, not in the body.
 IN_MEMORY = 1
 
-_HEADER = struct.Struct("<3sBBxxxiQQqqiidd")
+_HEADER = struct.Struct("<3sBBxxxiqqqqiidd")
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,12 @@ def unpack(data: bytes | memoryview) -> Header:
         raise Malformed(f"a header of {len(data)} bytes")
     _, op, *rest = _HEADER.unpack(data)
     try:
-        return Header(Op(op), *rest)
+        header = Header(Op(op), *rest)
     except ValueError:
         raise Malformed(f"operation {op}") from None
+    if min(header.session, header.generation) < 0:
+        raise Malformed(f"session {header.session}, generation {header.generation}")
+    return header
 
 
 def pack_json(value: Any) -> bytes:

@@ -148,7 +148,8 @@ class Server:
             if not head.alive(self._worker(header.index), header.session, now):
                 self._send_back(identity, header)
         elif header.op is Op.STATUS:
-            self.send(identity, Header(Op.INFO), pack_json(head.status(now) | {"malformed": self.malformed}))
+            mine = {"malformed": self.malformed, "trouble": self.holder.trouble}
+            self.send(identity, Header(Op.INFO), pack_json(head.status(now) | mine))
         elif header.op is Op.LOST:
             head.lost(self._worker(header.index), now)
         elif header.op is Op.END:
@@ -175,9 +176,8 @@ class Server:
 
     def _execute(self, order: Order) -> None:
         self.holder.execute(order)
-        for failure in self.holder.failed_snapshots:
-            print(failure, flush=True)
-        self.holder.failed_snapshots.clear()
+        if order.snapshot and self.holder.trouble:
+            print(self.holder.trouble, flush=True)
 
 
 def _order(values: dict[str, Any]) -> Order:

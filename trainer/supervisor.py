@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.checkpoint import newest, read_state, whole
+from trainer.checkpoint import State, newest, read_state, whole
 from trainer.config import Config, Facts
 from trainer.messages import Header, Op, unpack_json
 from trainer.options import Options, Role
@@ -33,6 +33,7 @@ from trainer.transport import Secret, check_addresses, connect, local_addresses
 POLL_S = 0.2
 STATUS_S = 0.5
 LINGER_S = 10.0
+SILENT_S = 5.0  # without an answer for so long, server 0 is gone for now, or for good
 ALIVE_AGAIN_S = 60.0  # a role that lived so long is no longer failing in a row
 HEAD = Role("server", 0)
 
@@ -44,6 +45,7 @@ class Control:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = connect(self.context, address, secret)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
+        self.heard = time.monotonic()
         self._asked = 0.0
 
     def tell(self, op: Op, index: int = -1) -> None:
@@ -57,12 +59,16 @@ class Control:
         fresh = False
         while self.socket.poll(0):
             self.status = unpack_json(self.socket.recv_multipart()[1])
+            self.heard = time.monotonic()
             fresh = True
         return fresh
 
     def close(self) -> None:
         self.socket.close()
         self.context.term()
+
+    def is_silent(self) -> bool:
+        return time.monotonic() - self.heard > SILENT_S
 
 
 class Supervisor:
@@ -83,6 +89,8 @@ class Supervisor:
         self.progress = Progress(quiet=options.quiet)
         self.board = _board(options, self.output)
         self._evaluated: float | None = None
+        self._told = False
+        self._trouble: str | None = None
 
     def run(self) -> None:
         """Until the run is over for this host. Raises JobError when it fails or is interrupted."""
@@ -158,9 +166,18 @@ class Supervisor:
             )
         if status["finished"]:
             return True
+        if HEAD in self.roles:
+            return False
         # Another host leads: this one is done when its workers and evaluator are, whatever it hears from there.
         working = any(role.kind != "server" for role in set(self.roles) - self.done)
-        return HEAD not in self.roles and not working and any(role.kind != "server" for role in self.roles)
+        mine_are_done = not working and any(role.kind != "server" for role in self.roles)
+        return mine_are_done or (self.control.is_silent() and self._has_ended())
+
+    def _has_ended(self) -> bool:
+        """Whether the end of this run is in its folder: server 0 may have left before this host could hear of it."""
+        root = self.output / "checkpoints"
+        version = newest(root)
+        return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
         """Workers get their last answer, the evaluator its last checkpoint; then nobody needs the servers."""
@@ -192,13 +209,36 @@ class Supervisor:
 
     def _show(self) -> None:
         fresh = self.control.ask()
+        self._tell_of_silence()
         for event in self.events.new():
             if event["event"] == "eval":
                 self._evaluated = event["accuracy"]
             if self.board:
                 self.board.add(event)
+        if fresh:
+            self._tell_of_trouble(self.control.status.get("trouble"))
         if fresh and self.control.status["ready"]:
             self.progress.update({"eval_accuracy": self._evaluated, **self.control.status})
+
+    def _tell_of_trouble(self, trouble: str | None) -> None:
+        """The disk that has no room for checkpoints has none for logs either."""
+        if trouble and trouble != self._trouble:
+            self.progress.message(f"{trouble}; training goes on, and tries again")
+        self._trouble = trouble
+
+    def _tell_of_silence(self) -> None:
+        silent = self.control.is_silent()
+        if silent and not self._told and HEAD not in self.roles:
+            self.progress.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
+        self._told = silent
+
+
+def is_end(state: State, config: Config, facts: Facts) -> bool:
+    """Whether a checkpoint is the end of the run as long as it is now: of a longer one, it is where that begins."""
+    steps = config.steps_per_worker(facts.rows)
+    if config.stop == "local":
+        return state.final and min(state.clocks.values()) >= steps
+    return state.final and state.accepted >= steps * facts.num_workers
 
 
 class Interrupted(JobError):
@@ -247,8 +287,9 @@ def run(config: Config, options: Options) -> int:
                 raise
             finally:
                 supervisor.close()
-                if head:
-                    _conclude(config, options, supervisor.control.status, cause)
+                with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+                    if head:
+                        _conclude(config, options, supervisor.control.status, cause)
     return 0
 
 

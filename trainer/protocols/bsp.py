@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainer.protocols.base import Gradient, Protocol, View
 
 
+@dataclass(frozen=True)
 class BSP(Protocol):
     """Gradients are summed in worker order, so the result does not depend on who came first. A lost worker is waited
     for: it draws the same mini-batch again, so the run's numbers do not show that it was away. Staleness is 0."""

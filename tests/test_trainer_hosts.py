@@ -1,0 +1,195 @@
+"""One run on several hosts: each is a supervisor with its own --roles, all on this machine, over real addresses."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer_runs import Training, until
+from tests.trainer_sets import free_ports, make_sets, own_address
+
+COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--quiet")
+BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 60, "--checkpoint-every-s", 0.5)
+LOOPBACK = "127.0.0.1"
+Host = Callable[..., Training]
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for three workers."""
+    return make_sets(spark, tmp_path_factory.mktemp("hosts"), 3)[3]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Where the BSP run of these tests ends on a single host."""
+    run = Training(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP)
+    assert run.wait() == 0, run.said()
+    return run.vector()
+
+
+@pytest.fixture
+def host(shards: Path, tmp_path: Path) -> Iterator[Host]:
+    """Start hosts of one run, which leave nothing behind, whatever the test does."""
+    hosts: list[Training] = []
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+
+    def start(roles: str, addresses: list[str], *flags: object, token: Path = tmp_path / "token") -> Training:
+        where = ("--roles", roles, "--addresses", ",".join(addresses), "--token-file", token)
+        hosts.append(Training(shards, tmp_path / "run", *COMMON, *where, *flags))
+        return hosts[-1]
+
+    yield start
+    for found in hosts:
+        found.end()
+
+
+def addresses(count: int, at: str = LOOPBACK) -> list[str]:
+    return [f"tcp://{at}:{port}" for port in free_ports(count, at)]
+
+
+def nobody_listens(where: list[str]) -> bool:
+    for address in where:
+        name, port = address.removeprefix("tcp://").split(":")
+        with socket.socket() as probe:
+            if probe.connect_ex((name, int(port))) == 0:
+                return False
+    return True
+
+
+class Cable:
+    """A TCP port that leads to another one, until it is cut; whoever connects again is led there again."""
+
+    def __init__(self, to: int) -> None:
+        self.to = to
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.port = int(self.listener.getsockname()[1])
+        self.ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near = self.listener.accept()[0]
+                with suppress(ConnectionError):
+                    far = socket.create_connection((LOOPBACK, self.to))
+                    self.ends += [near, far]
+                    for ends in ((near, far), (far, near)):
+                        threading.Thread(target=self._lead, args=ends, daemon=True).start()
+                    continue
+                near.close()
+
+    def _lead(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        self._close(source, target)
+
+    def _close(self, *ends: socket.socket) -> None:
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def cut(self) -> None:
+        """What is on its way is lost."""
+        ends, self.ends = self.ends, []
+        self._close(*ends)
+
+    def end(self) -> None:
+        self._close(self.listener)
+        self.cut()
+
+
+@pytest.mark.parametrize("at", [LOOPBACK, "own address"])
+def test_three_hosts_end_with_the_bits_of_one_though_a_worker_is_killed(
+    host: Host, undisturbed: np.ndarray, at: str
+) -> None:
+    """Servers on hosts without workers; beyond loopback every message is encrypted."""
+    name = LOOPBACK if at == LOOPBACK else own_address()
+    if not name:
+        pytest.skip("this machine has no address but loopback, where CurveZMQ is not used")
+    where = addresses(2, name)
+    workers = host("worker:0-2", where, *BSP)
+    follower = host("server:1", where, *BSP)
+    head = host("server:0,evaluator", where, *BSP)
+    workers.wait_for_updates(10)
+    workers.send("worker-1", signal.SIGKILL)
+    for part in (head, workers, follower):
+        assert part.wait() == 0, part.said()
+    np.testing.assert_array_equal(head.vector(), undisturbed)
+    assert head.result()["restarts"]["worker"] == 1
+    until(lambda: not [p for part in (head, workers, follower) for p in part.family()], "all their processes end")
+    assert nobody_listens(where)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ssp"])
+def test_a_host_may_join_a_run_that_has_begun_and_one_with_another_token_may_not(
+    host: Host, tmp_path: Path, protocol: str
+) -> None:
+    flags = ("--protocol", protocol, "--steps", 3000, "--start-wait-s", 1)
+    where = addresses(1)
+    head = host("server:0,worker:0,evaluator", where, *flags)
+    head.wait_for_updates(10)
+    (tmp_path / "other").write_text("fedcba9876543210\n")
+    stranger = host("worker:1-2", where, *flags, token=tmp_path / "other")
+    late = host("worker:1-2", where, *flags)
+    assert stranger.wait() == 2, stranger.said()
+    assert stranger.said().count("\n") == 1, stranger.said()
+    assert "--token-file" in stranger.said()
+    assert late.wait() == 0, late.said()
+    assert head.wait() == 0, head.said()
+    pushes = head.pushes()
+    assert len(pushes) == 9000
+    assert set(pushes["worker"][:10]) == {0}
+    assert set(pushes["worker"]) == {0, 1, 2}
+    if protocol == "ssp":  # it starts where the slowest is, or everybody would wait until it has caught up
+        assert pushes[pushes["worker"] == 1]["clock"].min() > 0
+
+
+def test_a_host_that_comes_when_the_run_is_over_says_nothing_and_leaves(host: Host) -> None:
+    where = addresses(1)
+    head = host("server:0,worker:0-2,evaluator", where, "--steps", 5)
+    assert head.wait() == 0, head.said()
+    late = host("worker:1-2", where, "--steps", 5)
+    assert late.wait() == 0, late.said()
+
+
+def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Host, undisturbed: np.ndarray) -> None:
+    where = addresses(2)
+    others = host("server:1,worker:0-2", where, *BSP)
+    head = host("server:0,evaluator", where, *BSP)
+    head.wait_for_updates(15)
+    head.process.kill()
+    head.process.wait()
+    until(lambda: not head.family(), "its processes end with it")
+    assert others.process.poll() is None
+    again = host("server:0,evaluator", where, *BSP, "--resume")
+    for part in (again, others):
+        assert part.wait() == 0, part.said()
+    np.testing.assert_array_equal(again.vector(), undisturbed)
+    until(lambda: nobody_listens(where), "no server is left")
+
+
+def test_a_connection_between_servers_that_breaks_loses_no_update(host: Host, undisturbed: np.ndarray) -> None:
+    """An order, or the word that a follower holds a gradient, may have been on its way: all go back to a checkpoint."""
+    where = addresses(2)
+    cable = Cable(int(where[0].rsplit(":", 1)[1]))
+    head = host("server:0,worker:0-2,evaluator", where, *BSP)
+    follower = host("server:1", [f"tcp://{LOOPBACK}:{cable.port}", where[1]], *BSP)
+    for version in (5, 15, 25, 35):
+        head.wait_for_updates(version)
+        cable.cut()
+    for part in (head, follower):
+        assert part.wait() == 0, part.said()
+    cable.end()
+    np.testing.assert_array_equal(head.vector(), undisturbed)
+    assert head.result()["rollbacks"] > 0

@@ -1,0 +1,58 @@
+"""What tests of whole runs share: small shard sets of the same images, and where this machine can be reached."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.progress import Progress
+from pipeline.request import Request
+from pipeline.sharding import shard
+from pipeline.strategies.stratified import Stratified
+from tests.conftest import make_rows, write_binary
+
+SHAPE = (3, 8, 8)
+
+
+def make_sets(spark: Any, root: Path, *counts: int) -> dict[int, Path]:
+    """The same 720 training and 200 evaluation images, sharded for each number of workers."""
+    labels, images = make_rows(920, seed=1, pixels=192)
+    write_binary(root / "train", labels[:720], images[:720])
+    write_binary(root / "test", labels[720:], images[720:])
+    for workers in counts:
+        request = Request(
+            input=str(root / "train"),
+            eval_input=str(root / "test"),
+            output=str(root / f"shards-{workers}"),
+            num_workers=workers,
+            shape=SHAPE,
+            format="cifar10-binary",
+        )
+        shard(spark.sparkContext, request, Stratified(), Progress(quiet=True))
+    return {workers: root / f"shards-{workers}" for workers in counts}
+
+
+def copy_of(shards: Path, target: Path) -> Path:
+    """A set that a test may damage."""
+    return Path(shutil.copytree(shards, target))
+
+
+def own_address() -> str | None:
+    """An IPv4 address of this machine that is not loopback, if it has one."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return str(address.address)
+    return None
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    held = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [int(server.getsockname()[1]) for server in held]
+    for server in held:
+        server.close()
+    return ports
