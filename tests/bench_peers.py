@@ -54,17 +54,17 @@ def tcp_server(listener: socket.socket, numbers: int, num_workers: int) -> None:
     part, lock = _zeros(numbers, num_workers), threading.Lock()
     for _ in range(num_workers):
         connection, _ = listener.accept()
-        threading.Thread(target=_answer, args=(connection, part, lock), daemon=True).start()
+        threading.Thread(target=exchange, args=(connection, part, lock), daemon=True).start()
     threading.Event().wait()
 
 
-def _answer(connection: socket.socket, part: Slice, lock: threading.Lock) -> None:
+def exchange(connection: socket.socket, part: Slice, lock: threading.Lock) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     header, pushed = bytearray(HEADER_BYTES), np.empty_like(part.values)
-    while _fill(connection, header) and _fill(connection, pushed):
+    while fill(connection, header) and fill(connection, pushed):
         with lock:  # the values leave from where they lie: a floor spares itself the copy
             part.apply([pushed], RATE, [1.0])
-            _send(connection, header, part.values)
+            send(connection, header, part.values)
 
 
 def tcp_worker(worker: int, numbers: int, ports: Sequence[int], counts: Counts) -> None:
@@ -76,19 +76,19 @@ def tcp_worker(worker: int, numbers: int, ports: Sequence[int], counts: Counts) 
     pushed, pulled = np.full(numbers, GRADIENT, np.float32), np.empty(numbers, np.float32)
     while True:
         for connection, (begin, end) in zip(connections, bounds, strict=True):
-            _send(connection, header, pushed[begin:end])
+            send(connection, header, pushed[begin:end])
         for connection, (begin, end) in zip(connections, bounds, strict=True):
-            _fill(connection, header)
-            _fill(connection, pulled[begin:end])
+            fill(connection, header)
+            fill(connection, pulled[begin:end])
         counts[worker] += 1
 
 
-def _send(connection: socket.socket, header: bytearray, body: Any) -> None:
+def send(connection: socket.socket, header: bytearray, body: Any) -> None:
     connection.sendall(header, socket.MSG_MORE)
     connection.sendall(memoryview(body).cast("B"))
 
 
-def _fill(connection: socket.socket, target: Any) -> bool:
+def fill(connection: socket.socket, target: Any) -> bool:
     """Receive until the target is full; False at the end of the connection."""
     rest = memoryview(target).cast("B")
     while rest:
@@ -158,7 +158,7 @@ def memory_worker(
     shared, moving = np.frombuffer(values, np.float32), np.frombuffer(momentum, np.float32)
     bounds = slice_bounds(len(values), len(locks))
     parts = [made_up_slice(shared[begin:end], moving[begin:end], num_workers) for begin, end in bounds]
-    files = [open(path, "w") for path in locks]
+    files = [os.open(path, os.O_RDWR | os.O_CREAT) for path in locks]
     while True:
         for part, file, (begin, end) in zip(parts, files, bounds, strict=True):
             fcntl.flock(file, fcntl.LOCK_EX)

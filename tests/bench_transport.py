@@ -6,7 +6,6 @@ little. Nothing is computed between round trips, so servers are as busy as they 
 
 from __future__ import annotations
 
-import socket
 import statistics
 import tempfile
 import time
@@ -17,133 +16,19 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.bench_peers import RATE, Counts, Floats, made_up_slice
-from trainer.checkpoint import State, folder_of, write_slice, write_state
-from trainer.config import Config, Facts
-from trainer.head import CHECKPOINTS
+from tests.bench_peers import RATE, Counts, made_up_slice
+from tests.bench_ways import FLOOR_OF, LOCKED, MEMORY, RAW, TCP, WAYS, Case, Start
 from trainer.processes import Child, context
-from trainer.slice import slice_bounds
-from trainer.transport import Secret, local_addresses
 
 WARM_UP = 3  # round trips of every worker before the first moment
 PATIENCE_S = 120.0
-SECRET = Secret("0123456789abcdef")
 TCP_GOAL, MEMORY_GOAL = 1.6, 2.0
-
-
-@dataclass(frozen=True)
-class Case:
-    numbers: int
-    workers: int
-    servers: int
-
-    def __str__(self) -> str:
-        return f"{self.numbers / 1e6:.2f} M  N{self.workers} S{self.servers}"
 
 
 NUMBERS = (270_000, 853_000, 11_170_000)  # ResNet-20, ResNet-56 and, on wider images, ResNet-18
 PEERS = ((1, 1), (4, 1), (12, 2))
 CASES = [Case(numbers, workers, servers) for numbers in NUMBERS for workers, servers in PEERS]
 QUICK = [Case(270_000, 4, 1), Case(853_000, 12, 2)]
-
-Start = Callable[[Case, Path, Counts], list[Child]]
-
-
-def _child(folder: Path, name: str, role: str, *arguments: object) -> Child:
-    return Child(name, folder / f"{name}.log", "tests.bench_peers", role, *arguments)
-
-
-def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use_memory: bool) -> list[Child]:
-    """The trainer's servers from a first checkpoint of zeros, with a run so long that no other is ever due."""
-    config = Config(
-        shards="",
-        output=str(folder),
-        servers=case.servers,
-        steps=10**9,
-        recipe="constant",
-        checkpoint_every_s=1e9,
-        same_host="memory" if use_memory else "socket",
-    )
-    facts = Facts(case.workers, 10**9, case.numbers, 0)
-    _first_checkpoint(config, facts)
-    servers = [
-        Child(f"server-{index}", folder / f"server-{index}.log", "trainer.server", config, facts, index, addresses, SECRET)
-        for index in range(case.servers)
-    ]
-    return servers + [
-        _child(folder, f"worker-{index}", "trainer_worker", facts, index, addresses, SECRET, use_memory, counts)
-        for index in range(case.workers)
-    ]
-
-
-def _first_checkpoint(config: Config, facts: Facts) -> None:
-    folder = folder_of(Path(config.output) / CHECKPOINTS, 0)
-    zeros = np.zeros(facts.numbers, np.float32)
-    write_slice(folder, 0, 1, 0, 0, facts.numbers, facts.numbers, zeros, zeros)
-    clocks = dict.fromkeys(range(facts.num_workers), 0)
-    write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.numbers, 0, config.identity()))
-
-
-def start_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(case.servers)]
-    addresses = [f"tcp://127.0.0.1:{listener.getsockname()[1]}" for listener in held]
-    for listener in held:
-        listener.close()
-    return _trainer(case, folder, counts, addresses, use_memory=False)
-
-
-def start_ipc(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    return _trainer(case, folder, counts, local_addresses(folder.name, case.servers), use_memory=False)
-
-
-def start_memory(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    return _trainer(case, folder, counts, local_addresses(folder.name, case.servers), use_memory=True)
-
-
-def start_raw_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    children, ports = [], []
-    for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers)):
-        with socket.create_server(("127.0.0.1", 0), backlog=case.workers) as listener:
-            ports.append(listener.getsockname()[1])
-            children.append(_child(folder, f"server-{index}", "tcp_server", listener, end - begin, case.workers))
-    return children + [
-        _child(folder, f"worker-{index}", "tcp_worker", index, case.numbers, ports, counts)
-        for index in range(case.workers)
-    ]
-
-
-def start_rpc(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    world, meeting = case.servers + case.workers, f"file://{folder}/meeting"
-    servers = [
-        _child(folder, f"server-{index}", "rpc_server", index, world, meeting, end - begin, case.workers)
-        for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers))
-    ]
-    return servers + [
-        _child(folder, f"worker-{index}", "rpc_worker", index, case.servers, world, meeting, case.numbers, counts)
-        for index in range(case.workers)
-    ]
-
-
-def start_memory_floor(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    values, momentum = (context().RawArray("f", case.numbers) for _ in range(2))
-    locks = [folder / f"lock-{index}" for index in range(case.servers)]
-    return [
-        _child(folder, f"worker-{index}", "memory_worker", index, case.workers, values, momentum, locks, counts)
-        for index in range(case.workers)
-    ]
-
-
-TCP, IPC, RAW, RPC = "ours, tcp", "ours, ipc", "raw TCP", "torch RPC"
-MEMORY, LOCKED = "ours, memory", "memory + lock"
-WAYS: dict[str, Start] = {
-    TCP: start_tcp,
-    IPC: start_ipc,
-    RAW: start_raw_tcp,
-    RPC: start_rpc,
-    MEMORY: start_memory,
-    LOCKED: start_memory_floor,
-}
-FLOOR_OF = {TCP: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED}
 
 
 def cpu_ms(start: Start, case: Case, seconds: float) -> float:
@@ -233,13 +118,13 @@ def run(cases: Sequence[Case], repeat: int, seconds: float) -> None:
     worst: dict[str, float] = {TCP: 0.0, MEMORY: 0.0}
     for case in cases:
         results, least = measure(case, repeat, seconds), limits(case.numbers)
-        for way, found in results.items():
+        for way in WAYS:
             print(_line(case, way, results, least.of(way)), flush=True)
         for way in worst:
             worst[way] = max(worst[way], statistics.median(ratios(results, way, FLOOR_OF[way])))
         _print_limit(case, least)
-    print(f"  worst of ours over {RAW}: {worst[TCP]:.2f} (goal <= {TCP_GOAL:g}), of ours in memory over")
-    print(f"  {LOCKED}: {worst[MEMORY]:.2f} (goal <= {MEMORY_GOAL:g}); {IPC} is the default of one host without memory")
+    print(f"  worst of {TCP} over {RAW}: {worst[TCP]:.2f} (goal <= {TCP_GOAL:g})")
+    print(f"  worst of {MEMORY} over {LOCKED}: {worst[MEMORY]:.2f} (goal <= {MEMORY_GOAL:g})")
 
 
 def _line(case: Case, way: str, results: Results, limit_ms: float) -> str:
@@ -253,7 +138,7 @@ def _line(case: Case, way: str, results: Results, limit_ms: float) -> str:
 def _print_limit(case: Case, least: Limits) -> None:
     size = 4 * case.numbers
     print(
-        f"  {'':<18}limit: {2 * size / 1e6:.2f} MB there and back; update {least.update_ms:.2f} ms, memcpy"
-        f" {size / 1e6 / max(least.copy_ms, 1e-6):.1f} GB/s; {least.of(TCP):.2f} ms through sockets (4 copies),"
+        f"  {'':<18}limit: {2 * size / 1e6:.2f} MB there and back; update {least.update_ms:.2f} ms, memcpy at this size"
+        f" {size / 1e6 / least.copy_ms:.1f} GB/s: {least.of(TCP):.2f} ms through sockets (4 copies),"
         f" {least.of(MEMORY):.2f} ms in memory (1)"
     )

@@ -26,7 +26,9 @@ def gradients(count: int, numbers: int, seed: int = 1) -> list[Floats]:
     return list(np.random.default_rng(seed).normal(size=(count, numbers)).astype(np.float32))
 
 
-def in_float64(before: Slice, pushed: list[Floats], rate: float, weights: list[float]) -> tuple[list[float], list[float]]:
+def in_float64(
+    before: Slice, pushed: list[Floats], rate: float, weights: list[float]
+) -> tuple[list[float], list[float]]:
     """(parameters, momentum) after an update, one number at a time."""
     momentum = [
         0.9 * float(m) + rate * sum(w * float(g[i]) for g, w in zip(pushed, weights, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import multiprocessing
 import os
@@ -20,6 +21,8 @@ from typing import Any
 from pipeline.errors import JobError
 
 PULSE_S = 1.0
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+KEEP_BYTES = 1 << 30
 
 
 def context() -> Any:
@@ -81,6 +84,7 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     _redirect(log)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem)  # so that ps and top tell the roles apart
+    _keep_freed_memory()
     threading.Thread(target=_pulse, args=(lifeline,), name="lifeline", daemon=True).start()
     code = 0
     try:
@@ -94,6 +98,15 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no library's threads or exit handlers may hold a process that is done
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc use large buffers again instead of handing them back: the kernel would clear their pages anew for
+    every message. Only glibc has these settings; elsewhere nothing changes."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
 class _Log(io.TextIOBase):

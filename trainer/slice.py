@@ -42,8 +42,7 @@ class Slice:
         statistics. Summed in the given order. One pass over memory, whatever the number of gradients is."""
         for start in range(0, self.num_parameters, CHUNK):
             span = slice(start, min(start + CHUNK, self.num_parameters))
-            update = _weighted_sum([vector[span] for vector in pushed], weights)
-            update *= rate
+            update = _scaled_sum([vector[span] for vector in pushed], weights, rate)
             self.momentum[span] *= self.coefficient
             self.momentum[span] += update
             self.values[span] -= self.momentum[span]
@@ -60,8 +59,12 @@ class Slice:
                 running += (statistics - running) / self.num_workers
 
 
-def _weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float) -> Vector:
+    """rate * sum of weighted vectors; a single one, which is every update of asp and ssp, in one pass."""
+    if len(vectors) == 1:
+        return vectors[0] * (rate * weights[0])
     total = vectors[0] * weights[0] if weights[0] != 1 else vectors[0].copy()
     for vector, weight in zip(vectors[1:], weights[1:], strict=True):
         total += vector * weight if weight != 1 else vector
+    total *= rate
     return total
