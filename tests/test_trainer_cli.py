@@ -353,7 +353,7 @@ def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finishe
         (replace(ASKED, shards="beef"), "shard digest f00d, not beef"),
         (asking(seed=7), "--seed 0, not 7"),
         (asking(batch_size=64), "--batch-size 128, not 64"),
-        (asking(servers=1), "--servers 2, not 1"),
+        (asking(protocol="bsp"), "--protocol asp, not bsp"),
     ],
 )
 def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(finished, other, part, resume):
@@ -363,6 +363,10 @@ def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(f
     assert part in str(refused.value)
     assert ("--resume cannot change it" in str(refused.value)) == resume
     assert content(finished) == before
+
+
+def test_where_and_on_how_many_servers_a_run_goes_on_is_free(finished):
+    assert start(finished, asking(steps=30, servers=1), resume=True) is Start.GO_ON
 
 
 def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished):

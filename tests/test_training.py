@@ -189,13 +189,13 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_is_exact(
     sets: dict[int, Path], start: Start, undisturbed: Training
 ) -> None:
     run = start(sets[3], "interrupted", "--protocol", "bsp", "--servers", 2, "--steps", STEPS)
-    run.wait_for_updates(20)
+    run.wait_for_updates(1)  # so early that the supervisor's last status may tell of none
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to all its processes
     assert run.wait() == 1
     assert "--resume" in run.said()
     until(lambda: not run.family(), "its last processes end")
     left = whole(run.output / "checkpoints")[-1]
-    assert 20 <= left < STEPS
+    assert 1 <= left < STEPS
     again = start(sets[3], "interrupted", "--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--resume")
     assert again.wait() == 0, again.said()
     assert again.events("start")[-1]["resumed_from"] == left

@@ -14,7 +14,7 @@ JSON_LIMIT_BYTES = 1 << 20
 
 class Op(IntEnum):
     """JOIN..BEAT: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
-    are answers, and the orders and loads that server 0 sends the other servers."""
+    are answers, and the orders and loads that server 0 sends the other servers. END is answered by END."""
 
     JOIN = 1
     PUSH = 2

@@ -148,14 +148,17 @@ class Server:
             if not head.alive(self._worker(header.index), header.session, now):
                 self._send_back(identity, header)
         elif header.op is Op.STATUS:
-            mine = {"malformed": self.malformed, "trouble": self.holder.trouble}
-            self.send(identity, Header(Op.INFO), pack_json(head.status(now) | mine))
+            self.send(identity, Header(Op.INFO), pack_json(self._status(head, now)))
         elif header.op is Op.LOST:
             head.lost(self._worker(header.index), now)
         elif header.op is Op.END:
+            self.send(identity, Header(Op.END), pack_json(self._status(head, now)))
             head.end(now)
         else:
             raise Malformed(f"{header.op.name} to server 0")
+
+    def _status(self, head: Head, now: float) -> dict[str, Any]:
+        return head.status(now) | {"malformed": self.malformed, "trouble": self.holder.trouble}
 
     def _worker(self, index: int) -> int:
         if not 0 <= index < self.holder.facts.num_workers:

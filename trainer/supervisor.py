@@ -20,7 +20,7 @@ import zmq
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.checkpoint import State, newest, read_state, whole
 from trainer.config import Config, Facts
-from trainer.messages import Header, Op, unpack_json
+from trainer.messages import Header, Op, unpack, unpack_json
 from trainer.options import Options, Role
 from trainer.output import locked
 from trainer.plan import describe, plan
@@ -45,6 +45,7 @@ class Control:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = connect(self.context, address, secret)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
+        self.at_end: dict[str, Any] | None = None  # the status that it was asked to write down, once it knows
         self.heard = time.monotonic()
         self._asked = 0.0
 
@@ -58,7 +59,10 @@ class Control:
             self.tell(Op.STATUS)
         fresh = False
         while self.socket.poll(0):
-            self.status = unpack_json(self.socket.recv_multipart()[1])
+            header, body = self.socket.recv_multipart()
+            self.status = unpack_json(body)
+            if unpack(header).op is Op.END:
+                self.at_end = self.status
             self.heard = time.monotonic()
             fresh = True
         return fresh
@@ -195,15 +199,21 @@ class Supervisor:
 
     def _leave_checkpoint(self) -> None:
         """Have this moment written down, then give the run up. Raises JobError, which says how to go on."""
-        root, status = self.output / "checkpoints", self.control.status
-        if HEAD in self.roles and status["ready"]:
+        root = self.output / "checkpoints"
+        if HEAD in self.roles:
             self.control.tell(Op.END)
             end = time.monotonic() + LINGER_S
-            while time.monotonic() < end and not any(version >= status["version"] for version in whole(root)):
+            while time.monotonic() < end and not self._is_written(root):
                 time.sleep(POLL_S / 4)
+                self.control.ask()
         version = newest(root)
         at = f" at version {version} (epoch {read_state(root, version).epoch:.2f})" if version is not None else ""
         raise Interrupted(f"interrupted{at}; the same command with --resume goes on")
+
+    def _is_written(self, root: Path) -> bool:
+        """Whether what server 0 had when it was told of the end is on disk; an older status would not tell."""
+        last = self.control.at_end
+        return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
 
     # --- people -------------------------------------------------------------------------------------------------------
 
