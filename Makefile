@@ -54,7 +54,7 @@ demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated 
 	    --input "$$data" $${eval:+--eval-input "$$eval"} --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
 test: $(READY_DEV) ## run the linter, the type checker and the tests
-	@$(ENV); ruff check .; ruff format --check .; mypy pipeline trainer; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 2 $(ARGS)
+	@$(ENV); ruff check .; ruff format --check .; mypy pipeline trainer; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 3 $(ARGS)
 
 fetch: $(READY) ## download NAME=cifar10|cifar100 from its home page to TO (a folder or hdfs:// URI)
 	@$(ENV); python -m pipeline fetch '$(NAME)' --to '$(TO)' $(ARGS)

@@ -10,21 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from pipeline.errors import JobError, UsageError
+from pipeline.errors import JobError
 from trainer.config import Facts
 from trainer.coordinator import Measured
 from trainer.memory import WorkerMemory
 from trainer.messages import IN_MEMORY, Header, Malformed, Op, pack_json, unpack
 from trainer.slice import slice_bounds
-from trainer.transport import Secret, connect
+from trainer.transport import Secret, Watch, connect, dealer, offer
 
-# A broken connection may have swallowed an answer, and the servers know the next one as somebody else's.
-BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_DISCONNECTED
-# CurveZMQ does not say why it ends a handshake: a wrong token does it every time, a server that dies once.
-REFUSED_AFTER = 5
 RESEND_S = 1.0
 BEAT_S = 1.0
 
@@ -57,10 +51,11 @@ class Link:
             self.memory.pulled if self.memory else np.zeros(facts.numbers, np.float32)
         )
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.sockets = [connect(self.context, address, secret) for address in addresses]
-        self.monitors = [socket.get_monitor_socket(WATCHED) for socket in self.sockets]
+        self.sockets = [dealer(self.context, address, secret) for address in addresses]
+        self.watches = [Watch(socket) for socket in self.sockets]
+        for socket, address in zip(self.sockets, addresses, strict=True):
+            socket.connect(address)
         self.session = 0
-        self._bad_handshakes = 0
         self.in_memory = [False] * len(addresses)
         self._outdated = threading.Event()
         self._closing = threading.Event()
@@ -75,9 +70,7 @@ class Link:
             self._outdated.clear()
             self.in_memory = [False] * len(self.sockets)
             try:
-                turn = self._wait(self._send_join)
-                self._bad_handshakes = 0
-                return turn
+                return self._wait(self._send_join)
             except MustRejoin:
                 continue
 
@@ -98,11 +91,13 @@ class Link:
         )
         in_memory = replace(header, flags=IN_MEMORY).pack()
         for index, socket in enumerate(self.sockets):
+            begin, end = self.bounds[index]
             if self.in_memory[index]:
-                socket.send_multipart([in_memory, b""])
+                sent = offer(socket, in_memory, b"")
             else:
-                begin, end = self.bounds[index]
-                socket.send_multipart([header.pack(), self.pushed[begin:end].data.cast("B")], copy=False)
+                sent = offer(socket, header.pack(), self.pushed[begin:end].data.cast("B"), copy=False)
+            if not sent:
+                raise MustRejoin
         return self._wait(None)
 
     def close(self) -> None:
@@ -114,11 +109,11 @@ class Link:
     def _send_join(self) -> None:
         body = pack_json(self.memory.invitation() if self.memory else {})
         for socket in self.sockets:
-            socket.send_multipart([Header(Op.JOIN, 0, self.worker, self.session).pack(), body])
+            offer(socket, Header(Op.JOIN, 0, self.worker, self.session).pack(), body)
 
     def _wait(self, resend: Callable[[], None] | None) -> Turn | None:
         poller = zmq.Poller()
-        for socket in [*self.sockets, *self.monitors]:
+        for socket in [*self.sockets, *(watch.monitor for watch in self.watches)]:
             poller.register(socket, zmq.POLLIN)
         answers: dict[int, Header] = {}
         due = 0.0
@@ -130,18 +125,11 @@ class Link:
             for index, socket in enumerate(self.sockets):
                 if socket in ready and (header := self._receive(index)):
                     answers[index] = header
-            broken = self._watch([monitor for monitor in self.monitors if monitor in ready])
-            if not resend and (broken or self._outdated.is_set()):
+            # A broken connection may have swallowed an answer, and the servers know the next one as somebody else's.
+            broken = [watch.has_broken() for watch in self.watches]
+            if not resend and (any(broken) or self._outdated.is_set()):
                 raise MustRejoin
         return self._turn(list(answers.values()))
-
-    def _watch(self, monitors: list[zmq.Socket[bytes]]) -> bool:
-        """Whether a connection broke. Raises UsageError if a server does not admit this worker."""
-        events = [recv_monitor_message(monitor)["event"] for monitor in monitors]
-        self._bad_handshakes += sum(bool(event & BAD_HANDSHAKE) for event in events)
-        if zmq.EVENT_HANDSHAKE_FAILED_AUTH in events or self._bad_handshakes >= REFUSED_AFTER:
-            raise UsageError("the servers refuse the token of this worker: give every host the same --token-file")
-        return bool(events)
 
     def _receive(self, index: int) -> Header | None:
         """The answer of a server, its numbers already in place; None for one to an earlier session."""
@@ -176,7 +164,7 @@ class Link:
         socket = connect(self.context, self.addresses[0], secret)
         while not self._closing.wait(BEAT_S):
             session = self.session
-            socket.send_multipart([Header(Op.BEAT, 0, self.worker, session).pack(), b""])
+            offer(socket, Header(Op.BEAT, 0, self.worker, session).pack(), b"")
             while socket.poll(0):
                 try:
                     header = unpack(socket.recv_multipart()[0])

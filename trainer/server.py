@@ -16,7 +16,7 @@ from trainer.head import CHECKPOINTS, Follower, Head
 from trainer.holder import Holder
 from trainer.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.slice import slice_bounds
-from trainer.transport import Secret, connect, serve
+from trainer.transport import Secret, connect, offer, serve
 
 TICK_S = 0.2
 HELLO_S = 1.0
@@ -78,7 +78,7 @@ class Server:
 
     def _tell_head(self, header: Header) -> None:
         assert self.to_head
-        self.to_head.send_multipart([header.pack(), b""])
+        offer(self.to_head, header.pack(), b"")
 
     def _drain(self, socket: zmq.Socket[bytes], most: int = 64) -> None:
         for _ in range(most):

@@ -28,7 +28,7 @@ from trainer.processes import Child, context
 from trainer.progress import Progress
 from trainer.result import read_events, read_pushes, summarise
 from trainer.runlog import METRICS, PUSHES, log_event
-from trainer.transport import Secret, check_addresses, connect, local_addresses
+from trainer.transport import Secret, Watch, check_addresses, dealer, local_addresses, offer
 
 POLL_S = 0.2
 STATUS_S = 0.5
@@ -43,17 +43,21 @@ class Control:
 
     def __init__(self, address: str, secret: Secret) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = connect(self.context, address, secret)
+        self.socket = dealer(self.context, address, secret)
+        self.watch = Watch(self.socket)
+        self.socket.connect(address)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
         self.at_end: dict[str, Any] | None = None  # the status that it was asked to write down, once it knows
         self.heard = time.monotonic()
         self._asked = 0.0
 
     def tell(self, op: Op, index: int = -1) -> None:
-        self.socket.send_multipart([Header(op, 0, index).pack(), b""])
+        offer(self.socket, Header(op, 0, index).pack(), b"")
 
     def ask(self) -> bool:
-        """Ask for the status now and then; whether an answer has come since the last call."""
+        """Ask for the status now and then; whether an answer has come since the last call. Raises UsageError if server 0
+        does not admit this host."""
+        self.watch.has_broken()
         if time.monotonic() - self._asked >= STATUS_S:
             self._asked = time.monotonic()
             self.tell(Op.STATUS)
@@ -68,8 +72,7 @@ class Control:
         return fresh
 
     def close(self) -> None:
-        self.socket.close()
-        self.context.term()
+        self.context.destroy(linger=0)  # the watch's socket too
 
     def is_silent(self) -> bool:
         return time.monotonic() - self.heard > SILENT_S

@@ -17,12 +17,20 @@ import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from pipeline.errors import UsageError
 
 LOCAL = re.compile(r"ipc://.+|tcp://(127\.\d+\.\d+\.\d+|\[::1\]|localhost):\d+")
 DOMAIN = "trainer"
+Frame = bytes | memoryview
 OVERHEAD_BYTES = 1 << 20
+
+BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+WATCHED = REFUSED | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+# CurveZMQ does not say why it ends a handshake: a wrong token does it every time, a server that dies once.
+REFUSED_AFTER = 5
 
 
 def local_addresses(run: str, servers: int) -> list[str]:
@@ -106,14 +114,50 @@ def _bindable(address: str) -> str:
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
+    socket = dealer(context, address, secret)
+    socket.connect(address)
+    return socket
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
+    """A socket that may talk to an address, not connected yet."""
     socket = _socket(context, zmq.DEALER)
     if LOCAL.fullmatch(address):
         socket.plain_username, socket.plain_password = b"run", secret.token.encode()
     else:
         socket.curve_serverkey = secret.keys("server")[0]
         socket.curve_publickey, socket.curve_secretkey = secret.keys("client")
-    socket.connect(address)
     return socket
+
+
+def offer(socket: zmq.Socket[bytes], *frames: Frame, copy: bool = True) -> bool:
+    """Send without ever waiting; False if the peer has refused this connection, or has not read a thousand messages."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+    except zmq.Again:
+        return False
+    return True
+
+
+class Watch:
+    """What becomes of a connection; made before the socket connects, or the first events may be missed."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.monitor = socket.get_monitor_socket(WATCHED)
+        self._bad_handshakes = 0
+
+    def has_broken(self) -> bool:
+        """Whether the connection broke since the last call. Raises UsageError if the server does not admit us."""
+        broken = False
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            broken |= event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._bad_handshakes = 0
+            self._bad_handshakes += bool(event & BAD_HANDSHAKE)
+            if event == REFUSED or self._bad_handshakes >= REFUSED_AFTER:
+                raise UsageError("the servers refuse the token of this host: give every host the same --token-file")
+        return broken
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
