@@ -26,6 +26,7 @@ from pipeline.errors import UsageError
 from pipeline.session import PACKAGE
 from tests.trainer_runs import until
 from tests.trainer_sets import free_ports, own_address
+from trainer import transport
 from trainer.checkpoint import State, folder_of, write_slice, write_state
 from trainer.config import Config, Facts
 from trainer.coordinator import Measured
@@ -423,7 +424,10 @@ def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> N
     link.close()
 
 
-def test_a_worker_with_another_token_is_told_so_over_a_network(networked: Served) -> None:
+def test_a_worker_with_another_token_is_told_so_over_a_network(
+    networked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)
     link = Link(FACTS, 1, networked.addresses, Secret("another token, of another run"), use_memory=True)
     with pytest.raises(UsageError, match="token"):
         link.join()

@@ -10,6 +10,7 @@ import os
 import re
 import socket as sockets
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,11 @@ Frame = bytes | memoryview
 OVERHEAD_BYTES = 1 << 20
 
 BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-WATCHED = REFUSED | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-# CurveZMQ does not say why it ends a handshake: a wrong token does it every time, a server that dies once.
-REFUSED_AFTER = 5
+WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+SAME_TOKEN = "give every host the same --token-file"
+# CurveZMQ does not say why it ends a handshake: a wrong token does it every time, a server that dies once, and a proxy
+# for as long as there is no server behind it.
+REFUSED_AFTER, REFUSED_AFTER_S = 5, 30.0
 
 
 def local_addresses(run: str, servers: int) -> list[str]:
@@ -144,20 +146,29 @@ class Watch:
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.monitor = socket.get_monitor_socket(WATCHED)
-        self._bad_handshakes = 0
+        self._bad_handshakes: list[float] = []  # when, since the last good one
 
     def has_broken(self) -> bool:
         """Whether the connection broke since the last call. Raises UsageError if the server does not admit us."""
         broken = False
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
-            broken |= event != zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._bad_handshakes = 0
-            self._bad_handshakes += bool(event & BAD_HANDSHAKE)
-            if event == REFUSED or self._bad_handshakes >= REFUSED_AFTER:
-                raise UsageError("the servers refuse the token of this host: give every host the same --token-file")
+                self._bad_handshakes.clear()
+                continue
+            broken = True
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
+            if event & BAD_HANDSHAKE:
+                self._bad_handshakes.append(time.monotonic())
+                if len(self._bad_handshakes) >= REFUSED_AFTER and self._lasted() >= REFUSED_AFTER_S:
+                    raise UsageError(
+                        f"the servers end every connection of this host, for {self._lasted():.0f} s: {SAME_TOKEN}"
+                    )
         return broken
+
+    def _lasted(self) -> float:
+        return self._bad_handshakes[-1] - self._bad_handshakes[0]
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
