@@ -13,8 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.session import PACKAGE
+from tests.clusters import QUICK_START
 
 pytest_plugins = ["tests.cluster_fixtures"]
+os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(QUICK_START))  # the drivers of these tests live for seconds
 
 
 @pytest.fixture(scope="session")

@@ -66,8 +66,17 @@ def datanodes_connected(hdfs: Hdfs, kind: int) -> list[int]:
 
 
 def put(client: Client, path: str, content: bytes) -> None:
-    with client.create(path) as file:
+    with client.create(path, WriteOptions(overwrite=True)) as file:
         file.write(content)
+
+
+def tried(action: Callable[[], None]) -> bool:
+    """Whether it went well."""
+    try:
+        action()
+    except OSError:
+        return False
+    return True
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -136,7 +145,7 @@ def test_a_datanode_killed_under_a_reader_is_survived(three_datanodes: Hdfs) -> 
     # With a node gone for good the other two serve both clients. A node that is merely silent is still given out where
     # three replicas are wanted of three nodes, and hdfs-native gives up when such a one is the first of the three.
     hdfs.wait_live(2)
-    put(client, "/kill/native", MEGABYTE)
+    wait_for(lambda: tried(lambda: put(client, "/kill/native", MEGABYTE)))
     hdfs.client().write("/kill/web", data=MEGABYTE)
     assert client.read("/kill/web").read() == MEGABYTE
     with hdfs.client().read("/kill/native") as file:

@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     runs: list[Training] = []
 
     def begin(shards: Path, name: str, *flags: object, common: tuple[object, ...] = COMMON) -> Training:
-        runs.append(Training(shards, tmp_path / name, *common, *flags))
+        runs.append(Training(shards, tmp_path / name, *common, "--no-report", *flags))
         return runs[-1]
 
     yield begin
