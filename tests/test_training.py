@@ -129,16 +129,16 @@ def test_the_run_tells_what_it_did(undisturbed: Training) -> None:
     assert result["cause"] == "finished"
     assert result["updates"] == STEPS
     assert result["staleness"]["max"] == 0
-    assert result["final_accuracy"] > 0.15  # BatchNorm's statistics have hardly moved in two epochs
+    assert result["final_accuracy"] > 0.15  # BatchNorm's statistics have hardly moved in five epochs
     assert result["images_per_second"] > 0
     assert result["restarts"] == {"worker": 0, "server": 0, "evaluator": 0}
     pushes = undisturbed.pushes()
     assert sorted(zip(pushes["worker"], pushes["clock"], strict=True)) == [
         (w, c) for w in range(3) for c in range(STEPS)
     ]
-    first, second = undisturbed.events("epoch")
-    assert (first["epoch"], second["epoch"]) == (1, 2)
-    assert second["loss"] < first["loss"]
+    epochs = undisturbed.events("epoch")
+    assert [event["epoch"] for event in epochs] == [1, 2, 3, 4, 5]
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
     assert (undisturbed.output / "report.html").stat().st_size > 10_000
     for name in ("model.safetensors", "best.safetensors"):
         assert (undisturbed.output / name).exists()
@@ -176,7 +176,9 @@ def test_a_killed_supervisor_takes_everything_with_it_and_resume_ends_with_the_s
 ) -> None:
     flags = ("--protocol", "bsp", "--steps", STEPS, "--checkpoint-every-s", 0.3)
     run = start(sets[3], "killed", *flags, "--servers", 2)
-    run.wait_for_updates(25)
+    until(
+        lambda: (run.output / "checkpoints").exists() and whole(run.output / "checkpoints")[-1:] > [0], "a checkpoint"
+    )
     run.process.kill()
     until(lambda: not run.family(), "its processes end by themselves")
     again = start(sets[3], "killed", *flags, "--servers", 2, "--resume")
@@ -203,7 +205,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_is_exact(
 
 
 def test_asp_spends_its_budget_and_learns_though_workers_are_killed(sets: dict[int, Path], start: Start) -> None:
-    flags = ("--protocol", "asp", "--servers", 2, "--steps", 200, "--learning-rate", 0.1, "--no-augment")
+    flags = ("--protocol", "asp", "--servers", 2, "--steps", 200, "--no-augment")
     run = start(sets[3], "asp", *flags)
     for version in (15, 100, 200):
         run.wait_for_updates(version)
@@ -213,7 +215,7 @@ def test_asp_spends_its_budget_and_learns_though_workers_are_killed(sets: dict[i
     assert result["updates"] == 600
     assert result["restarts"]["worker"] == 3
     accepted = run.pushes()
-    assert accepted["loss"][-30:].mean() < 0.9 * accepted["loss"][:30].mean()
+    assert accepted["loss"][-30:].mean() < 0.85 * accepted["loss"][:30].mean()
     assert list(accepted["version"]) == list(range(1, 601))
     assert (accepted["staleness"] == accepted["version"] - 1 - accepted["version_pulled"]).all()
 
