@@ -207,22 +207,22 @@ def current_user() -> str:
     return pwd.getpwuid(os.getuid()).pw_name
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback nobody listens on, all different, drawn at random.
+def free_ports(count: int, host: str = HOST) -> list[int]:
+    """Ports of an address, loopback if none is given, that nobody listens on: all different, drawn at random.
 
     From below the ephemeral range, so that no outgoing connection takes one between here and its use.
     """
     candidates = random.SystemRandom().sample(range(20000, 32000), 64 + 4 * count)
-    free = [port for port in candidates if port_is_free(port)]
+    free = [port for port in candidates if port_is_free(port, host)]
     return free[:count]
 
 
-def port_is_free(port: int) -> bool:
+def port_is_free(port: int, host: str = HOST) -> bool:
     with socket.socket() as probe:
         # As the servers do: a port whose last connections are still closing may be listened on again.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True

@@ -24,8 +24,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pipeline.errors import UsageError
 from pipeline.session import PACKAGE
+from tests.clusters import free_ports
 from tests.trainer_runs import until
-from tests.trainer_sets import free_ports, own_address
+from tests.trainer_sets import own_address
 from trainer import transport
 from trainer.checkpoint import State, folder_of, write_slice, write_state
 from trainer.config import Config, Facts

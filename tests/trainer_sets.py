@@ -48,11 +48,3 @@ def own_address() -> str | None:
             if address.family == socket.AF_INET and not address.address.startswith("127."):
                 return str(address.address)
     return None
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    held = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [int(server.getsockname()[1]) for server in held]
-    for server in held:
-        server.close()
-    return ports
