@@ -264,6 +264,27 @@ def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, ...]:
     return tuple(WIRE.unpack(peer.recv_multipart()[0])[3:8])
 
 
+def test_a_sign_of_life_that_overtakes_the_wish_to_join_does_not_undo_it(
+    alone: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.link.BEAT_S", 0.01)
+    link = Link(FACTS, 0, alone.addresses, SECRET, use_memory=False)
+    send_join = link._send_join
+
+    def late() -> None:
+        time.sleep(0.2)  # beats of this session come first, and are answered
+        send_join()
+
+    monkeypatch.setattr(link, "_send_join", late)
+    turn = link.join()
+    for _ in range(5):
+        assert turn
+        time.sleep(0.03)
+        link.pushed[:] = 1.0
+        turn = link.push(turn, Measured(1, 0.5, 1, 0.01))
+    link.close()
+
+
 @pytest.mark.parametrize("size", [0, 1, 4 * NUMBERS - 4, 4 * NUMBERS + 4, 4 * NUMBERS * 10])
 def test_a_gradient_of_another_size_is_not_taken(alone: Served, honest: Worker, size: int) -> None:
     peer, before = alone.peer(), alone.status()

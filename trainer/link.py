@@ -57,6 +57,7 @@ class Link:
             socket.connect(address)
         self.session = 0
         self.in_memory = [False] * len(addresses)
+        self._takes_part = False
         self._outdated = threading.Event()
         self._closing = threading.Event()
         self._beats = threading.Thread(target=self._beat, args=(secret,), name="heartbeat", daemon=True)
@@ -67,12 +68,15 @@ class Link:
         Raises UsageError if the token is not the run's."""
         while True:
             self.session = max(self.session + 1, time.time_ns())
+            self._takes_part = False
             self._outdated.clear()
             self.in_memory = [False] * len(self.sockets)
             try:
-                return self._wait(self._send_join)
+                turn = self._wait(self._send_join)
             except MustRejoin:
                 continue
+            self._takes_part = True
+            return turn
 
     def push(self, turn: Turn, measured: Measured) -> Turn | None:
         """Hand over what lies in ``pushed`` and wait for the next turn; None when the run is over. Raises MustRejoin."""
@@ -160,17 +164,19 @@ class Link:
         return Turn(*turns.pop())
 
     def _beat(self, secret: Secret) -> None:
-        """Signs of life, from a thread of its own: a step may take longer than the servers' patience."""
+        """Signs of life, from a thread of its own: a step may take longer than the servers' patience.
+
+        One that overtakes the wish to join is answered as a stranger's, so each says, as its clock, whether that wish had
+        been granted: only then the answer, which repeats it, means that the worker was lost."""
         socket = connect(self.context, self.addresses[0], secret)
         while not self._closing.wait(BEAT_S):
-            session = self.session
-            offer(socket, Header(Op.BEAT, 0, self.worker, session).pack(), b"")
+            offer(socket, Header(Op.BEAT, 0, self.worker, self.session, clock=int(self._takes_part)).pack(), b"")
             while socket.poll(0):
                 try:
                     header = unpack(socket.recv_multipart()[0])
                 except Malformed:
                     continue
-                if header.op is Op.REJOIN and header.session == self.session:
+                if header.op is Op.REJOIN and header.session == self.session and header.clock:
                     self._outdated.set()
         socket.close()
 

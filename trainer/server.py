@@ -127,7 +127,8 @@ class Server:
         return Header(Op.HELD, kind, self.index, header.session, generation, header.clock, examples=header.index)
 
     def _send_back(self, identity: bytes, header: Header) -> None:
-        self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, self.holder.generation), None)
+        generation = self.holder.generation
+        self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, generation, header.clock), None)
 
     def _lead(self, head: Head, identity: bytes, header: Header) -> None:
         """Server 0's part: other servers, signs of life, supervisors."""
