@@ -173,9 +173,10 @@ class Head:
             if order.snapshot:
                 self._complete(order.snapshot, now)
             self.send_order(list(self.followers.values()), order)
-            if order.snapshot:
-                prune(self.checkpoints)
             self.journal.note(order.snapshot["epoch_boundary"] if order.snapshot else None, now)
+            if order.snapshot:
+                self.journal.write_pushes()  # what a checkpoint counts is written down with it
+                prune(self.checkpoints)
 
     def _complete(self, snapshot: dict[str, Any], now: float) -> None:
         """What the coordinator does not know of a checkpoint's state."""

