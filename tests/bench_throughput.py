@@ -25,6 +25,7 @@ from trainer.runlog import PUSHES
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = Config.batch_size
+RATE = 0.01  # small enough for the asynchronous cnn with twelve workers
 SKIP = 0.2  # of the steps: caches, threads and processes get going
 GOAL, GOAL_WORKERS = 0.95, 4
 
@@ -36,6 +37,7 @@ def ours(shards: Path, model: str, steps: int) -> tuple[float, int]:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         output = Path(scratch) / "run"
         flags = ["--shards", shards, "--output", output, "--model", model, "--steps", steps, "--quiet", "--no-report"]
+        flags += ["--learning-rate", RATE]
         _run([sys.executable, "-m", "trainer", *flags])
         version = newest(output / CHECKPOINTS)
         assert version is not None, "a finished run has its final checkpoint"
@@ -84,7 +86,7 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     chosen = [load_worker(shards, index) for index in ([worker] if worker >= 0 else range(shards.num_workers))]
     rows = Rows(*(np.concatenate(column) for column in zip(*map(_columns, chosen), strict=True)))
     built = build(model, image_shape=shards.shape, num_classes=shards.num_classes, seed=0)
-    rate, momentum, decay = Config.learning_rate, Config.momentum, Config.weight_decay
+    rate, momentum, decay = RATE, Config.momentum, Config.weight_decay
     optimiser = torch.optim.SGD(built.model.parameters(), rate, momentum, weight_decay=decay, fused=True)
     with Loader(rows, shards.mean, batch, seed=0, worker=max(0, worker), augment=True) as loader:
         print("ready", flush=True)

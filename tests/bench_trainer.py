@@ -1,6 +1,6 @@
 """``make bench-trainer``: what the trainer costs beside the least that anything could cost, in the same run.
 
-    python -m tests.bench_trainer [--quick] [--part transport|throughput|memory] [--shards URI] [--repeat 3]
+    python -m tests.bench_trainer [--quick] [--part transport|throughput|memory] [--model NAME] [--shards DIR]
 
 transport   CPU time of a push-pull round trip by sockets and by shared memory, beside raw TCP, torch RPC and a lock
 throughput  images a second of training with N workers, beside one plain torch process on the same cores
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         sets, workers = _sets(args, Path(scratch), steps)
         if "throughput" in parts:
-            models = MODELS[1:] if args.quick else MODELS
+            models = args.model or (MODELS[1:] if args.quick else MODELS)
             bench_throughput.run(sets, workers, models, repeat, steps, _copy_gb_s())
         if "memory" in parts:
             bench_memory.run(sets(workers[-1]), MODELS[0], workers[-1], bench_throughput.BATCH)
@@ -52,6 +52,7 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few cases, once: does it work?")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
+    parser.add_argument("--model", action="append", help="only this model's throughput; may be given again")
     parser.add_argument("--shards", type=Path, metavar="DIR", help="a committed shard set instead of the sample")
     parser.add_argument("--repeat", type=int, default=3, help="of every measurement (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1.5, help="of a transport measurement (%(default)s)")
