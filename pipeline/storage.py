@@ -13,7 +13,8 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +31,8 @@ HDFS_DEFAULTS = {
     "dfs.client.failover.sleep.max.millis": "1000",
     "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
 }
-
+# hdfs-native sometimes waits for ever for a DataNode that died under its write; the slowest live one answers sooner.
+STALL_S = 90.0
 
 LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
 
@@ -221,20 +223,41 @@ class HdfsWriter(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         with self.files._errors(self.path):
-            return int(self.inner.write(data))
+            return int(within(STALL_S, lambda: self.inner.write(data)))
 
     def close(self) -> None:
         if self.closed:
             return
         try:
             with self.files._errors(self.path):
-                self.inner.close()
+                within(STALL_S, self.inner.close)
         finally:
             super().close()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(OSError) if kind else nullcontext():
             self.close()
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """The result of work, or TimeoutError (an OSError) if it takes longer: then its thread is left behind. 0.1 ms."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer in {seconds:g} s")
+    return results[0]
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:

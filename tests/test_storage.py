@@ -1,0 +1,46 @@
+"""What stands between the project and a client that may wait for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from pipeline import storage
+from pipeline.storage import HdfsFiles, HdfsWriter, is_transient, within
+
+
+def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
+    assert within(10, lambda: 42) == 42
+    assert within(10, lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        within(10, lambda: 1 // 0)
+
+
+class Stuck:
+    """A client's file that takes nothing, as hdfs-native's sometimes does after a DataNode died under it."""
+
+    def __init__(self) -> None:
+        self.wait = threading.Event()
+
+    def write(self, data: bytes) -> int:
+        self.wait.wait()
+        return len(data)
+
+    def close(self) -> None:
+        self.wait.wait()
+
+
+def test_a_write_that_never_ends_becomes_an_error_that_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "STALL_S", 0.1)
+    inner, files = Stuck(), HdfsFiles.__new__(HdfsFiles)  # without a client, which would ask for a NameNode
+    files.root = "hdfs://host"
+    writer = HdfsWriter(files, "hdfs://host/file", inner)
+    began = time.monotonic()
+    for action in (lambda: writer.write(b"data"), writer.close):
+        with pytest.raises(OSError, match=r"hdfs://host/file: no answer in 0\.1 s") as caught:
+            action()
+        assert is_transient(caught.value)
+    assert time.monotonic() - began < 10
+    inner.wait.set()
