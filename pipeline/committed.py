@@ -91,7 +91,13 @@ class CommittedDataset(Dataset):
             pixels = raw_images(part.column("image"), self.record_bytes, self.uri, 0) if images else None
             yield Block(
                 column(part, "id"),
-                Columns(column(part, "label"), pixels, column(part, "coarse_label"), column(part, "neighbourhood")),
+                Columns(
+                    column(part, "label"),
+                    pixels,
+                    column(part, "coarse_label"),
+                    column(part, "neighbourhood"),
+                    column(part, "target"),
+                ),
             )
 
 
@@ -106,6 +112,8 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
         tuple(manifest["image"]["shape"]),
         manifest["labels"]["num_classes"],
         20 if "coarse_label" in manifest["labels"]["columns"] else None,
+        manifest["image"]["dtype"],
+        "target" in manifest["labels"]["columns"],
     )
     return CommittedDataset(
         store=shards.store,

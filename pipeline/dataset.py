@@ -34,7 +34,8 @@ Run = Callable[[Callable[[T], R], Sequence[T]], list[R]]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows. ids int64 [rows]; labels, coarse_labels, neighbourhoods int32 [rows]; images uint8 [rows, C*H*W]."""
+    """Consecutive rows. ids int64 [rows]; labels, coarse_labels, neighbourhoods int32 [rows]; targets float32 [rows];
+    images uint8 [rows, bytes]."""
 
     ids: npt.NDArray[np.int64]
     columns: Columns
@@ -47,6 +48,11 @@ class Block:
     def images(self) -> npt.NDArray[np.uint8]:
         assert self.columns.images is not None, "read with images=True"
         return self.columns.images
+
+    def numbers(self, layout: Layout) -> npt.NDArray[np.uint8 | np.float32]:
+        """The images as what they hold, [rows, C, H*W]; without a copy where they lie in one piece."""
+        values = np.ascontiguousarray(self.images).view(layout.dtype)
+        return values.reshape(len(self.ids), layout.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Dataset:
 
     @property
     def record_bytes(self) -> int:
-        return int(np.prod(self.layout.shape))
+        return self.layout.record_bytes
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
         """Rows with start <= id < stop, in id order, in blocks of at most 2,048. Raises DataError for broken records."""

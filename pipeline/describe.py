@@ -57,12 +57,13 @@ def describe_image(source: Source) -> dict[str, Any]:
     """Shape, dtype, layout and the mean of each channel over all rows."""
     channels, height, width = source.dataset.layout.shape
     means = source.scan.channel_means(height * width)
-    return {"shape": [channels, height, width], "dtype": "uint8", "layout": "CHW", "mean": means}
+    return {"shape": [channels, height, width], "dtype": source.dataset.layout.dtype, "layout": "CHW", "mean": means}
 
 
 def describe_labels(source: Source) -> dict[str, Any]:
-    coarse = ["coarse_label"] if source.dataset.layout.coarse else []
-    return {"columns": ["label", *coarse], "num_classes": source.scan.num_classes}
+    layout = source.dataset.layout
+    columns = ["label"] + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
+    return {"columns": columns, "num_classes": source.scan.num_classes}
 
 
 def describe_eval(source: Source, written: list[WrittenChunk]) -> dict[str, Any]:

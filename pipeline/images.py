@@ -48,7 +48,7 @@ class Images:
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
     def frame(self) -> DataFrame:
-        """The table ``id, label[, coarse_label], image``, the image column with shape, dtype and layout as metadata."""
+        """The table ``id, label[, coarse_label][, target], image``, with the image's shape, dtype and layout as metadata."""
         spark = SparkSession.builder.getOrCreate()
         dataset, pieces = self.dataset, self.pieces()
         schema = record_schema(dataset.layout, neighbourhood=False, copy=False)
@@ -59,7 +59,7 @@ class Images:
                     for block in dataset.read(*pieces[piece]):
                         yield record_batch(schema, block)
 
-        types = {"int64": "long", "int32": "int", "binary": "binary"}
+        types = {"int64": "long", "int32": "int", "float": "float", "binary": "binary"}
         ddl = ", ".join(f"{field.name} {types[str(field.type)]}" for field in schema)
         table = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, ddl)
         metadata = {key.decode(): value.decode() for key, value in schema.field("image").metadata.items()}

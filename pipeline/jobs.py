@@ -12,6 +12,7 @@ from typing import Any
 from pyspark import SparkContext
 
 from pipeline import cli
+from pipeline.errors import UsageError
 from pipeline.manifest import ShardSet
 from pipeline.progress import Progress
 from pipeline.quality import Quality
@@ -71,6 +72,8 @@ def report(context: SparkContext, shards: ShardSet) -> Quality:
     """Measure a committed set and write report.html and quality.json beside its manifest."""
     from pipeline.report import write_report  # matplotlib takes a second to load
 
+    if shards.manifest["image"]["dtype"] != "uint8":
+        raise UsageError(f"{shards.uri} holds real-valued features, and quality is measured on images of bytes")
     return write_report(shards, partial(replace_below, shards.store, shards.uri), partial(run_in_few, context))
 
 

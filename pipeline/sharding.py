@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,10 +66,7 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
     with progress.phase("discover"):
         dataset = find(request.input, False)
         beside = find(request.eval_input, True) if request.eval_input else None
-        if beside and (beside.layout.shape, beside.layout.coarse) != (
-            dataset.layout.shape,
-            dataset.layout.coarse,
-        ):
+        if beside and replace(beside.layout, num_classes=dataset.layout.num_classes) != dataset.layout:
             raise DataError(
                 f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
             )
@@ -77,6 +74,11 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
             raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
         size = "x".join(map(str, dataset.layout.shape))
         progress.report(f"{dataset.rows:,} rows of {size} in {len(dataset.files)} {dataset.format} files")
+    if strategy.looks_at_pixels and dataset.layout.dtype != "uint8":
+        raise UsageError(
+            f"{strategy.name} looks at pixels, and {dataset.uri} holds {dataset.layout.describe()}; use stratified,"
+            " round_robin or random"
+        )
     if request.num_workers > dataset.rows and not request.allow_empty:
         raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")
     return run(context, request, strategy, progress, Job(store, output, dataset, beside))

@@ -112,7 +112,7 @@ class MadeUpRun:
         loss = self._loss() * float(self.rng.lognormal(0, 0.15))
         correct = int(self.rng.binomial(self.batch, self._accuracy()))
         who = f"{self.generation},{self.version},{worker},{self.clock[worker]},{pulled},{staleness}"
-        self.rows.append(f"{who},{self.batch},{loss:.6g},{correct},{self.seconds:.3f},1")
+        self.rows.append(f"{who},{self.batch},{loss:.6g},{correct},{self.seconds:.3f},1,0.050000,0.000100")
         self.clock[worker] += 1
         self.window.append((worker, staleness, loss, correct / self.batch))
 

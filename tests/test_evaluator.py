@@ -459,7 +459,7 @@ def test_pushes_that_a_rollback_took_away_are_dropped(tmp_path_factory, generati
     for generation, (back, refused_at_once, updates) in enumerate(generations):
         version = min(version, back)
         went_back = False
-        rows = [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0)] * refused_at_once
+        rows = [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused_at_once
         kept += rows
         lines += [",".join(map(str, row)) for row in rows]
         for pushes, refused in updates:
@@ -467,8 +467,8 @@ def test_pushes_that_a_rollback_took_away_are_dropped(tmp_path_factory, generati
                 kept = [row for row in kept if row[1] <= version]
                 went_back = True
             version += 1
-            rows = [(generation, version, w, 5, 0, 0, 10, 0.5, 3, 1.5, 1) for w in range(pushes)]
-            rows += [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0)] * refused
+            rows = [(generation, version, w, 5, 0, 0, 10, 0.5, 3, 1.5, 1, 0.05, 0.001) for w in range(pushes)]
+            rows += [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused
             kept += rows
             lines += [",".join(map(str, row)) for row in rows]
     path = tmp_path_factory.mktemp("pushes") / "pushes.csv"
@@ -479,7 +479,7 @@ def test_pushes_that_a_rollback_took_away_are_dropped(tmp_path_factory, generati
 
 def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path):
     path = tmp_path / "pushes.csv"
-    good = "0,1,0,0,0,0,10,nan,3,1.5,1"
+    good = "0,1,0,0,0,0,10,nan,3,1.5,1,0.05,0.001"
     path.write_text(
         f"{COLUMNS}\n{good}\n0,2,1,0,0,2{good}\n0,2,1,0,x,2,10,0.5,3,2.5,1\n{good}\n0,3,1,0,0,2,10,0.5,3,2."
     )
@@ -495,7 +495,7 @@ def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path):
 def pushes_of(rows: list[tuple[int, int, int, int]]) -> pd.DataFrame:
     """(version, worker, staleness, accepted) of ten examples each."""
     columns = COLUMNS.split(",")
-    return pd.DataFrame([(0, v, w, v, 0, s, 10, 0.5, 3, 1.5, a) for v, w, s, a in rows], columns=columns)
+    return pd.DataFrame([(0, v, w, v, 0, s, 10, 0.5, 3, 1.5, a, 0.05, 0.001) for v, w, s, a in rows], columns=columns)
 
 
 def test_a_run_is_summed_up():
@@ -530,6 +530,7 @@ def test_a_run_is_summed_up():
         "seed": 4,
         "num_workers": 3,
         "num_servers": 2,
+        "converged": False,
         "cause": "finished",
         "updates": 4,
         "examples": 40,

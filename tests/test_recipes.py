@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.recipes import RECIPES, learning_rate
+from trainer.recipes import INVERSE_SQRT, RECIPES, learning_rate
 
 RATES = [  # epoch, ch6, ch4: base 0.1
     (0, 0.1, 0.1),
@@ -22,8 +22,13 @@ RATES = [  # epoch, ch6, ch4: base 0.1
 
 @pytest.mark.parametrize(("epoch", "ch6", "ch4"), RATES)
 def test_the_rate_falls_to_a_tenth_at_the_epochs_of_the_recipe(epoch, ch6, ch4):
-    found = {recipe: learning_rate(recipe, 0.1, epoch) for recipe in RECIPES}
+    found = {recipe: learning_rate(recipe, 0.1, epoch) for recipe in RECIPES if recipe != INVERSE_SQRT}
     assert found == {"ch6": ch6, "ch4": ch4, "constant": 0.1}
+
+
+@pytest.mark.parametrize(("before", "rate"), [(0, 1.0), (3, 0.5), (99, 0.1)])
+def test_inverse_sqrt_divides_by_the_root_of_the_number_of_the_mini_batch(before, rate):
+    assert learning_rate(INVERSE_SQRT, 1.0, 0.0, before) == pytest.approx(rate, rel=1e-15)
 
 
 def test_a_recipe_that_does_not_exist_is_an_error():

@@ -194,8 +194,11 @@ def test_a_worker_that_the_set_does_not_have_is_a_usage_error(made: Made, index:
             r"1 of 2 workers have no rows \(the first is 1\).*reshard",
         ),
         (lambda m: m.update(format_version=2), "format version 2; this version reads 1"),
-        (lambda m: m["image"].update(dtype="float32"), "holds float32 images in CHW order; the trainer reads uint8"),
-        (lambda m: m["image"].update(layout="HWC"), "holds uint8 images in HWC order; the trainer reads uint8 in CHW"),
+        (
+            lambda m: m["image"].update(dtype="float64"),
+            "holds float64 images in CHW order; the trainer reads uint8 and float32",
+        ),
+        (lambda m: m["image"].update(layout="HWC"), "holds uint8 images in HWC order; the trainer reads .* in CHW"),
         (lambda m: m.pop("image"), r"manifest\.json is damaged \(it lacks 'image'\)"),
         (lambda m: m["image"].update(mean=[1.0]), r"manifest\.json is damaged"),
         (lambda m: m.update(workers=m["workers"][:1]), r"it lists 1 workers and says 2"),

@@ -6,7 +6,7 @@ worker order. So asynchronous runs can be repeated, and held against what a pape
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,7 +63,7 @@ def simulate(
     away = dict(lose_at or {})
     sessions = dict.fromkeys(range(workers), 1)
 
-    def carry_out(orders: list[Order], now: float) -> None:
+    def carry_out(orders: Iterable[Order], now: float) -> None:
         for order in orders:
             for (begin, end), part in zip(bounds, slices, strict=True):
                 if order.take:

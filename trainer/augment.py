@@ -12,10 +12,12 @@ Floats = npt.NDArray[np.float32]
 PAD = 2  # zeros on each side: 32x32 becomes 36x36
 
 
-def normalise(images_BCHW: npt.NDArray[np.uint8], mean: Floats) -> Floats:
+def normalise(images_BCHW: npt.NDArray[np.uint8 | np.float32], mean: Floats) -> Floats:
     """(x - mean) / 255 as float32, contiguous: the training mean of each channel is 0, black to white a distance of 1.
 
-    mean: float32 [C], in 0..255 like the pixels."""
+    mean: float32 [C], in 0..255 like the pixels. Real-valued features are what they are: whoever made them scaled them."""
+    if images_BCHW.dtype != np.uint8:
+        return images_BCHW.astype(np.float32, copy=False)
     out = np.subtract(images_BCHW, mean[:, None, None], dtype=np.float32)
     out *= np.float32(1 / 255)
     return out

@@ -4,6 +4,7 @@ So a resumed run needs no state but the clock, and workers of one run never shar
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,11 +17,11 @@ from trainer.augment import augment, normalise
 from trainer.shards import Rows
 
 Ints = npt.NDArray[np.int64]
-ORDER, AUGMENTATION = 1, 2  # purposes of random numbers derived from the run's seed
+ORDER, AUGMENTATION, SAMPLING = 1, 2, 4  # purposes of random numbers derived from the run's seed
 
 
 class Batch(NamedTuple):
-    """images_BCHW: float32, normalised; labels: int64 [B]."""
+    """images_BCHW: float32, normalised; labels: int64 [B], or targets in float32."""
 
     images_BCHW: torch.Tensor
     labels: torch.Tensor
@@ -49,11 +50,23 @@ def indices(rows: int, batch: int, clock: int, seed: int, worker: int) -> Ints:
     return np.concatenate(parts)
 
 
+def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) -> Ints | slice:
+    """Which rows the mini-batch at a clock holds if each is in it by itself with a probability: int64 [about
+    rows * fraction], or the slice of all of them from a fraction of 1 on (SPEC 9).
+
+    A binomial number of rows, drawn without replacement, has the law of one coin a row and costs O(their number)."""
+    if fraction >= 1:
+        return slice(None)
+    rng = generator(seed, SAMPLING, worker, clock)
+    return rng.choice(rows, rng.binomial(rows, fraction), replace=False, shuffle=False)
+
+
 class Loader:
     """A worker's mini-batches by clock, the next ``depth`` prepared by one thread while the caller computes.
 
     Any clock may be asked for at any time; one out of turn (after a rollback) only finds nothing prepared.
-    mean: float32 [C] in 0..255. Raises ValueError without rows."""
+    mean: float32 [C] in 0..255; fraction: of Bernoulli sampling instead of passes over the rows. Only pixels are
+    augmented. Raises ValueError without rows."""
 
     def __init__(
         self,
@@ -64,22 +77,34 @@ class Loader:
         seed: int,
         worker: int,
         augment: bool,
+        fraction: float | None = None,
         depth: int = 2,
     ) -> None:
         if not len(rows) or batch_size < 1:
             raise ValueError(f"no mini-batches of {batch_size} out of {len(rows)} rows")
         self.rows, self.mean, self.batch_size = rows, mean, batch_size
-        self.seed, self.worker, self.augment, self.depth = seed, worker, augment, depth
+        self.seed, self.worker, self.fraction, self.depth = seed, worker, fraction, depth
+        self.augment = augment and rows.images_NCHW.dtype == np.uint8
         self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
-        self._ahead: dict[int, Future[Batch]] = {}
+        self._ahead: dict[int, Future[tuple[Batch, float]]] = {}
+        self.read_s = 0.0  # that the thread spent on the latest mini-batch
 
     def prepare(self, clock: int) -> Batch:
         """The mini-batch at a clock, made here and now: a pure function of the clock."""
-        chosen = indices(len(self.rows), self.batch_size, clock, self.seed, self.worker)
+        chosen = self._chosen(clock)
         images = normalise(self.rows.images_NCHW[chosen], self.mean)
         if self.augment:
             images = augment(images, generator(self.seed, AUGMENTATION, self.worker, clock))
         return Batch(torch.from_numpy(images), torch.from_numpy(self.rows.labels[chosen]))
+
+    def _timed(self, clock: int) -> tuple[Batch, float]:
+        began = time.perf_counter()
+        return self.prepare(clock), time.perf_counter() - began
+
+    def _chosen(self, clock: int) -> Ints | slice:
+        if self.fraction is None:
+            return indices(len(self.rows), self.batch_size, clock, self.seed, self.worker)
+        return bernoulli(len(self.rows), self.fraction, clock, self.seed, self.worker)
 
     def batch(self, clock: int) -> Batch:
         """The mini-batch at a clock. Raises what preparing it raised; RuntimeError after ``close``."""
@@ -88,8 +113,9 @@ class Loader:
             self._ahead.pop(other).cancel()
         for number in wanted:
             if number not in self._ahead:
-                self._ahead[number] = self._thread.submit(self.prepare, number)
-        return self._ahead.pop(clock).result()
+                self._ahead[number] = self._thread.submit(self._timed, number)
+        batch, self.read_s = self._ahead.pop(clock).result()
+        return batch
 
     def close(self) -> None:
         """End the thread; what it has in work is finished and dropped."""

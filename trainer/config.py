@@ -30,16 +30,20 @@ class Config:
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 2e-4
-    recipe: Literal["ch4", "ch6", "constant"] = "ch6"
+    recipe: Literal["ch4", "ch6", "constant", "inverse-sqrt"] = "ch6"
+    sampling: Literal["shuffle", "bernoulli"] = "shuffle"
+    tolerance: float = 0.0
     batch_norm: Literal["ema", "last", "recalibrate"] = "ema"
     norm: Literal["batch", "group"] = "batch"
     shortcut: Literal["pad", "conv"] = "pad"
+    intercept: bool = True
     augment: bool = True
     stop: Literal["global", "local"] = "global"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0
     same_host: Literal["memory", "socket"] = "memory"
     checkpoint_every_s: float = 60.0
+    epoch_checkpoints: bool = True
     start_wait_s: float = 60.0
     heartbeat_timeout_s: float = 15.0
     max_restarts: int = 5
@@ -51,7 +55,7 @@ class Config:
         for name in ("servers", "batch_size"):
             if getattr(self, name) < 1:
                 refuse(name, "at least 1")
-        for name in ("staleness_bound", "seed", "weight_decay", "threads", "max_restarts"):
+        for name in ("staleness_bound", "seed", "weight_decay", "tolerance", "threads", "max_restarts"):
             if not getattr(self, name) >= 0:
                 refuse(name, "0 or more")
         for name in ("learning_rate", "checkpoint_every_s", "start_wait_s", "heartbeat_timeout_s"):
@@ -59,6 +63,10 @@ class Config:
                 refuse(name, "a positive number")
         if not 0 <= self.momentum < 1:
             refuse("momentum", "at least 0 and below 1")
+        if self.tolerance and self.servers > 1:
+            raise UsageError(
+                f"--tolerance looks at the whole model on one server: give --servers 1, not {self.servers}"
+            )
         if (self.epochs is None) == (self.steps is None):
             raise UsageError("give the length of the run: either --epochs or --steps")
         for name in ("epochs", "steps"):
@@ -69,6 +77,10 @@ class Config:
         """Examples a worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers."""
         share, rest = divmod(self.batch_size, num_workers)
         return share + (self.worker_batch == "exact" and worker < rest)
+
+    def fraction(self, rows: int) -> float | None:
+        """The probability of each of so many rows to be in a mini-batch, where they are drawn by Bernoulli sampling."""
+        return self.batch_size / rows if self.sampling == "bernoulli" else None
 
     def steps_per_epoch(self, rows: int) -> int:
         """Mini-batches a worker runs an epoch, the same for every strategy: floor(distinct examples / B) (SPEC 0)."""
@@ -89,7 +101,7 @@ class Config:
     def identity(self) -> str:
         """What a checkpoint must agree on for a resume to be exact, as canonical JSON; where and how long may change."""
         free = {"output", "epochs", "steps", "servers", "device", "threads", "same_host", "max_restarts"}
-        free |= {"checkpoint_every_s", "start_wait_s", "heartbeat_timeout_s", "shards"}
+        free |= {"checkpoint_every_s", "epoch_checkpoints", "start_wait_s", "heartbeat_timeout_s", "shards"}
         return json.dumps({f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}, sort_keys=True)
 
 

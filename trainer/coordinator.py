@@ -7,7 +7,7 @@ that died half-way left at some of them is never used. No sockets, no clock of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -28,12 +28,14 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker tells about its step beside the gradient: mean loss, right answers, seconds of computing."""
+    """What a worker tells about its step beside the gradient: mean loss, right answers, seconds of the step (waiting for
+    its mini-batch included), and those that another thread spent on making the mini-batch."""
 
     examples: int
     loss: float
     correct: int
     seconds: float
+    read_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class Progress:
 
 class Coordinator:
     """rate(epoch) is the whole factor of a summed gradient (a/n, SPEC 4.1); steps: each worker's steps in all, and
-    n times that many accepted gradients end the run under stop="global"."""
+    n times that many accepted gradients end the run under stop="global". by_examples: an update of several gradients
+    weighs each by its number of examples, so that it is the mean over all of them. epoch_snapshots: a checkpoint is
+    written at the end of every epoch."""
 
     def __init__(
         self,
@@ -101,11 +105,13 @@ class Coordinator:
         rate: Callable[[float], float],
         stop: Literal["global", "local"] = "global",
         start_wait_s: float = 60.0,
+        by_examples: bool = False,
+        epoch_snapshots: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.protocol, self.num_workers, self.num_servers = protocol, num_workers, num_servers
         self.steps, self.steps_per_epoch, self.rate, self.stop = steps, steps_per_epoch, rate, stop
-        self.start_wait_s = start_wait_s
+        self.start_wait_s, self.by_examples, self.epoch_snapshots = start_wait_s, by_examples, epoch_snapshots
         self.progress = progress or Progress()
         clocks = self.progress.clocks
         self.members = [Member(clock=clocks.get(worker, 0)) for worker in range(num_workers)]
@@ -185,19 +191,21 @@ class Coordinator:
         """The next order writes a checkpoint, if an update was made since the last."""
         self._snapshot_wanted = True
 
-    def advance(self, now: float) -> list[Order]:
-        """Everything that can be decided now."""
-        orders = []
+    def advance(self, now: float) -> Iterator[Order]:
+        """Everything that can be decided now, order by order: what carrying out one shows may decide the next."""
         while order := self._next(now):
-            orders.append(order)
-        return orders
+            yield order
+
+    def converge(self) -> None:
+        """The run has reached its end before its budget: gradients that are on their way are not used any more."""
+        self._finish()
 
     def _next(self, now: float) -> Order | None:
         for gradient in [g for g in self.waiting if not self.protocol.admit(g, self._view())]:
             self._retire(gradient, accepted=False)
         take = self._take()
         rate = self.rate(self.epoch)
-        weights = tuple((g.worker, self.protocol.weight(self.progress.version - g.version)) for g in take)
+        weights = self._weights(take)
         boundary = self._use(take) if take else None
         release, stop = self._released(now)
         snapshot = self._snapshot(boundary)
@@ -215,6 +223,17 @@ class Coordinator:
             self.finished = True
             return []
         return list(self.protocol.take(self._view()))
+
+    def _weights(self, take: Sequence[Gradient]) -> tuple[tuple[int, float], ...]:
+        examples = [measured.examples if (measured := self.members[g.worker].measured) else 0 for g in take]
+        mean = max(1, sum(examples)) / max(1, len(take))
+        return tuple(
+            (
+                g.worker,
+                self.protocol.weight(self.progress.version - g.version) * (count / mean if self.by_examples else 1),
+            )
+            for g, count in zip(take, examples, strict=True)
+        )
 
     def _use(self, take: Iterable[Gradient]) -> int | None:
         """Count an update; returns the number of the epoch that it completes, if any."""
@@ -272,7 +291,7 @@ class Coordinator:
     def _snapshot(self, boundary: int | None) -> dict[str, Any] | None:
         wanted = self._snapshot_wanted and (self.finished or self.progress.version != self._snapshot_version)
         self._snapshot_wanted = False
-        if boundary is None and not wanted:
+        if (boundary is None or not self.epoch_snapshots) and not wanted:
             return None
         self._snapshot_version = self.progress.version
         self.progress.clocks = {worker: member.clock for worker, member in enumerate(self.members)}

@@ -73,17 +73,10 @@ class Evaluator:
     def __init__(self, config: Config, output: Path) -> None:
         self.config, self.output, self.root = config, output, output / "checkpoints"
         shards = open_shards(config.shards)
-        built = models.build(
-            config.model,
-            image_shape=shards.shape,
-            num_classes=shards.num_classes,
-            norm=config.norm,
-            shortcut=config.shortcut,
-            seed=config.seed,
-        )
+        built = models.build_for(config, shards)
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
-        self.rows = load_eval(shards)
-        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.seed)
+        self.rows = load_eval(shards, targets=built.targets)
+        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.seed, targets=built.targets)
         self.device = torch.device(_device(config.device))
         if self.rows is None:
             self._warn(NO_ROWS)
@@ -210,12 +203,13 @@ def batches(rows: Rows, mean: npt.NDArray[np.float32], size: int) -> Iterator[Ba
         yield Batch(torch.from_numpy(images), torch.from_numpy(rows.labels[part]))
 
 
-def sample_rows(shards: Shards, count: int, seed: int) -> Rows:
+def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False) -> Rows:
     """Up to ``count`` distinct training rows, equally many of each worker where it has them: a function of the seed.
 
     Reads every shard, one in memory at a time."""
     shares = [end - begin for begin, end in slice_bounds(count, shards.num_workers)]
-    parts = [_draw(load_worker(shards, worker), share, seed, worker) for worker, share in enumerate(shares)]
+    loaded = (load_worker(shards, worker, targets=targets) for worker in range(shards.num_workers))
+    parts = [_draw(rows, share, seed, worker) for worker, (rows, share) in enumerate(zip(loaded, shares, strict=True))]
     ids = np.concatenate([part.ids for part in parts])
     _, first = np.unique(ids, return_index=True)  # a row that sharding copied may be drawn for several workers
     images = np.concatenate([part.images_NCHW for part in parts])

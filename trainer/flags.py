@@ -60,6 +60,12 @@ def _add_data(parser: Parser) -> None:
         " (default %(default)s)",
     )
     group.add_argument(
+        "--sampling",
+        choices=["shuffle", "bernoulli"],
+        help="shuffle: passes over a worker's rows, each in a new order; bernoulli: every row is in a mini-batch with"
+        " probability B/rows, and updates are means over examples, as in MLlib (default %(default)s)",
+    )
+    group.add_argument(
         "--augment", action=argparse.BooleanOptionalAction, help="random crops and flips while training (default: on)"
     )
 
@@ -84,6 +90,11 @@ def _add_model(parser: Parser) -> None:
         help="of a ResNet's blocks that change size: zeros, or a 1x1 convolution (default %(default)s)",
     )
     group.add_argument(
+        "--intercept",
+        action=argparse.BooleanOptionalAction,
+        help="of linear and logistic, beside the weights (default: on)",
+    )
+    group.add_argument(
         "--batch-norm",
         choices=["ema", "last", "recalibrate"],
         help="BatchNorm's running statistics: averaged over workers, the last worker's, or taken anew from training"
@@ -104,11 +115,19 @@ def _add_optimiser(parser: Parser) -> None:
     group.add_argument(
         "--weight-decay", type=float, metavar="W", help="L2 factor, part of the loss (default %(default)s)"
     )
-    drops = [f"{name} {' and '.join(map(str, epochs)) or 'never'}" for name, epochs in sorted(RECIPES.items())]
+    drops = [f"{name} {' and '.join(map(str, epochs))}" for name, epochs in sorted(RECIPES.items()) if epochs]
     group.add_argument(
         "--recipe",
         choices=sorted(RECIPES),
-        help=f"epochs at which the rate falls to a tenth: {', '.join(drops)} (default %(default)s)",
+        help=f"epochs at which the rate falls to a tenth: {', '.join(drops)}; constant: never; inverse-sqrt: A / sqrt(t)"
+        " in mini-batch t (default %(default)s)",
+    )
+    group.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="TOL",
+        help="end before --epochs or --steps, as soon as a global mini-batch moves the parameters by less than TOL times"
+        " the greater of their norm and 1; needs --servers 1 (default %(default)g: never)",
     )
 
 
@@ -211,7 +230,12 @@ def _add_run(parser: Parser) -> None:
         "--checkpoint-every-s",
         type=float,
         metavar="SECONDS",
-        help="between checkpoints; the end of an epoch writes one too (default %(default)g)",
+        help="between checkpoints (default %(default)g)",
+    )
+    group.add_argument(
+        "--epoch-checkpoints",
+        action=argparse.BooleanOptionalAction,
+        help="write a checkpoint at the end of every epoch too, which is then evaluated (default: on)",
     )
     group.add_argument("--tensorboard", action="store_true", help="write DIR/tensorboard too (extra: tensorboard)")
     group.add_argument("--no-report", action="store_true", help="skip report.html")

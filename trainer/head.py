@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.errors import JobError
 from trainer.checkpoint import discard_after, newest, prune, read_state, whole
 from trainer.config import Config, Facts
+from trainer.convergence import Convergence, Read
 from trainer.coordinator import Coordinator, Measured, Order, Phase, Progress
 from trainer.journal import Journal
 from trainer.protocols import PROTOCOLS
@@ -32,7 +33,8 @@ class Follower:
 
 
 class Head:
-    """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated."""
+    """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated.
+    read: the parameters that this server holds."""
 
     def __init__(
         self,
@@ -41,10 +43,11 @@ class Head:
         root: Path,
         send_order: Callable[[Sequence[Follower], Order], None],
         send_load: Callable[[Sequence[Follower], int, int], None],
+        read: Read,
     ) -> None:
         self.config, self.facts, self.root = config, facts, root
         self.checkpoints = root / CHECKPOINTS
-        self.send_order, self.send_load = send_order, send_load
+        self.send_order, self.send_load, self.read = send_order, send_load, read
         self.followers: dict[int, Follower] = {}
         self.generation = self.version = 0
         self.coordinator: Coordinator | None = None
@@ -96,11 +99,14 @@ class Head:
             num_servers=config.servers,
             steps=config.steps_per_worker(facts.rows),
             steps_per_epoch=config.steps_per_epoch(facts.rows),
-            rate=lambda epoch: learning_rate(config.recipe, config.learning_rate, epoch) / facts.num_workers,
+            rate=self._rate,
             stop=config.stop,
             start_wait_s=config.start_wait_s,
+            by_examples=config.sampling == "bernoulli",
+            epoch_snapshots=config.epoch_checkpoints,
             progress=Progress(state.version, state.accepted, state.examples, dict(state.clocks)),
         )
+        self.convergence = Convergence(config.tolerance, facts.num_workers, self.read)
         self.journal = Journal(self.root, self.coordinator, self.generation, state.seconds)
         self._snapshot_at = now
 
@@ -174,9 +180,23 @@ class Head:
                 self._complete(order.snapshot, now)
             self.send_order(list(self.followers.values()), order)
             self.journal.note(order.snapshot["epoch_boundary"] if order.snapshot else None, now)
+            if order.take and self.convergence.is_reached(self.coordinator.progress.accepted):
+                self._converged(now)
             if order.snapshot:
                 self.journal.write_pushes()  # what a checkpoint counts is written down with it
                 prune(self.checkpoints)
+
+    def _rate(self, epoch: float) -> float:
+        mini_batches = epoch * self.config.steps_per_epoch(self.facts.rows)
+        return (
+            learning_rate(self.config.recipe, self.config.learning_rate, epoch, mini_batches) / self.facts.num_workers
+        )
+
+    def _converged(self, now: float) -> None:
+        assert self.coordinator
+        self.coordinator.converge()
+        progress, seconds = self.coordinator.progress, self.journal.seconds(now)
+        log_event(self.root, "converged", version=progress.version, accepted=progress.accepted, seconds=seconds)
 
     def _complete(self, snapshot: dict[str, Any], now: float) -> None:
         """What the coordinator does not know of a checkpoint's state."""

@@ -99,6 +99,10 @@ class Holder:
         for worker, session, clock in order.stop:
             self._reply(Op.STOP, worker, session, clock, order.version)
 
+    def parameters(self) -> npt.NDArray[np.floating[Any]]:
+        """Those of this slice as they are now, without a copy."""
+        return self.slice.values[: self.slice.num_parameters]
+
     def _apply(self, order: Order) -> None:
         pushed = []
         for worker, _ in order.take:

@@ -92,6 +92,7 @@ class Link:
             measured.correct,
             measured.loss,
             measured.seconds,
+            measured.read_s,
         )
         in_memory = replace(header, flags=IN_MEMORY).pack()
         for index, socket in enumerate(self.sockets):

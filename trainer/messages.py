@@ -37,13 +37,13 @@ class Op(IntEnum):
 # In the header's ``flags``: the numbers lie in the memory that worker and server share, not in the body.
 IN_MEMORY = 1
 
-_HEADER = struct.Struct("<3sBBxxxiqqqqiidd")
+_HEADER = struct.Struct("<3sBBxxxiqqqqiiddd")
 
 
 @dataclass(frozen=True)
 class Header:
     """index: the worker's or server's number; session: grows with every join of a worker and start of a server;
-    generation: grows with every roll-back; clock, version: as in SPEC 4; examples, correct, loss, seconds: of a step."""
+    generation: grows with every roll-back; clock, version: as in SPEC 4; the rest: of a step."""
 
     op: Op
     flags: int = 0
@@ -56,6 +56,7 @@ class Header:
     correct: int = 0
     loss: float = 0.0
     seconds: float = 0.0
+    read_s: float = 0.0
 
     def pack(self) -> bytes:
         return _HEADER.pack(
@@ -71,6 +72,7 @@ class Header:
             self.correct,
             self.loss,
             self.seconds,
+            self.read_s,
         )
 
 

@@ -48,6 +48,8 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
     """cores: of this machine, counted where not given. Raises UsageError for what cannot be shared out."""
     workers = facts.num_workers
     check_shares(config, workers)
+    if config.sampling == "bernoulli" and config.batch_size > facts.rows:
+        raise UsageError(f"--batch-size {config.batch_size} is more than the {facts.rows} examples of the set")
     if config.servers > facts.num_parameters:
         raise UsageError(f"--servers {config.servers} is more than the {facts.num_parameters} parameters of the model")
     synchronous = PROTOCOLS[config.protocol](config).synchronous

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.checkpoint import State, folder_of, newest, reopen, write_slice, write_state
 from trainer.config import Config, Facts
-from trainer.models import build
+from trainer.models import build_for
 from trainer.shards import open_shards
 from trainer.vector import FlatModel
 
@@ -20,15 +20,7 @@ def main(config: Config, write: bool, answer: Connection) -> None:
 
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
     shards = open_shards(config.shards)
-    built = build(
-        config.model,
-        image_shape=shards.shape,
-        num_classes=shards.num_classes,
-        norm=config.norm,
-        shortcut=config.shortcut,
-        seed=config.seed,
-    )
-    flat = FlatModel(built.model)
+    flat = FlatModel(build_for(config, shards).model)
     facts = Facts(shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     if write:
         _first_checkpoint(config, facts, flat.read())

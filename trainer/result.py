@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 ROLES = ("worker", "server", "evaluator")
 NAMES = COLUMNS.split(",")
-INTEGERS = [name for name in NAMES if name not in ("loss", "seconds")]
+INTEGERS = [name for name in NAMES if name not in ("loss", "seconds", "step_s", "read_s")]
 
 
 def read_events(path: Path) -> list[Event]:
@@ -74,6 +74,7 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     seconds = max((event["seconds"] for event in live if event.get("seconds") is not None), default=None)
     return {
         **_run(live, pushes),
+        "converged": any(event["event"] == "converged" for event in live),
         "cause": ended.get("cause"),
         "updates": int(accepted["version"].max()) if len(accepted) else 0,
         "examples": examples,

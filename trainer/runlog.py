@@ -15,7 +15,9 @@ from trainer.coordinator import Record
 
 METRICS = "metrics.jsonl"
 PUSHES = "pushes.csv"
-COLUMNS = "generation,version,worker,clock,version_pulled,staleness,examples,loss,correct,seconds,accepted"
+COLUMNS = (
+    "generation,version,worker,clock,version_pulled,staleness,examples,loss,correct,seconds,accepted,step_s,read_s"
+)
 
 
 def append(path: Path, data: str) -> None:
@@ -66,5 +68,6 @@ def _line(generation: int, seconds: float, record: Record) -> str:
     step = record.measured
     return (
         f"{generation},{record.version},{record.worker},{record.clock},{record.version_pulled},{record.staleness},"
-        f"{step.examples},{step.loss:.6g},{step.correct},{seconds:.3f},{int(record.accepted)}\n"
+        f"{step.examples},{step.loss:.6g},{step.correct},{seconds:.3f},{int(record.accepted)},"
+        f"{step.seconds:.6f},{step.read_s:.6f}\n"
     )

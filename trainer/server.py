@@ -31,8 +31,12 @@ class Server:
         self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin))
         self.to_head = connect(self.context, addresses[0], secret) if index else None
         self.holder = Holder(config, facts, index, Path(config.output) / CHECKPOINTS, self.send)
-        self.head = None if index else Head(config, facts, Path(config.output), self.send_order, self.send_load)
+        self.head = None if index else self._make_head()
         self.malformed = 0
+
+    def _make_head(self) -> Head:
+        config, facts = self.holder.config, self.holder.facts
+        return Head(config, facts, Path(config.output), self.send_order, self.send_load, self.holder.parameters)
 
     def run(self) -> None:
         """Serve until the process is ended."""
@@ -115,7 +119,7 @@ class Server:
                 self._tell_head(self._held(header))
         elif self.holder.push(identity, header, body):
             if self.head:
-                measured = Measured(header.examples, header.loss, header.correct, header.seconds)
+                measured = Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s)
                 if not self.head.pushed(0, header.index, header.session, header.clock, now, measured):
                     self._send_back(identity, header)
             else:

@@ -8,7 +8,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, UsageError
-from pipeline.formats.parquet import broken_is_data_error, declared_shape, raw_images
+from pipeline.formats import Layout
+from pipeline.formats.parquet import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
 from pipeline.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
 from pipeline.storage import patiently, split_uri
 from trainer.webhdfs import ReadStore
 
-COLUMNS = ["id", "label", "image"]
 Progress = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
 
 
 @dataclass(frozen=True)
 class Rows:
-    """images_NCHW: uint8; labels: int64 [N]; ids: int64 [N]. A copy that sharding made is a row like any other."""
+    """images_NCHW: uint8, or real-valued features in float32; labels: int64 [N], or targets in float32; ids: int64 [N].
+    A copy that sharding made is a row like any other."""
 
-    images_NCHW: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64]
+    images_NCHW: npt.NDArray[np.uint8 | np.float32]
+    labels: npt.NDArray[np.int64 | np.float32]
     ids: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Shards(ShardSet):
-    """A committed set as the trainer sees it. mean: float32 [C] of the training pixels, in 0..255."""
+    """A committed set as the trainer sees it. mean: float32 [C] of the training images, of pixels in 0..255."""
 
     @property
     def rows(self) -> int:
@@ -55,6 +55,15 @@ class Shards(ShardSet):
     def shape(self) -> tuple[int, int, int]:
         channels, height, width = self.manifest["image"]["shape"]
         return int(channels), int(height), int(width)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.shape, dtype=self.manifest["image"]["dtype"])
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether rows carry a real number to be predicted, beside their class."""
+        return TARGET_COLUMN in self.manifest["labels"].get("columns", ())
 
     @property
     def mean(self) -> npt.NDArray[np.float32]:
@@ -97,20 +106,20 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     return shards
 
 
-def load_worker(shards: Shards, index: int, progress: Progress | None = None) -> Rows:
-    """Read one worker's files and no others; a DataNode that is lost meanwhile is waited for.
+def load_worker(shards: Shards, index: int, progress: Progress | None = None, *, targets: bool = False) -> Rows:
+    """Read one worker's files and no others, with targets for labels if asked; a lost DataNode is waited for.
 
     Holds the rows, one file and one row group of it. Raises UsageError for a worker that the set does not have,
     DataError where a file is not what the manifest says, OSError where it cannot be read."""
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
-    return _load(shards, shards.worker_files(index), progress)
+    return _load(shards, shards.worker_files(index), progress, targets)
 
 
-def load_eval(shards: Shards, progress: Progress | None = None) -> Rows | None:
+def load_eval(shards: Shards, progress: Progress | None = None, *, targets: bool = False) -> Rows | None:
     """The evaluation rows, read and verified like a worker's; None where the set has none."""
     files = shards.eval_files()
-    return _load(shards, files, progress) if files else None
+    return _load(shards, files, progress, targets) if files else None
 
 
 def store_of(uri: str) -> ReadStore:
@@ -129,10 +138,10 @@ def _reason(error: Exception) -> str:
 
 def _check_layout(shards: Shards) -> None:
     image = shards.manifest["image"]
-    if (image["dtype"], image["layout"]) != ("uint8", "CHW"):
+    if image["dtype"] not in DTYPES or image["layout"] != "CHW":
         raise DataError(
-            f"{shards.uri} holds {image['dtype']} images in {image['layout']} order; the trainer reads uint8 in CHW:"
-            " shard the data again with this version's jobs"
+            f"{shards.uri} holds {image['dtype']} images in {image['layout']} order; the trainer reads"
+            f" {' and '.join(DTYPES)} in CHW: shard the data again with this version's jobs"
         )
     if min(shards.shape) < 1 or shards.mean.shape != shards.shape[:1] or shards.num_classes < 1 or shards.rows < 1:
         raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
@@ -157,29 +166,33 @@ def _resharding(shards: Shards, workers: int | None) -> str:
     return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
 
 
-def _load(shards: Shards, files: list[ShardFile], progress: Progress | None) -> Rows:
-    total = sum(file.rows for file in files)
-    rows = Rows(np.empty((total, *shards.shape), np.uint8), np.empty(total, np.int64), np.empty(total, np.int64))
+def _load(shards: Shards, files: list[ShardFile], progress: Progress | None, targets: bool) -> Rows:
+    total, dtype = sum(file.rows for file in files), shards.layout.dtype
+    labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
+    images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
+    rows = Rows(images, labels, np.empty(total, np.int64))
     at = 0
     for file in files:
-        for ids, labels, images in _row_groups(shards, file):
+        for ids, answers, data in _row_groups(shards, file, TARGET_COLUMN if targets else "label"):
             part = slice(at, at + len(ids))
-            rows.ids[part], rows.labels[part] = ids, labels
-            rows.images_NCHW[part] = images.reshape(-1, *shards.shape)
+            rows.ids[part], rows.labels[part] = ids, answers
+            rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
             at += len(ids)
         if progress:
             progress(at, total)
     return rows
 
 
-def _row_groups(shards: Shards, file: ShardFile) -> Iterator[tuple[Any, Any, npt.NDArray[np.uint8]]]:
-    """(ids, labels, images as uint8 [rows, C*H*W]) of one file, as many rows in all as the manifest says."""
+def _row_groups(shards: Shards, file: ShardFile, label: str) -> Iterator[tuple[Any, Any, npt.NDArray[np.uint8]]]:
+    """(ids, labels, images as uint8 [rows, bytes]) of one file, as many rows in all as the manifest says."""
     uri = f"{shards.uri}/{file.path}"
     data = _verified_bytes(shards, file)
     with broken_is_data_error(uri):
         parquet = pq.ParquetFile(pa.BufferReader(data))
-        shape = declared_shape(parquet.schema_arrow, "image") or shards.shape
-        if (shape, parquet.metadata.num_rows) != (shards.shape, file.rows):
+        schema, layout = parquet.schema_arrow, shards.layout
+        shape = declared_shape(schema, "image") or shards.shape
+        dtype = declared(schema, "image").get("dtype", layout.dtype)
+        if (shape, dtype, parquet.metadata.num_rows) != (shards.shape, layout.dtype, file.rows):
             found = f"{parquet.metadata.num_rows} images of {_size(shape)}"
             raise DataError(
                 f"{uri} holds {found}, not {file.rows} of {_size(shards.shape)}: sets were mixed;"
@@ -187,11 +200,16 @@ def _row_groups(shards: Shards, file: ShardFile) -> Iterator[tuple[Any, Any, npt
             )
         first = 0
         for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=COLUMNS)
-            labels = table.column("label").to_numpy()
-            _check_labels(labels, shards.num_classes, uri, first)
-            yield table.column("id").to_numpy(), labels, raw_images(table.column("image"), prod(shape), uri, first)
-            first += len(labels)
+            table = parquet.read_row_group(group, columns=["id", label, "image"])
+            answers = table.column(label).to_numpy()
+            if label == "label":
+                _check_labels(answers, shards.num_classes, uri, first)
+            yield (
+                table.column("id").to_numpy(),
+                answers,
+                raw_images(table.column("image"), layout.record_bytes, uri, first),
+            )
+            first += len(answers)
 
 
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:

@@ -12,7 +12,7 @@ from trainer.batches import Batch, Loader
 from trainer.config import Config, Facts
 from trainer.coordinator import Measured
 from trainer.link import Link, MustRejoin, Turn
-from trainer.models import Built, build
+from trainer.models import Built, build_for
 from trainer.shards import load_worker, open_shards
 from trainer.transport import Secret
 from trainer.vector import FlatModel
@@ -45,10 +45,14 @@ class Step:
         self.flat.attach(self.values, self.gradients[: self.flat.num_parameters])
 
     def __call__(self, batch: Batch, dropout_seed: int) -> tuple[float, int]:
-        """(mean loss with the L2 term, right answers). Leaves gradients and the batch's statistics in ``pushed``."""
+        """(mean loss with the L2 term, right answers). Leaves gradients and the batch's statistics in ``pushed``.
+        Of no examples, as Bernoulli sampling may draw them, both are 0 and so is the gradient."""
         torch.manual_seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
+        if not len(batch.labels):
+            self._copy(self.pushed, self.gradients)
+            return 0.0, 0
         images, labels = batch.images_BCHW.to(self.values.device), batch.labels.to(self.values.device)
         outputs = self.model(images)
         loss = self.task.loss(outputs, labels)
@@ -73,19 +77,21 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
     """The process of one worker, until the servers say that the run is over. Raises DataError for broken shards."""
     torch.set_num_threads(threads)
     shards = open_shards(config.shards, num_workers=facts.num_workers)
-    rows = load_worker(shards, worker)
-    built = build(
-        config.model,
-        image_shape=shards.shape,
-        num_classes=shards.num_classes,
-        norm=config.norm,
-        shortcut=config.shortcut,
-        seed=config.seed,
-    )
+    built = build_for(config, shards)
+    rows = load_worker(shards, worker, targets=built.targets)
     link = Link(facts, worker, list(addresses), secret, use_memory=config.same_host == "memory")
     step = Step(config, built, link.pulled, link.pushed, pick_device(config.device, worker))
     size = config.worker_batch_size(worker, facts.num_workers)
-    with Loader(rows, shards.mean, size, seed=config.seed, worker=worker, augment=config.augment) as loader:
+    loader = Loader(
+        rows,
+        shards.mean,
+        size,
+        seed=config.seed,
+        worker=worker,
+        augment=config.augment,
+        fraction=config.fraction(facts.rows),
+    )
+    with loader:
         _work(config, worker, link, loader, step)
     link.close()
 
@@ -96,7 +102,7 @@ def _work(config: Config, worker: int, link: Link, loader: Loader, step: Step) -
         begun = time.monotonic()
         batch = loader.batch(turn.clock)
         loss, correct = step(batch, step_seed(config.seed, worker, turn.clock))
-        measured = Measured(len(batch.labels), loss, correct, time.monotonic() - begun)
+        measured = Measured(len(batch.labels), loss, correct, time.monotonic() - begun, loader.read_s)
         turn = _push(link, turn, measured)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +13,31 @@ import numpy.typing as npt
 from pipeline.storage import FileInfo, Store
 
 CIFAR_SHAPE = (3, 32, 32)
+Dtype = Literal["uint8", "float32"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """shape: (channels, height, width). num_classes: labels lie in [0, num_classes); None means any label >= 0."""
+    """shape: (channels, height, width); d real-valued features are (d, 1, 1) in float32. num_classes: labels lie in
+    [0, num_classes); None means any label >= 0. targets: rows carry a real number to be predicted."""
 
     shape: tuple[int, int, int]
     num_classes: int | None = None
     coarse: int | None = None  # number of coarse classes, where rows carry a coarse label beside the fine one
+    dtype: Dtype = "uint8"
+    targets: bool = False
+
+    @property
+    def record_bytes(self) -> int:
+        """Of one image."""
+        return math.prod(self.shape) * (4 if self.dtype == "float32" else 1)
 
     def describe(self) -> str:
         size = "x".join(map(str, self.shape))
+        kind = "images" if self.dtype == "uint8" else f"images of {self.dtype}"
         classes = f" of {self.num_classes} classes" if self.num_classes else ""
-        return f"{size} images{classes}" + (" with coarse labels" if self.coarse else "")
+        beside = " with coarse labels" * bool(self.coarse) + " with targets" * self.targets
+        return f"{size} {kind}{classes}{beside}"
 
 
 @dataclass(frozen=True)
@@ -38,12 +50,14 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Columns:
-    """labels, coarse_labels, neighbourhoods: int32 [rows]; images: uint8 [rows, C*H*W], planar."""
+    """labels, coarse_labels, neighbourhoods: int32 [rows]; targets: float32 [rows]; images: uint8 [rows, bytes], planar,
+    the bytes of C*H*W numbers."""
 
     labels: npt.NDArray[np.int32]
     images: npt.NDArray[np.uint8] | None
     coarse_labels: npt.NDArray[np.int32] | None = None
     neighbourhoods: npt.NDArray[np.int32] | None = None
+    targets: npt.NDArray[np.float32] | None = None
 
 
 class Format(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
 
 from pipeline.errors import DataError
-from pipeline.formats.base import CIFAR_SHAPE, Columns, DataFile, Layout
+from pipeline.formats.base import CIFAR_SHAPE, Columns, DataFile, Dtype, Layout
 from pipeline.storage import FileInfo, Store
 
 BLOCK_ROWS = 2048
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
+TARGET_COLUMN = "target"
+DTYPES = ("uint8", "float32")
 ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
 
 
@@ -47,16 +49,26 @@ def _payload(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.field("bytes") if pa.types.is_struct(array.type) else array
 
 
-def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
-    """The shape in the column's metadata, as this project's writer and Spark's ``withMetadata`` leave it."""
-    field = (schema.field(column).metadata or {}).get(b"shape")
-    if field:
-        return _shape(json.loads(field))
+def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
+    """The column's metadata, as this project's writer and Spark's ``withMetadata`` leave it."""
+    field = schema.field(column).metadata or {}
+    if b"shape" in field:
+        return {key.decode(): value.decode() for key, value in field.items()}
     spark = (schema.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata")
-    for entry in json.loads(spark)["fields"] if spark else []:
-        if entry["name"] == column and "shape" in entry["metadata"]:
-            return _shape(entry["metadata"]["shape"])
-    return None
+    entries = json.loads(spark)["fields"] if spark else []
+    return next((dict(entry["metadata"]) for entry in entries if entry["name"] == column), {})
+
+
+def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
+    shape = declared(schema, column).get("shape")
+    return _shape(shape) if shape else None
+
+
+def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
+    dtype = declared(schema, column).get("dtype", "uint8")
+    if dtype not in DTYPES:
+        raise DataError(f"{path}: column {column} is declared as {dtype}; the jobs read {' and '.join(DTYPES)}")
+    return cast(Dtype, dtype)
 
 
 def _shape(value: Any) -> tuple[int, int, int]:
@@ -113,22 +125,26 @@ class ParquetImages:
         image = _pick(schema, IMAGE_COLUMNS, file.path)
         _pick(schema, LABEL_COLUMNS, file.path)
         data = DataFile(file.path, file.bytes, file.modified_ms, rows)
-        coarse = 20 if "coarse_label" in schema.names else None
+        layout = Layout(
+            declared_shape(schema, image) or shape or CIFAR_SHAPE,
+            coarse=20 if "coarse_label" in schema.names else None,
+            dtype=_dtype(schema, image, file.path),
+            targets=TARGET_COLUMN in schema.names,
+        )
         if rows == 0:
-            return data, Layout(shape or CIFAR_SHAPE, coarse=coarse)
+            return data, layout
         first = _payload(next(parquet.iter_batches(1, columns=[image])).column(0))[0].as_py()
         if first is None:
             raise DataError(f"{file.path}, row 0: the image is null")
         if not isinstance(first, bytes):
             raise DataError(f"{file.path}: column {image} is {schema.field(image).type}, not binary images")
-        shape = declared_shape(schema, image) or shape or CIFAR_SHAPE
-        if is_encoded(first, math.prod(shape)):
+        if layout.dtype == "uint8" and is_encoded(first, layout.record_bytes):
             channels, height, width = decode(first).shape
-            shape = (channels, height, width)
-        elif len(first) != math.prod(shape):
-            size = "x".join(map(str, shape))
+            layout = replace(layout, shape=(channels, height, width))
+        elif len(first) != layout.record_bytes:
+            size = "x".join(map(str, layout.shape)) + (" float32" if layout.dtype == "float32" else "")
             raise DataError(f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape")
-        return data, Layout(shape, coarse=coarse)
+        return data, layout
 
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
@@ -138,7 +154,8 @@ class ParquetImages:
             raise DataError(f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed")
         label = _pick(parquet.schema_arrow, LABEL_COLUMNS, file.path)
         image = _pick(parquet.schema_arrow, IMAGE_COLUMNS, file.path)
-        names = [label, *(["coarse_label"] if layout.coarse else []), *([image] if images else [])]
+        beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
+        names = [label, *beside, *([image] if images else [])]
         first = 0
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
@@ -155,18 +172,19 @@ class ParquetImages:
                         coarse_labels=_whole(part.column("coarse_label"), "coarse_label", file.path, record)
                         if layout.coarse
                         else None,
+                        targets=_targets(part.column(TARGET_COLUMN), file.path, record) if layout.targets else None,
                     )
             first += rows
 
     def _images(self, column: Any, layout: Layout, path: str, first: int) -> npt.NDArray[np.uint8]:
-        pixels = int(np.prod(layout.shape))
+        size = layout.record_bytes
         values = _payload(column)
         if values.null_count:
             row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"{path}, row {row}: the image is null")
-        if not is_encoded(values[0].as_py(), pixels):
-            return raw_images(values, pixels, path, first)
-        out = np.empty((len(values), pixels), np.uint8)
+        if layout.dtype != "uint8" or not is_encoded(values[0].as_py(), size):
+            return raw_images(values, size, path, first)
+        out = np.empty((len(values), size), np.uint8)
         for at, value in enumerate(values):
             try:
                 image = decode(value.as_py())
@@ -181,17 +199,27 @@ class ParquetImages:
         return f"{file.path}, row {record}"
 
 
-def raw_images(column: Any, pixels: int, path: str, first: int) -> npt.NDArray[np.uint8]:
-    """A binary column of equal lengths as uint8 [rows, pixels], without a copy."""
+def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
+    """A binary column of equal lengths as uint8 [rows, size], without a copy."""
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = values.cast(pa.large_binary())
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]
     sizes = np.diff(offsets)
-    if (sizes != pixels).any():
-        at = int(np.flatnonzero(sizes != pixels)[0])
-        raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {pixels}")
-    data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * pixels, offset=int(offsets[0]))
-    return data.reshape(len(values), pixels)
+    if (sizes != size).any():
+        at = int(np.flatnonzero(sizes != size)[0])
+        raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {size}")
+    data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * size, offset=int(offsets[0]))
+    return data.reshape(len(values), size)
+
+
+def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:
+    if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type):
+        raise DataError(f"{path}: {TARGET_COLUMN} is {column.type}, not a number")
+    values = np.asarray(column.cast(pa.float32()).to_numpy(zero_copy_only=False))
+    broken = np.flatnonzero(~np.isfinite(values))
+    if len(broken):
+        raise DataError(f"{path}, row {first + int(broken[0])}: {TARGET_COLUMN} is {values[broken[0]]}, not a number")
+    return values
 
 
 def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:

@@ -64,6 +64,7 @@ class Strategy(ABC):
     """The fields are the strategy's own parameters; they validate themselves on construction (UsageError)."""
 
     name: ClassVar[str]
+    looks_at_pixels: ClassVar[bool] = False
     seed: int = 0
 
     @abstractmethod

@@ -78,6 +78,7 @@ class ClassCluster(Strategy):
     class balance too. One k-means a class, on points of one common PCA; no sparse cells, no duplicates."""
 
     name: ClassVar[str] = "class_cluster"
+    looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = None
     components: float = 50.0
     whiten: bool = False

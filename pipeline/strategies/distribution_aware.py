@@ -43,6 +43,7 @@ class DistributionAware(Strategy):
     Cost: see pipeline/gram.py and pipeline/lloyd.py; three passes over the images, none through a shuffle."""
 
     name: ClassVar[str] = "distribution_aware"
+    looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = None
     components: float = 160.0
     whiten: bool = True

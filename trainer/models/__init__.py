@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import UsageError
+from trainer.config import Config
 from trainer.models.cnn import CNN
 from trainer.models.linear import linear, logistic, perceptron
 from trainer.models.resnet import Norm, ResNet, Shortcut
+from trainer.shards import Shards
 
 INITIALISATION = 0  # what a seed sequence [seed, purpose] is for
 
@@ -65,11 +67,13 @@ class LeastSquares:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """make(image_shape, num_classes, **options) -> nn.Module; options name which of norm and shortcut it takes."""
+    """make(image_shape, num_classes, **options) -> nn.Module; options name which of norm, shortcut and intercept it
+    takes; regresses: it fits targets where rows have them."""
 
     make: Callable[..., nn.Module]
     task: Task = CLASSIFICATION
     options: tuple[str, ...] = ()
+    regresses: bool = False
 
 
 _RESNET = ("norm", "shortcut")
@@ -78,18 +82,33 @@ MODELS: dict[str, ModelSpec] = {
     "resnet32": ModelSpec(partial(ResNet, blocks=5), options=_RESNET),
     "resnet56": ModelSpec(partial(ResNet, blocks=9), options=_RESNET),
     "cnn": ModelSpec(CNN, options=("norm",)),
-    "logistic": ModelSpec(logistic),
-    "linear": ModelSpec(linear, task=LeastSquares()),
+    "logistic": ModelSpec(logistic, options=("intercept",)),
+    "linear": ModelSpec(linear, task=LeastSquares(), options=("intercept",), regresses=True),
     "perceptron": ModelSpec(perceptron),
 }
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model on the CPU in float32, in train mode, and its task."""
+    """A model on the CPU in float32, in train mode, and its task. targets: whether that is to fit the rows' targets."""
 
     model: nn.Module
     task: Task
+    targets: bool = False
+
+
+def build_for(config: Config, shards: Shards) -> Built:
+    """The model of a run. Raises UsageError."""
+    return build(
+        config.model,
+        image_shape=shards.shape,
+        num_classes=shards.num_classes,
+        norm=config.norm,
+        shortcut=config.shortcut,
+        intercept=config.intercept,
+        seed=config.seed,
+        targets=shards.has_targets,
+    )
 
 
 def build(
@@ -99,34 +118,38 @@ def build(
     num_classes: int,
     norm: Norm = "batch",
     shortcut: Shortcut = "pad",
+    intercept: bool = True,
     seed: int,
+    targets: bool = False,
 ) -> Built:
-    """Make a model of MODELS, or of a user's ``module:function``; image_shape is (C, H, W).
+    """Make a model of MODELS, or of a user's ``module:function``; image_shape is (C, H, W); targets: rows have them.
 
     The same seed gives the same bits whatever was drawn from torch's generator before, and leaves it as it was.
     Raises UsageError for a name that is not there, an option that the model does not have, and for what ``function``
     returns if it is no model of these images."""
     spec = MODELS.get(name) or _own(name)
-    options = _options(name, spec, {"norm": norm, "shortcut": shortcut})
+    options = _options(name, spec, {"norm": norm, "shortcut": shortcut, "intercept": intercept})
+    real = spec.regresses and targets
     with torch.random.fork_rng(devices=[]):
         # The CPU's generator only: torch.manual_seed would re-seed those of the devices, which the fork leaves out.
         torch.default_generator.manual_seed(_torch_seed(seed))
-        model = spec.make(image_shape, num_classes, **options)
-    return Built(model, spec.task)
+        model = spec.make(image_shape, 1 if real else num_classes, **options)
+    return Built(model, spec.task, real)
 
 
 def _torch_seed(seed: int) -> int:
     return int(np.random.SeedSequence([seed, INITIALISATION]).generate_state(1, np.uint64)[0])
 
 
-_DEFAULTS = {"norm": "batch", "shortcut": "pad"}
+_DEFAULTS = {"norm": "batch", "shortcut": "pad", "intercept": True}
 
 
 def _options(name: str, spec: ModelSpec, given: dict[str, Any]) -> dict[str, Any]:
     for option, value in given.items():
         if option not in spec.options and value != _DEFAULTS[option]:
             have = [known for known, other in MODELS.items() if option in other.options]
-            raise UsageError(f"--model {name} has no --{option} {value}: leave it out, or use {', '.join(have)}")
+            flag = f"--no-{option}" if value is False else f"--{option} {value}"
+            raise UsageError(f"--model {name} has no {flag}: leave it out, or use {', '.join(have)}")
     return {option: given[option] for option in spec.options}
 
 

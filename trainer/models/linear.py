@@ -10,19 +10,19 @@ from torch import nn
 HIDDEN = (15, 15)
 
 
-def linear(image_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+def linear(image_shape: tuple[int, ...], num_outputs: int, *, intercept: bool = True) -> nn.Module:
     """features [N, ...] -> [N, num_outputs]; starts at zero, as MLlib's regressions do."""
-    layer = nn.Linear(math.prod(image_shape), num_outputs)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
+    layer = nn.Linear(math.prod(image_shape), num_outputs, bias=intercept)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def logistic(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def logistic(image_shape: tuple[int, ...], num_classes: int, *, intercept: bool = True) -> nn.Module:
     """Logits [N, num_classes], or the one logit [N, 1] of binary logistic regression when there are two classes.
 
     One logit is not just smaller: two would move apart twice as fast at the same rate."""
-    return linear(image_shape, 1 if num_classes == 2 else num_classes)
+    return linear(image_shape, 1 if num_classes == 2 else num_classes, intercept=intercept)
 
 
 def perceptron(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:

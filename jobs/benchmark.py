@@ -1,0 +1,19 @@
+"""Compare Spark MLlib with the parameter server: linear and logistic regression and a small perceptron, by gradient descent
+and by mini-batches, until they converge and mini-batch by mini-batch, with two arms more that Spark has."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+
+from pipeline import cli
+from pipeline.benchmark.command import flags, run_benchmark
+from pipeline.commandline import parse
+
+
+def main() -> int:
+    return run_benchmark(parse(flags(__doc__)))
+
+
+if __name__ == "__main__":
+    cli.execute(main)

@@ -1,0 +1,155 @@
+"""The command line of jobs/benchmark.py, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline import cli
+from pipeline.benchmark import report, summary
+from pipeline.benchmark.cells import ARMS, SETTINGS, TOLERANCE
+from pipeline.benchmark.problems import HIGGS, YEAR
+from pipeline.benchmark.run import Plan, clean, run
+from pipeline.benchmark.summary import Line
+from pipeline.commandline import Parser
+from pipeline.commandline import seed as seed_type
+from pipeline.errors import UsageError
+from pipeline.progress import Progress
+from pipeline.session import spark_context
+from pipeline.storage import Store, split_uri
+
+REPORT = "report.html"
+QUICK = {HIGGS.name: 40_000, YEAR.name: 20_000}
+FULL = {HIGGS.name: 1_000_000, YEAR.name: 463_715}
+LEAST_ROWS = 4_000
+QUICK_TOLERANCE = 3 * TOLERANCE  # which takes a fraction of the mini-batches
+
+
+def flags(description: str | None) -> Parser:
+    parser = cli.parser("benchmark.py", description)
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("--output", required=True, metavar="DIR", help="local folder of figures and report")
+    group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
+    group.add_argument("--quick", action="store_true", help="every cell on little data, once: some minutes")
+    group.add_argument("--higgs", metavar="URI", help="the real HIGGS.csv instead of rows like it")
+    group.add_argument("--year", metavar="URI", help="the real YearPredictionMSD.txt instead of rows like it")
+    for problem in (HIGGS, YEAR):
+        group.add_argument(
+            f"--{problem.name.split('-')[0]}-rows",
+            type=int,
+            metavar="N",
+            help=f"generated rows of {problem.name} (default {FULL[problem.name]:,}; quick {QUICK[problem.name]:,})",
+        )
+    group.add_argument("--repeats", type=int, metavar="R", help="runs of every cell (default 3; quick 1)")
+    group.add_argument(
+        "--mini-batches", type=int, metavar="K", help="of the runs of a fixed length (default 100; quick has none)"
+    )
+    group.add_argument(
+        "--batches", type=_sizes, default=(2000, 500), metavar="LIST", help="mini-batches to converge with (2000,500)"
+    )
+    group.add_argument(
+        "--models", type=_names(tuple(SETTINGS)), metavar="LIST", help=f"of {', '.join(SETTINGS)} (default all)"
+    )
+    group.add_argument("--arms", type=_names(ARMS), metavar="LIST", help=f"of {', '.join(ARMS)} (default: all)")
+    run_group = parser.add_argument_group("run")
+    run_group.add_argument("--seed", type=seed_type, default=0, metavar="S", help="of data and sampling (default 0)")
+    run_group.add_argument(
+        "--overwrite", action="store_true", help="start anew; without, rows already measured are kept"
+    )
+    run_group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/benchmark.toml)")
+    run_group.add_argument("--quiet", action="store_true", help="print results only")
+    run_group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+    return parser
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """The type of --batches."""
+    if not all(part.isdigit() and int(part) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of mini-batch sizes, such as 2000,500")
+    return tuple(sorted({int(part) for part in text.split(",")}, reverse=True))
+
+
+def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    """The type of a flag that takes some of these names, apart by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(filter(None, text.split(",")))
+        if not given or set(given) - set(known):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
+        return tuple(name for name in known if name in given)
+
+    return parse
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """Raises UsageError."""
+    rows = dict(QUICK if args.quick else FULL)
+    for problem, given in ((HIGGS, args.higgs_rows), (YEAR, args.year_rows)):
+        if given is not None and given < LEAST_ROWS:
+            raise UsageError(f"--{problem.name.split('-')[0]}-rows must be at least {LEAST_ROWS}, got {given}")
+        rows[problem.name] = given or rows[problem.name]
+    for name in ("repeats", "mini_batches"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    files = {HIGGS.name: args.higgs, YEAR.name: args.year}
+    return Plan(
+        rows=rows,
+        batches=args.batches,
+        parts=() if args.quick else (1, 100, 1000),
+        count=args.mini_batches or 100,
+        repeats=args.repeats or (1 if args.quick else 3),
+        seed=args.seed,
+        models=args.models or tuple(SETTINGS),
+        arms=args.arms or ARMS,
+        tolerance=QUICK_TOLERANCE if args.quick else TOLERANCE,
+        csv={name: uri for name, uri in files.items() if uri},
+    )
+
+
+def run_benchmark(args: argparse.Namespace) -> int:
+    """Returns the exit code: 0 also where cells failed, which their rows say."""
+    plan, store = plan_of(args), Store()
+    if split_uri(args.output)[0] not in ("", "file"):
+        raise UsageError(
+            f"--output {args.output} must be a local folder: the trainer writes there; --data may be hdfs://"
+        )
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
+        raise UsageError("the parameter server needs the trainer: pip install '.[benchmark]'")
+    output = Path(store.resolve(args.output).removeprefix("file:"))
+    folder = args.data or f"{output}/data"
+    if args.overwrite:
+        clean(output)
+    with spark_context(debug=args.debug) as context:
+        result = run(context, plan, output, folder, Progress(context, quiet=args.quiet))
+    (output / REPORT).write_text(report.render(result))
+    found = summary.lines(result["rows"])
+    print(table(found))
+    for goal in summary.goals(found):
+        came = "not measured" if goal.found is None else f"{goal.found:.1f} times faster than MLlib"
+        print(f"{goal.text}: {came} (goal {goal.wanted:g})")
+    print(f"report: {output}/{REPORT}")
+    return 0
+
+
+def table(found: Sequence[Line]) -> str:
+    """The runs as aligned text."""
+    cells = [["model", "rows", "mini-batch", "arm", "mini-batches", "seconds", "ms each", "MLlib / arm"]]
+    for line in found:
+        first = [line.model, f"{line.rows:,}", line.size, line.arm]
+        if line.figures:
+            count = f"{line.figures['mini_batches'].median:,.0f}" + ("" if line.converged or line.length else "+")
+            ratio = "-" if line.ratio is None else f"{line.ratio if line.length is None else line.ratio_each:.2f}"
+            each = 1e3 * line.figures["compute_s"].median
+            cells.append([*first, count, f"{line.figures['seconds'].median:.2f}", f"{each:.2f}", ratio])
+        else:
+            cells.append([*first, "failed: " + "; ".join(line.errors)[:60], "", "", ""])
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if at in (0, 3) else cell.rjust(w)
+            for at, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )

@@ -1,0 +1,155 @@
+"""The benchmark's page: the thesis's figures and tables out of results.json, its numbers beside them. Opens offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from pipeline import figures
+from pipeline.benchmark import published, summary
+from pipeline.benchmark.averaging import LOCAL_STEPS
+from pipeline.benchmark.cells import ARMS, SETTINGS, Arm
+from pipeline.benchmark.summary import Line, Spread
+from pipeline.report import Picture, picture, template
+
+LOOK: dict[Arm, tuple[str, str, str]] = {  # colour, hatch, marker
+    "mllib": (figures.ORANGE, "//", "s"),
+    "ps-sync": (figures.BLUE, "", "o"),
+    "ps-async": (figures.SKY, "..", "D"),
+    "averaging": (figures.GREEN, "\\\\", "^"),
+    "all-reduce": (figures.PURPLE, "xx", "v"),
+}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """One HTML page of what results.json holds."""
+    found = summary.lines(result["rows"])
+    cores = int(result["machine"]["cores"])
+    converge = [line for line in found if line.length is None]
+    page: str = template("benchmark.html").render(
+        headline=headline(found),
+        goals=summary.goals(found),
+        machine=result["machine"],
+        plan=result["plan"],
+        converge=converge,
+        each=found,
+        local_steps=LOCAL_STEPS,
+        thesis=thesis,
+        ms=_ms,
+        parts=parts(result.get("parts") or {}),
+        reading={model: summary.read_throughput(found, model) for model in SETTINGS},
+        scaled=summary.scaled(found, cores, float(result["task_s"]), result["sizes"]),
+        published=published,
+        pictures={"converge": _converge_pictures(converge), "each": _each_pictures(found)},
+    )
+    return page
+
+
+def headline(found: Sequence[Line]) -> str:
+    failed = sum(bool(line.errors) for line in found)
+    cells = len({(line.model, line.batch, line.length) for line in found})
+    return f"{cells} comparisons of {len(ARMS)} arms" + (
+        f"; {failed} of them failed, their rows say why" if failed else ""
+    )
+
+
+def thesis(line: Line) -> int | None:
+    """The thesis's number of mini-batches for a line."""
+    return published.MINI_BATCHES.get((line.model, line.size), {}).get(line.arm)
+
+
+def parts(found: Mapping[str, float]) -> str:
+    """What the task metrics of MLlib's last mini-batches say."""
+    if not found:
+        return "No task metrics were read."
+    tasks = found["tasks"]
+    return (
+        f"Of {found['stage_ms']:.1f} ms that a stage of the last mini-batches takes from its submission to its end,"
+        f" {found['tasks_ms'] / tasks:.1f} ms is a task's own run and {found['deserialise_ms'] / tasks:.1f} ms unpacking its"
+        f" closure; {found['result_bytes'] / tasks / 1000:.1f} kB come back from each of {tasks:.0f} tasks. MLlib's tree"
+        " aggregation makes two stages of every mini-batch, with a shuffle between them; the rest of a mini-batch is the"
+        " scheduler's work and the driver's."
+    )
+
+
+def _ms(spread: Spread) -> str:
+    return f"{1e3 * spread.median:.3g} ({1e3 * spread.least:.3g} to {1e3 * spread.most:.3g})"
+
+
+def _converge_pictures(found: Sequence[Line]) -> list[Picture]:
+    if not any(line.figures for line in found):
+        return []
+    with figures.style():
+        seconds = bars(found, "seconds", "seconds to converge")
+        counts = bars(found, "mini_batches", "mini-batches to converge; a line: the thesis", marks=True)
+        return [
+            picture(seconds, "Seconds to converge for each model, mini-batch and arm"),
+            picture(counts, "Mini-batches to converge, with the thesis's"),
+        ]
+
+
+def _each_pictures(found: Sequence[Line]) -> list[Picture]:
+    if not any(line.figures for line in found):
+        return []
+    with figures.style():
+        return [
+            picture(
+                over_batches(found, "compute_s", "ms of computing a mini-batch"), "Computing against mini-batch size"
+            ),
+            picture(over_batches(found, "read_s", "ms of reading a mini-batch"), "Reading against mini-batch size"),
+        ]
+
+
+def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False) -> Figure:
+    """A group of bars a cell, one an arm, from the least to the most on a log scale; marks: the thesis's numbers."""
+    cells = list(dict.fromkeys((line.model, line.size) for line in found))
+    drawn, (ax,) = figures.canvas(1.2 + 0.62 * len(cells))
+    height = 0.8 / len(ARMS)
+    for number, arm in enumerate(ARMS):
+        mine = [line for line in found if line.arm == arm and figure in line.figures]
+        at = [cells.index((line.model, line.size)) + (number - (len(ARMS) - 1) / 2) * height for line in mine]
+        spreads = [line.figures[figure] for line in mine]
+        middle = np.array([spread.median for spread in spreads])
+        reach = [middle - [s.least for s in spreads], [s.most for s in spreads] - middle] if mine else None
+        colour, hatch, _ = LOOK[arm]
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3, "label": arm}
+        ax.barh(at, middle, height * 0.92, xerr=reach, error_kw={"lw": 1, "ecolor": figures.BLACK}, **look)
+        for line, place in zip(mine, at, strict=True) if marks else ():
+            if told := thesis(line):
+                ax.plot([told, told], [place - height / 2, place + height / 2], color=figures.BLACK, lw=2.2)
+    ax.set(xlabel=label, xscale="log")
+    _plain_ticks(ax.xaxis)
+    figures.name_rows(ax, [f"{model}, {size}" for model, size in cells])
+    ax.legend(**figures.ABOVE, ncols=len(ARMS))
+    return drawn
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Numbers, not powers, on a log scale."""
+    figures.separate_thousands(axis)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def over_batches(found: Sequence[Line], figure: str, label: str) -> Figure:
+    """Lines over mini-batch sizes, a panel a model, on log scales."""
+    models = [model for model in SETTINGS if any(line.model == model and line.figures for line in found)]
+    drawn, axes = figures.canvas(3.4, len(models))
+    for ax, model in zip(axes, models, strict=True):
+        for arm in ARMS:
+            mine = sorted(
+                (line for line in found if (line.model, line.arm) == (model, arm) and figure in line.figures),
+                key=lambda line: line.batch,
+            )
+            values = [max(1e3 * line.figures[figure].median, figures.FLOOR) for line in mine]
+            colour, _, marker = LOOK[arm]
+            ax.plot([line.batch for line in mine], values, marker=marker, color=colour, label=arm)
+        ax.set(title=model, xlabel="examples in a mini-batch", xscale="log", yscale="log")
+        for axis in (ax.xaxis, ax.yaxis):
+            _plain_ticks(axis)
+    axes[0].set_ylabel(label)
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
+    return drawn

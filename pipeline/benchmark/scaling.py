@@ -1,0 +1,85 @@
+"""What a mini-batch costs on any number of nodes: a model with few terms, fitted to this machine's measurements.
+
+MLlib, one job a mini-batch (seconds):
+    job + task * tasks + (scan * rows + row * batch) / cores + tasks * 8 * weights / bandwidth
+every task scans its whole part to sample it, and the driver gets one gradient in float64 of each task (treeAggregate's
+second level divides that by the root of the tasks).
+Parameter server with n workers, one server:
+    synchronous   step + row * batch / n + n * push + 2 * n * 4 * weights / bandwidth
+    asynchronous  max((step + row * batch / n + push), n * push + 2 * n * 4 * weights / bandwidth)
+for n pushes, which are one mini-batch: the server takes pushes one after the other, and is all that does not scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+BANDWIDTH = 125e6  # bytes a second into one node: a gigabit network, assumed
+DOUBLE, FLOAT = 8, 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measured mini-batch: rows of the set, batch, seconds."""
+
+    rows: int
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SparkCosts:
+    """job: of a job whatever it does; task: of one task more, in the driver; scan, row: of a row that is passed over, and
+    of one in the mini-batch, on one core. Seconds."""
+
+    job: float
+    task: float
+    scan: float
+    row: float
+
+    def mini_batch_s(self, rows: int, batch: int, weights: int, cores: int, *, over_network: bool = True) -> float:
+        tasks = cores
+        gathered = math.isqrt(tasks) if tasks > 4 else tasks
+        moved = gathered * DOUBLE * weights / BANDWIDTH if over_network else 0.0
+        return self.job + self.task * tasks + (self.scan * rows + self.row * batch) / cores + moved
+
+
+@dataclass(frozen=True)
+class ServerCosts:
+    """step: of a worker's step and its round trip whatever it computes; push: of the server, a push; row: of a row of the
+    mini-batch, on one core. Seconds."""
+
+    step: float
+    push: float
+    row: float
+
+    def mini_batch_s(
+        self, batch: int, weights: int, workers: int, *, synchronous: bool, over_network: bool = True
+    ) -> float:
+        work = self.step + self.row * batch / workers
+        served = workers * (self.push + (2 * FLOAT * weights / BANDWIDTH if over_network else 0.0))
+        return work + served if synchronous else max(work + self.push, served)
+
+
+def fit_spark(samples: Sequence[Sample], cores: int, task: float) -> SparkCosts:
+    """Least squares with no negative cost; relative errors count. Needs three samples that differ in batch and rows."""
+    terms = [[1.0, s.rows / cores, s.batch / cores] for s in samples]
+    job, scan, row = _fit(terms, [s.seconds - task * cores for s in samples])
+    return SparkCosts(job, task, scan, row)
+
+
+def fit_server(samples: Sequence[Sample], workers: int, push: float) -> ServerCosts:
+    """The same, for the synchronous protocol."""
+    terms = [[1.0, s.batch / workers] for s in samples]
+    step, row = _fit(terms, [s.seconds - push * workers for s in samples])
+    return ServerCosts(step, push, row)
+
+
+def _fit(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
+    scale = np.maximum(np.array(seconds), 1e-9)
+    found, _ = nnls(np.array(terms) / scale[:, None], np.array(seconds) / scale)
+    return tuple(float(value) for value in found)

@@ -1,0 +1,50 @@
+"""How busy the machine was while something ran."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+
+import psutil
+
+EVERY_S = 0.5
+
+
+class CpuMeter:
+    """Samples /proc/stat in the background; a context manager."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._spent: list[tuple[float, float]] = []  # (busy, all) seconds of all cores since the machine started
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True, name="cpu")
+
+    def __enter__(self) -> CpuMeter:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def between(self, began: float, ended: float) -> float:
+        """The share of all cores that was busy between two times (seconds since 1970), by the samples nearest to them."""
+        self._look()
+        first = max(0, bisect_right(self._times, began) - 1)
+        last = min(len(self._times) - 1, max(first + 1, bisect_left(self._times, ended)))
+        busy, whole = (self._spent[last][at] - self._spent[first][at] for at in (0, 1))
+        return busy / whole if whole > 0 else 0.0
+
+    def _sample(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
+        import time
+
+        times = psutil.cpu_times()
+        whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        self._times.append(time.time())
+        self._spent.append((whole - idle, whole))

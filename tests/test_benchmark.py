@@ -1,0 +1,255 @@
+"""The benchmark's pure parts against scikit-learn, closed forms and each other, and the job itself on a small problem."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from sklearn.linear_model import LogisticRegression
+
+from pipeline.benchmark import arithmetic, published, rows, scaling, summary
+from pipeline.benchmark.averaging import LOCAL_STEPS, descend
+from pipeline.benchmark.cells import SETTINGS, Cell, per_mini_batch, to_converge
+from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
+from pipeline.benchmark.report import render
+from pipeline.errors import DataError
+from tests.application import run_job
+
+Floats = npt.NDArray[np.float64]
+MODELS = list(SETTINGS)
+
+
+def data_of(problem: Problem, count: int) -> tuple[Floats, npt.NDArray[np.int32], Floats]:
+    features, classes, targets = problem.draw(3, 0, count)
+    return features.astype(float), classes, targets.astype(float)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_are_the_slopes_of_the_losses(model: Any) -> None:
+    x, classes, targets = data_of(replace(HIGGS, features=5), 40)
+    y = targets if model == "linear" else classes.astype(float)
+    rng = np.random.default_rng(1)
+    weights = rng.standard_normal(arithmetic.num_weights(model, 5))
+    found = arithmetic.gradient(model, weights, x, y)
+    for at in rng.permutation(len(weights))[:20]:
+        step = np.zeros_like(weights)
+        step[at] = 1e-5
+        ahead, behind = (arithmetic.loss(model, weights + sign * step, x, y) for sign in (1, -1))
+        assert found[at] == pytest.approx((ahead - behind) / 2e-5, rel=1e-4, abs=1e-4)
+
+
+def test_generated_rows_have_unit_variance_and_follow_the_planted_model() -> None:
+    x, classes, targets = data_of(YEAR, 20_000)
+    assert np.abs(x.mean(axis=0)).max() < 0.05
+    assert np.abs(x.std(axis=0) - 1).max() < 0.05
+    fitted = np.linalg.lstsq(x, targets, rcond=None)[0]
+    assert np.abs(fitted - YEAR.weights(3)).max() < 0.05
+    x, classes, _ = data_of(HIGGS, 20_000)
+    model = LogisticRegression(C=1e6, fit_intercept=False).fit(x, classes)
+    assert np.abs(model.coef_[0] - HIGGS.weights(3)).max() < 0.15
+
+
+@pytest.fixture(scope="module")
+def stored(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("stored"))
+    store(generated(spark, HIGGS, 9_000, 3, 2), HIGGS, folder)
+    return folder
+
+
+def test_both_sides_read_the_same_numbers(spark: SparkSession, stored: str) -> None:
+    data = rows.stored(spark.sparkContext, stored)
+    features, classes = rows.arrays(data, 0, data.rows, real=False)
+    lines = sorted(line for path in Path(stored, "points").glob("part-*") for line in path.read_text().splitlines())
+    read = [(float(label), json.loads(f"[{rest}")) for label, _, rest in (line[1:-1].partition(",[") for line in lines)]
+    ours = sorted((y, x.astype(np.float32).tolist()) for x, y in zip(features, classes, strict=True))
+    theirs = sorted((y, np.array(x, np.float32).tolist()) for y, x in read)
+    assert len(ours) == 9_000
+    assert ours == theirs
+
+
+def test_the_optimum_is_where_scikit_learn_finds_it(spark: SparkSession, stored: str) -> None:
+    data = rows.stored(spark.sparkContext, stored)
+    decay = SETTINGS["logistic"].decay
+    best = rows.optimum(spark.sparkContext, data, "logistic", decay, False)
+    features, classes = rows.arrays(data, 0, data.rows, real=False)
+    model = LogisticRegression(C=1 / (decay * data.rows), fit_intercept=False, tol=1e-10, max_iter=1000)
+    np.testing.assert_allclose(best, model.fit(features, classes).coef_[0], atol=1e-5)
+    cell = Cell("logistic", data.rows, data.rows)
+    least = rows.objective(spark.sparkContext, data, cell, False, best)
+    assert least < rows.objective(spark.sparkContext, data, cell, False, best + 0.01)
+
+
+def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    table = np.column_stack([rng.integers(1922, 2012, 500), 50 + 9 * rng.standard_normal((500, YEAR.features))])
+    np.savetxt(tmp_path / "year.txt", table, "%.6g", ",")
+    store(from_csv(spark, YEAR, str(tmp_path / "year.txt")), YEAR, str(tmp_path / "year"))
+    data = rows.stored(spark.sparkContext, str(tmp_path / "year"))
+    features, targets = rows.arrays(data, 0, data.rows, real=True)
+    _, classes = rows.arrays(data, 0, data.rows, real=False)
+    for values in (*features.T, targets):
+        assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=1e-5)
+    assert classes.min() == 0
+    with pytest.raises(DataError, match="91 columns, not a label and 28 features"):
+        from_csv(spark, HIGGS, str(tmp_path / "year.txt"))
+
+
+def together(tasks: int, work: Callable[[int, Callable[[Floats], Floats]], Any]) -> list[Any]:
+    """Run work(index, gather) in as many threads, whose gathers meet."""
+    barrier, told, results = threading.Barrier(tasks), [np.zeros(0)] * tasks, [None] * tasks
+
+    def run(index: int) -> None:
+        def gather(row: Floats) -> Floats:
+            told[index] = row
+            barrier.wait(30)
+            found = np.stack(told)
+            barrier.wait(30)
+            return found
+
+        results[index] = work(index, gather)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(tasks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@pytest.mark.parametrize("model", ["logistic", "linear"])
+def test_all_reduce_is_gradient_descent_on_all_rows_and_averaging_comes_near(model: Any) -> None:
+    x, classes, targets = data_of(HIGGS, 300)
+    y = targets if model == "linear" else classes.astype(float)
+    cell = Cell(model, 300, 300, 60)
+    parts = np.array_split(np.arange(300), 3)
+    start, rng = np.zeros(HIGGS.features), np.random.default_rng(0)
+
+    def run(local_steps: int) -> list[Any]:
+        return together(3, lambda i, gather: descend(cell, x[parts[i]], y[parts[i]], start, rng, gather, local_steps))
+
+    expected = start
+    for turn in range(1, 61):
+        slope = arithmetic.gradient(model, expected, x, y) / 300 + cell.settings.decay * expected
+        expected = expected - cell.settings.step / np.sqrt(turn) * slope
+    for weights, mini_batches, examples, converged in run(1):
+        np.testing.assert_allclose(weights, expected, atol=1e-12)
+        assert (mini_batches, examples, converged) == (60, 6_000, False)
+    begin, end = (arithmetic.loss(model, w, x, y) for w in (start, expected))
+    averaged = run(LOCAL_STEPS)
+    assert all(np.array_equal(result[0], averaged[0][0]) for result in averaged)
+    assert arithmetic.loss(model, averaged[0][0], x, y) - end < 0.2 * (begin - end)
+
+
+def test_cells_are_those_of_the_thesis() -> None:
+    counts: dict[Any, int] = {"logistic": 100_000, "linear": 50_000, "perceptron": 100_000}
+    found = [(cell.model, cell.batch if cell.is_stochastic else "all") for cell in to_converge(counts, (2000, 500))]
+    assert {(model, str(size)) for model, size in found} == published.MINI_BATCHES.keys()
+    fixed = per_mini_batch(counts, (1, 100, 1000), 20)
+    assert [(cell.model, cell.batch) for cell in fixed] == [
+        *(("logistic", size) for size in (100_000, 1_000, 100)),
+        *(("linear", size) for size in (50_000, 500, 50)),
+        ("perceptron", 100_000),
+    ]
+
+
+seconds = st.floats(1e-9, 1e-2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seconds, seconds, seconds)
+def test_the_model_of_many_nodes_finds_the_costs_that_made_its_samples(job: float, scan: float, row: float) -> None:
+    true = scaling.SparkCosts(job + 1e-3, 1e-4, scan / 1e3, row / 1e3)
+    sizes = [(1000, 1000), (1000, 10), (9000, 90), (500, 500)]
+    samples = [scaling.Sample(n, b, true.mini_batch_s(n, b, 28, 2, over_network=False)) for n, b in sizes]
+    found = scaling.fit_spark(samples, 2, 1e-4)
+    for n, b in ((2000, 20), (100_000, 100_000)):
+        ours, theirs = (costs.mini_batch_s(n, b, 28, 280) for costs in (found, true))
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_more_nodes_help_until_messages_are_all_there_is() -> None:
+    spark = scaling.SparkCosts(job=8e-3, task=3e-4, scan=2e-8, row=1e-7)
+    server = scaling.ServerCosts(step=1e-3, push=1e-4, row=1e-7)
+    by_nodes = [spark.mini_batch_s(10**9, 10**6, 28, nodes) for nodes in (10, 100, 1000, 10_000)]
+    assert by_nodes[0] > by_nodes[1]
+    assert by_nodes[3] > by_nodes[2]  # a task costs the driver 0.3 ms, and there are 10,000
+    for workers in (1, 10, 280):
+        both = [server.mini_batch_s(500, 28, workers, synchronous=synchronous) for synchronous in (True, False)]
+        assert both[0] > both[1]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job as a user starts it, on one learner and three arms."""
+    output = tmp_path_factory.mktemp("benchmark") / "out"
+    small = ["--year-rows", "4000", "--models", "linear", "--batches", "500"]
+    done = run_job("benchmark.py", "--output", output, "--quick", *small, "--arms", "mllib,ps-async,all-reduce")
+    assert done.code == 0, done.err
+    assert f"report: {output}/report.html" in done.out
+    return output
+
+
+def test_the_job_measures_every_cell_in_every_arm(quick: Path) -> None:
+    result = json.loads((quick / "results.json").read_text())
+    found = summary.lines(result["rows"])
+    assert not [line.errors for line in found if line.errors]
+    assert {(line.size, line.arm) for line in found} == {
+        (size, arm) for size in ("all", "500") for arm in ("mllib", "ps-async", "all-reduce")
+    }
+    by_arm = {line.arm: line for line in found if line.size == "all"}
+    counts = {arm: line.figures["mini_batches"].median for arm, line in by_arm.items()}
+    assert counts["mllib"] == counts["all-reduce"]  # gradient descent: the same whoever does it
+    for line in found:
+        assert line.figures["seconds"].median > 0
+        assert -1e-6 < line.figures["gap"].median < 0.1
+    table = list(csv.DictReader((quick / "results.csv").open()))
+    assert len(table) == len(result["rows"]) == 6
+    assert result["machine"]["cores"] >= 1
+
+
+def test_the_report_stands_alone_and_shows_what_failed(quick: Path) -> None:
+    page = (quick / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    for text in ("to converge", "3,104", "all-reduce", "140 nodes"):
+        assert text in page
+    result = json.loads((quick / "results.json").read_text())
+    result["rows"][0].update(error="the trainer's own line", outcome=None, loss=None, gap=None)
+    assert "failed: the trainer&#39;s own line" in render(result)
+
+
+def test_rows_that_are_there_are_kept_and_those_of_another_plan_are_not_mixed_in(quick: Path) -> None:
+    before = (quick / "results.csv").read_text()
+    flags = ["--output", quick, "--quick", "--year-rows", "4000", "--models", "linear"]
+    flags += ["--batches", "500"]
+    again = run_job("benchmark.py", *flags, "--arms", "mllib,ps-async,all-reduce")
+    assert again.code == 0, again.err
+    assert (quick / "results.csv").read_text() == before
+    other = run_job("benchmark.py", *flags, "--arms", "mllib,ps-async,all-reduce", "--seed", "1")
+    assert other.code == 2
+    assert "--overwrite" in other.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--output", "hdfs://host/x"], "must be a local folder"),
+        (["--output", "OUT", "--models", "forest"], "is not a list of logistic, linear, perceptron"),
+        (["--output", "OUT", "--higgs-rows", "10"], "--higgs-rows must be at least 4000"),
+    ],
+)
+def test_wrong_usage_is_one_line(tmp_path: Path, flags: list[str], said: str) -> None:
+    done = run_job("benchmark.py", *(str(tmp_path / "out") if flag == "OUT" else flag for flag in flags))
+    assert done.code == 2
+    assert said in done.err

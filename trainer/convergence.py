@@ -1,0 +1,34 @@
+"""When a run has reached its end before its budget: MLlib's stop rule (SPEC 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Read = Callable[[], npt.NDArray[np.float32]]
+
+
+class Convergence:
+    """Converged is the first global mini-batch t >= 2 with |w_t - w_(t-1)| < tolerance * max(|w_t|, 1).
+
+    A global mini-batch is one accepted gradient of each worker: an update of a synchronous protocol, n updates of an
+    asynchronous one, whose single updates are n times smaller. read() gives the parameters [P]: O(P) a mini-batch. After
+    a roll-back the first mini-batch is compared with nothing, as at the start."""
+
+    def __init__(self, tolerance: float, num_workers: int, read: Read) -> None:
+        self.tolerance, self.num_workers, self.read = tolerance, num_workers, read
+        self._mini_batches: int | None = None
+        self._before: npt.NDArray[np.float64] | None = None
+
+    def is_reached(self, accepted: int) -> bool:
+        """Whether the update that brought the accepted gradients to so many ends the run."""
+        mini_batches = accepted // self.num_workers
+        if not self.tolerance or mini_batches == self._mini_batches or not mini_batches:
+            return False
+        before, self._before, self._mini_batches = self._before, self.read().astype(np.float64), mini_batches
+        if before is None:
+            return False
+        moved = np.linalg.norm(self._before - before)
+        return bool(moved < self.tolerance * max(float(np.linalg.norm(self._before)), 1.0))
