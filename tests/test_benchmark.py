@@ -103,6 +103,11 @@ def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: 
     assert classes.min() == 0
     with pytest.raises(DataError, match="91 columns, not a label and 28 features"):
         from_csv(spark, HIGGS, str(tmp_path / "year.txt"))
+    (tmp_path / "torn.txt").write_text(",".join("1" * 91) + "\n" + ",".join(["1", "x", *"1" * 89]) + "\n")
+    with pytest.raises(DataError, match="column 2 holds 1 fields that are no numbers"):
+        from_csv(spark, YEAR, str(tmp_path / "torn.txt"))
+    with pytest.raises(DataError, match=r"absent\.txt does not exist; check --year"):
+        from_csv(spark, YEAR, str(tmp_path / "absent.txt"))
 
 
 def together(tasks: int, work: Callable[[int, Callable[[Floats], Floats]], Any]) -> list[Any]:

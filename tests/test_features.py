@@ -101,3 +101,15 @@ def test_a_number_that_is_none_is_found_before_anything_is_written(
     assert done.code == 3
     assert f"row {41 if broken == 'feature' else 2}" in done.err
     assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("foreign", [pa.array(["cat"] * ROWS), pa.array([1] * ROWS)])
+def test_a_target_that_is_no_real_number_is_a_column_like_any_other(tmp_path: Path, foreign: pa.Array) -> None:
+    """Data sets name columns as they like; what the jobs do not know they leave out."""
+    labels = (np.arange(ROWS) % 3).astype(np.int32)
+    table = pa.Table.from_batches([feature_batch(np.ones((ROWS, FEATURES), np.float32), labels)])
+    (tmp_path / "in").mkdir()
+    pq.write_table(table.append_column("target", foreign), tmp_path / "in" / "part-0.parquet")
+    places = ["--input", tmp_path / "in", "--output", tmp_path / "shards", "--workers", 2, "--no-report"]
+    assert run_job("stratified.py", *places).code == 0
+    assert not open_shards(str(tmp_path / "shards")).has_targets

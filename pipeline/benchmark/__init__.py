@@ -1,4 +1,6 @@
 """MLlib against the parameter server, the way chapter 2 of the thesis compares them (SPEC 9).
 
-problems: what is learned, generated or read; cells: which comparisons; mllib, averaging, server: the arms; timing: what
-they report; scaling: a model of 140 nodes; published: the thesis's numbers; run: all of it, in order; report: to look at."""
+problems: what is learned, generated or read; rows, arithmetic: the same in numpy; cells: which comparisons, and what a
+run reports; mllib, server, averaging (and meeting): the arms; timing: how busy the cores were; run: all of it, in order;
+summary: medians, ratios, goals; scaling: a model of 140 nodes; published: the thesis's numbers; report, command: for
+people."""

@@ -38,7 +38,6 @@ def descend(
     before: Floats | None = None
     limit = cell.mini_batches or settings.most
     done = examples = drawn = 0
-    slope = np.zeros_like(weights)
     for done in range(1, limit + 1):
         xs, ys = _drawn(cell, x, y, rng)
         examples += len(ys)

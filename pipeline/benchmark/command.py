@@ -24,7 +24,7 @@ REPORT = "report.html"
 QUICK = {HIGGS.name: 40_000, YEAR.name: 20_000}
 FULL = {HIGGS.name: 1_000_000, YEAR.name: 463_715}
 LEAST_ROWS = 4_000
-QUICK_TOLERANCE = 3 * TOLERANCE  # which takes a fraction of the mini-batches
+QUICK_TOLERANCE = 2 * TOLERANCE  # which takes a fraction of the mini-batches
 
 
 def flags(description: str | None) -> Parser:

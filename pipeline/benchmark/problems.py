@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pipeline.dataset import ranges
 from pipeline.errors import DataError
 from pipeline.features import feature_batch
+from pipeline.modelfile import store_of
 
 BLOCK_ROWS = 8192  # generated at a time, each block from a seed of its own
 CORRELATION = 0.5  # of neighbouring features: eigenvalues of the covariance from 1/3 to 3
@@ -81,23 +82,32 @@ def from_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     """The real file: its first column is the label (HIGGS) or the year (YearPredictionMSD), the others are features.
 
     Features, and the year as a target, are shifted and scaled to zero mean and unit variance; the class of a year is its
-    distance from the first. Two passes over the file. Raises DataError for a file of another shape."""
+    distance from the first. Three passes over the file. Raises DataError for a file that is not there, has another shape,
+    or fields that are no numbers."""
+    store = store_of(spark.sparkContext)
+    if not store.exists(store.resolve(uri)):
+        raise DataError(f"{uri} does not exist; check --{problem.name.split('-')[0]}")
     table = spark.read.csv(uri, inferSchema=False)
     if len(table.columns) != problem.features + 1:
         raise DataError(f"{uri} has {len(table.columns)} columns, not a label and {problem.features} features")
-    table = table.select(*(F.col(name).cast("double").alias(f"c{at}") for at, name in enumerate(table.columns)))
+    table = table.select(*(F.col(name).try_cast("double").alias(f"c{at}") for at, name in enumerate(table.columns)))
     moments = table.select(
         *(f(F.col(name)) for name in table.columns for f in (F.mean, F.stddev_pop)), F.min("c0")
     ).first()
-    if moments is None or any(value is None for value in moments):
-        raise DataError(f"{uri}: a column holds no number at all")
+    holes = table.select(*(F.count(F.when(F.col(c).isNull() | F.isnan(c), 1)) for c in table.columns)).first()
+    broken = [at for at, count in enumerate(holes or ()) if count]
+    if broken or moments is None or moments[0] is None:
+        where = (
+            f"column {broken[0] + 1} holds {holes[broken[0]]} fields that are no numbers"
+            if broken and holes
+            else "no rows"
+        )
+        raise DataError(f"{uri}: {where}")
     mean, deviation = np.array(moments[:-1:2], float), np.maximum(np.array(moments[1:-1:2], float), 1e-12)
     first = float(moments[-1])
 
     def convert(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if any(column.null_count for column in batch.columns):
-                raise ValueError("a field is not a number")
             rows = np.column_stack([column.to_numpy() for column in batch.columns])
             scaled = ((rows - mean) / deviation).astype(np.float32)
             yield feature_batch(scaled[:, 1:], (rows[:, 0] - first).astype(np.int32), scaled[:, 0])

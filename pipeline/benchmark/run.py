@@ -68,7 +68,7 @@ class Row:
     rows: int
     batch: int
     length: int | None
-    arm: str
+    arm: Arm
     repeat: int
     error: str = ""
     outcome: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: 
         bench = Bench(context, plan, output, folder, progress, meter, {}, {}, {}, parts, sizes)
         for name in dict.fromkeys(SETTINGS[model].problem for model in plan.models):
             prepare(bench, PROBLEMS[name])
-        measured = [row for row in _all_rows(bench, kept)]
+        measured = list(_all_rows(bench, kept))
         result = {
             "machine": machine(context),
             "plan": {**asdict(plan), "settings": {model: asdict(found) for model, found in SETTINGS.items()}},
@@ -153,30 +153,25 @@ def prepare(bench: Bench, problem: Problem) -> None:
 def _all_rows(bench: Bench, kept: dict[tuple[Any, ...], Row]) -> Iterator[Row]:
     real_rows = {name: data.rows for name, data in bench.data.items()}
     plan = replace(bench.plan, rows=real_rows)
-    cells = plan.cells()
     for model in plan.models:
-        mine = [cell for cell in cells if cell.model == model]
-        todo = [
-            (cell, arm, repeat)
+        asked = [
+            (cell, Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, repeat))
             for repeat in range(plan.repeats)
-            for cell in mine
+            for cell in plan.cells()
             for arm in plan.arms
-            if Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, repeat).key not in kept
+            if cell.model == model
         ]
-        with _ready(bench, model, bool(todo)) as loaded:
-            for repeat in range(plan.repeats):
-                for cell in mine:
-                    for arm in plan.arms:
-                        row = Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, repeat)
-                        if row.key in kept:
-                            yield kept[row.key]
-                            continue
-                        with bench.progress.phase(f"{cell.name}: {arm}"):
-                            row = _measure(bench, cell, arm, repeat, loaded)
-                            bench.progress.report(told(row))
-                        with open(bench.output / ROWS_FILE, "a") as file:
-                            file.write(json.dumps(asdict(row)) + "\n")
-                        yield row
+        with _ready(bench, model, any(row.key not in kept for _, row in asked)) as loaded:
+            for cell, row in asked:
+                if row.key in kept:
+                    yield kept[row.key]
+                    continue
+                with bench.progress.phase(f"{cell.name}: {row.arm}"):
+                    done = _measure(bench, cell, row, loaded)
+                    bench.progress.report(told(done))
+                with open(bench.output / ROWS_FILE, "a") as file:
+                    file.write(json.dumps(asdict(done)) + "\n")
+                yield done
 
 
 def told(row: Row) -> str:
@@ -229,11 +224,10 @@ def _load(bench: Bench, model: Model, stack: ExitStack) -> Loaded:
     return Loaded(problem, start, table=table, read_s=read_s)
 
 
-def _measure(bench: Bench, cell: Cell, arm: Arm, repeat: int, loaded: Loaded) -> Row:
-    row = Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, repeat)
+def _measure(bench: Bench, cell: Cell, row: Row, loaded: Loaded) -> Row:
     problem = loaded.problem
     try:
-        outcome = _run_arm(bench, cell, arm, repeat, loaded)
+        outcome = _run_arm(bench, cell, row.arm, row.repeat, loaded)
         weights = np.array(outcome.weights)
         loss = rows.objective(bench.context, bench.data[problem.name], cell, problem.real, weights)
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right
 
 import psutil
@@ -41,8 +42,6 @@ class CpuMeter:
             self._look()
 
     def _look(self) -> None:
-        import time
-
         times = psutil.cpu_times()
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         idle = times.idle + getattr(times, "iowait", 0.0)

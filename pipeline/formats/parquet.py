@@ -129,7 +129,7 @@ class ParquetImages:
             declared_shape(schema, image) or shape or CIFAR_SHAPE,
             coarse=20 if "coarse_label" in schema.names else None,
             dtype=_dtype(schema, image, file.path),
-            targets=TARGET_COLUMN in schema.names,
+            targets=TARGET_COLUMN in schema.names and pa.types.is_floating(schema.field(TARGET_COLUMN).type),
         )
         if rows == 0:
             return data, layout
@@ -213,8 +213,6 @@ def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.
 
 
 def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:
-    if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type):
-        raise DataError(f"{path}: {TARGET_COLUMN} is {column.type}, not a number")
     values = np.asarray(column.cast(pa.float32()).to_numpy(zero_copy_only=False))
     broken = np.flatnonzero(~np.isfinite(values))
     if len(broken):
