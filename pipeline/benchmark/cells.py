@@ -80,6 +80,29 @@ def per_mini_batch(rows: dict[Model, int], parts: tuple[int, ...], count: int) -
 
 
 @dataclass(frozen=True)
+class Plan:
+    """rows: of each problem; batches: of the runs to convergence; parts and count: of those of a fixed length."""
+
+    rows: dict[str, int]
+    batches: tuple[int, ...]
+    parts: tuple[int, ...]
+    count: int
+    repeats: int
+    seed: int
+    tolerance: float
+    models: tuple[Model, ...]
+    arms: tuple[Arm, ...]
+    csv: dict[str, str]
+
+    def of_models(self) -> dict[Model, int]:
+        return {model: self.rows[SETTINGS[model].problem] for model in self.models}
+
+    def cells(self) -> list[Cell]:
+        of_models = self.of_models()
+        return to_converge(of_models, self.batches, self.tolerance) + per_mini_batch(of_models, self.parts, self.count)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One run of one arm. seconds: from the first mini-batch to the end of the last; compute_s and read_s: of one
     mini-batch; updates: of the model; cpu: share of all cores that was busy; start_s: before the first mini-batch, reading

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline import cli
-from pipeline.benchmark import report, summary
-from pipeline.benchmark.cells import ARMS, SETTINGS, TOLERANCE
+from pipeline.benchmark import summary
+from pipeline.benchmark.cells import ARMS, SETTINGS, TOLERANCE, Plan
 from pipeline.benchmark.problems import HIGGS, YEAR
-from pipeline.benchmark.run import Plan, clean, run
 from pipeline.benchmark.summary import Line
 from pipeline.commandline import Parser
 from pipeline.commandline import seed as seed_type
@@ -24,6 +23,7 @@ REPORT = "report.html"
 QUICK = {HIGGS.name: 40_000, YEAR.name: 20_000}
 FULL = {HIGGS.name: 1_000_000, YEAR.name: 463_715}
 LEAST_ROWS = 4_000
+NEEDED = ("torch", "zmq", "safetensors", "psutil")
 QUICK_TOLERANCE = 2 * TOLERANCE  # which takes a fraction of the mini-batches
 
 
@@ -115,8 +115,12 @@ def run_benchmark(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--output {args.output} must be a local folder: the trainer writes there; --data may be hdfs://"
         )
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
-        raise UsageError("the parameter server needs the trainer: pip install '.[benchmark]'")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the benchmark needs {', '.join(missing)} beside the pipeline: pip install '.[benchmark]'")
+    from pipeline.benchmark import report
+    from pipeline.benchmark.run import clean, run
+
     output = Path(store.resolve(args.output).removeprefix("file:"))
     folder = args.data or f"{output}/data"
     if args.overwrite:

@@ -21,7 +21,7 @@ from pyspark import SparkContext, StorageLevel
 from pyspark.sql import SparkSession
 
 from pipeline.benchmark import averaging, mllib, rows, server
-from pipeline.benchmark.cells import SETTINGS, Arm, Cell, Model, Outcome, per_mini_batch, to_converge
+from pipeline.benchmark.cells import SETTINGS, Arm, Cell, Model, Outcome, Plan
 from pipeline.benchmark.problems import PROBLEMS, Problem, from_csv, generated, store
 from pipeline.benchmark.timing import CpuMeter
 from pipeline.dataset import Dataset
@@ -34,29 +34,6 @@ from pipeline.strategies.stratified import Stratified
 ROWS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"
 TASKS_TIMED = 200
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """rows: of each problem; batches: of the runs to convergence; parts and count: of those of a fixed length."""
-
-    rows: dict[str, int]
-    batches: tuple[int, ...]
-    parts: tuple[int, ...]
-    count: int
-    repeats: int
-    seed: int
-    tolerance: float
-    models: tuple[Model, ...]
-    arms: tuple[Arm, ...]
-    csv: dict[str, str]
-
-    def of_models(self) -> dict[Model, int]:
-        return {model: self.rows[SETTINGS[model].problem] for model in self.models}
-
-    def cells(self) -> list[Cell]:
-        of_models = self.of_models()
-        return to_converge(of_models, self.batches, self.tolerance) + per_mini_batch(of_models, self.parts, self.count)
 
 
 @dataclass(frozen=True)
