@@ -11,6 +11,7 @@ from trainer.flags import config_of, flags, options_of
 from trainer.options import Options, Role
 from trainer.output import Run, Start, settle
 from trainer.plan import check_shares
+from trainer.processes import preload
 
 INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
 
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = config_of(args), options_of(args)
     if options.has(Role("server", 0)) and _is_finished(config, options):
         return 0
+    preload()
     from trainer.supervisor import run
 
     return run(config, options)

@@ -13,6 +13,7 @@ import time
 import traceback
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,6 +32,12 @@ def context() -> Any:
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["trainer.preload"])
     return forking
+
+
+def preload() -> None:
+    """Start that server now, so that it imports torch while this process loads what it needs itself."""
+    context()
+    forkserver.ensure_running()
 
 
 class Child:

@@ -20,6 +20,7 @@ import zmq
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.checkpoint import State, newest, read_state, whole
 from trainer.config import Config, Facts
+from trainer.ending import ending
 from trainer.messages import Header, Op, unpack, unpack_json
 from trainer.options import Options, Role
 from trainer.output import locked
@@ -54,11 +55,11 @@ class Control:
     def tell(self, op: Op, index: int = -1) -> None:
         offer(self.socket, Header(op, 0, index).pack(), b"")
 
-    def ask(self) -> bool:
-        """Ask for the status now and then; whether an answer has come since the last call. Raises UsageError if server 0
-        does not admit this host."""
+    def ask(self, *, now: bool = False) -> bool:
+        """Ask for the status, every half second or ``now``; whether an answer has come since the last call. Raises
+        UsageError if server 0 does not admit this host."""
         self.watch.has_broken()
-        if time.monotonic() - self._asked >= STATUS_S:
+        if now or time.monotonic() - self._asked >= STATUS_S:
             self._asked = time.monotonic()
             self.tell(Op.STATUS)
         fresh = False
@@ -150,6 +151,7 @@ class Supervisor:
         code = child.exit_code()
         if code == 0:
             self.done.add(role)
+            self.control.ask(now=True)  # the run may be over
             return
         if code in (UsageError.exit_code, DataError.exit_code):
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
@@ -377,11 +379,11 @@ def _conclude(config: Config, options: Options, status: dict[str, Any], cause: s
     temporary = output / ".result.json.tmp"
     temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     temporary.replace(output / "result.json")
-    # Drawing takes a second to load and no run needs it.
-    from trainer.report import write_report
-    from trainer.wording import ending
+    report = None
+    if options.report:
+        from trainer.report import write_report  # loads matplotlib, for a second and a half
 
-    report = write_report(output) if options.report else None
+        report = write_report(output)
     print(ending(result, output, report), flush=True)
 
 

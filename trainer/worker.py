@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from trainer.config import Config, Facts
 from trainer.coordinator import Measured
 from trainer.link import Link, MustRejoin, Turn
 from trainer.models import Built, build_for
-from trainer.shards import load_worker, open_shards
+from trainer.runlog import log_event
+from trainer.shards import Rows, Shards, load_worker, open_shards
 from trainer.transport import Secret
 from trainer.vector import FlatModel
 
@@ -78,7 +80,7 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
     torch.set_num_threads(threads)
     shards = open_shards(config.shards, num_workers=facts.num_workers)
     built = build_for(config, shards)
-    rows = load_worker(shards, worker, targets=built.targets)
+    rows = _load(config, shards, worker, built)
     link = Link(facts, worker, list(addresses), secret, use_memory=config.same_host == "memory")
     step = Step(config, built, link.pulled, link.pushed, pick_device(config.device, worker))
     size = config.worker_batch_size(worker, facts.num_workers)
@@ -94,6 +96,15 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
     with loader:
         _work(config, worker, link, loader, step)
     link.close()
+
+
+def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
+    """The worker's rows, and an event that says how long they took."""
+    begun = time.monotonic()
+    rows = load_worker(shards, worker, targets=built.targets)
+    seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes
+    log_event(Path(config.output), "loaded", worker=worker, rows=len(rows), bytes=size, seconds=seconds)
+    return rows
 
 
 def _work(config: Config, worker: int, link: Link, loader: Loader, step: Step) -> None:
