@@ -6,7 +6,9 @@ import csv
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from sklearn.linear_model import LogisticRegression
 
 from pipeline.benchmark import arithmetic, published, rows, scaling, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS, descend
-from pipeline.benchmark.cells import SETTINGS, Cell, per_mini_batch, to_converge
+from pipeline.benchmark.cells import SETTINGS, Cell, of_a_length, to_converge
+from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
 from pipeline.errors import DataError
@@ -156,15 +159,40 @@ def test_all_reduce_is_gradient_descent_on_all_rows_and_averaging_comes_near(mod
     assert arithmetic.loss(model, averaged[0][0], x, y) - end < 0.2 * (begin - end)
 
 
+def test_a_hub_hands_every_row_to_every_task_in_order_and_ends_them_all_when_one_leaves() -> None:
+    place, rounds = hub("127.0.0.1", 3), 40
+
+    def work(index: int) -> list[Floats]:
+        with place.join(index) as seat:
+            return [seat.gather(np.array([index, turn, 0.5])) for turn in range(rounds if index == 1 else 2 * rounds)]
+
+    with ThreadPoolExecutor(3) as pool:
+        tasks = [pool.submit(work, index) for index in (2, 0, 1)]
+        for turn, told in enumerate(tasks[2].result(30)):
+            np.testing.assert_array_equal(told, [[index, turn, 0.5] for index in range(3)])
+        for left in tasks[:2]:
+            with pytest.raises((EOFError, OSError)):
+                left.result(30)
+
+
+def test_a_stranger_is_not_let_into_a_hub() -> None:
+    place = hub("127.0.0.1", 1)
+    with pytest.raises(AuthenticationError), replace(place, key=b"guessed").join(0):
+        pass
+    with place.join(0) as seat:
+        np.testing.assert_array_equal(seat.gather(np.ones(2)), np.ones((1, 2)))
+
+
 def test_cells_are_those_of_the_thesis() -> None:
     counts: dict[Any, int] = {"logistic": 100_000, "linear": 50_000, "perceptron": 100_000}
-    found = [(cell.model, cell.batch if cell.is_stochastic else "all") for cell in to_converge(counts, (2000, 500))]
-    assert {(model, str(size)) for model, size in found} == published.MINI_BATCHES.keys()
-    fixed = per_mini_batch(counts, (1, 100, 1000), 20)
-    assert [(cell.model, cell.batch) for cell in fixed] == [
-        *(("logistic", size) for size in (100_000, 1_000, 100)),
-        *(("linear", size) for size in (50_000, 500, 50)),
-        ("perceptron", 100_000),
+    found = [cell for model, count in counts.items() for cell in to_converge(model, count, (2000, 500))]
+    sizes = {(cell.model, str(cell.batch) if cell.is_stochastic else "all") for cell in found}
+    assert sizes == published.MINI_BATCHES.keys()
+    fixed = [cell for model, count in counts.items() for cell in of_a_length(model, count, 100)]
+    assert [(cell.model, cell.batch, cell.mini_batches) for cell in fixed] == [
+        *(("logistic", size, 100) for size in (100_000, 1_000, 100)),
+        *(("linear", size, 100) for size in (50_000, 500, 50)),
+        ("perceptron", 100_000, 20),
     ]
 
 
@@ -194,12 +222,15 @@ def test_more_nodes_help_until_messages_are_all_there_is() -> None:
         assert both[0] > both[1]
 
 
+FLAGS = ["--quick", "--year-rows", "4000", "--models", "linear", "--batches", "500", "--sizes", "5000"]
+FLAGS += ["--mini-batches", "10", "--arms", "mllib,ps-async,all-reduce"]
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job as a user starts it, on one learner and three arms."""
     output = tmp_path_factory.mktemp("benchmark") / "out"
-    small = ["--year-rows", "4000", "--models", "linear", "--batches", "500"]
-    done = run_job("benchmark.py", "--output", output, "--quick", *small, "--arms", "mllib,ps-async,all-reduce")
+    done = run_job("benchmark.py", "--output", output, *FLAGS)
     assert done.code == 0, done.err
     assert f"report: {output}/report.html" in done.out
     return output
@@ -209,18 +240,24 @@ def test_the_job_measures_every_cell_in_every_arm(quick: Path) -> None:
     result = json.loads((quick / "results.json").read_text())
     found = summary.lines(result["rows"])
     assert not [line.errors for line in found if line.errors]
-    assert {(line.size, line.arm) for line in found} == {
-        (size, arm) for size in ("all", "500") for arm in ("mllib", "ps-async", "all-reduce")
+    cells = [(4000, "all", None), (4000, "500", None), (4000, "40", 10), (4000, "4", 10)]
+    cells += [(5000, size, 10) for size in ("all", "50", "5")]
+    assert {(line.rows, line.size, line.length, line.arm) for line in found} == {
+        (*cell, arm) for cell in cells for arm in ("mllib", "ps-async", "all-reduce")
     }
-    by_arm = {line.arm: line for line in found if line.size == "all"}
+    by_arm = {line.arm: line for line in found if line.size == "all" and not line.length}
     counts = {arm: line.figures["mini_batches"].median for arm, line in by_arm.items()}
     assert counts["mllib"] == counts["all-reduce"]  # gradient descent: the same whoever does it
     for line in found:
         assert line.figures["seconds"].median > 0
-        assert -1e-6 < line.figures["gap"].median < 0.1
+        assert line.figures["load_s"].median > 0
+        assert line.length in (None, line.figures["mini_batches"].median)
+        if not line.length:
+            assert -1e-6 < line.figures["gap"].median < 0.1
     table = list(csv.DictReader((quick / "results.csv").open()))
-    assert len(table) == len(result["rows"]) == 6
+    assert len(table) == len(result["rows"]) == 21
     assert result["machine"]["cores"] >= 1
+    assert [path.name for path in (quick / "data").iterdir()] == ["year-like"]  # a size's rows are deleted after it
 
 
 def test_the_report_stands_alone_and_shows_what_failed(quick: Path) -> None:
@@ -236,14 +273,39 @@ def test_the_report_stands_alone_and_shows_what_failed(quick: Path) -> None:
 
 def test_rows_that_are_there_are_kept_and_those_of_another_plan_are_not_mixed_in(quick: Path) -> None:
     before = (quick / "results.csv").read_text()
-    flags = ["--output", quick, "--quick", "--year-rows", "4000", "--models", "linear"]
-    flags += ["--batches", "500"]
-    again = run_job("benchmark.py", *flags, "--arms", "mllib,ps-async,all-reduce")
+    again = run_job("benchmark.py", "--output", quick, *FLAGS)
     assert again.code == 0, again.err
     assert (quick / "results.csv").read_text() == before
-    other = run_job("benchmark.py", *flags, "--arms", "mllib,ps-async,all-reduce", "--seed", "1")
+    other = run_job("benchmark.py", "--output", quick, *FLAGS, "--seed", "1")
     assert other.code == 2
     assert "--overwrite" in other.err
+
+
+def line(
+    model: Any, rows: int, batch: int, length: int | None, arm: Any, ms: float, load_s: float = 1.0
+) -> dict[str, Any]:
+    outcome = dict.fromkeys(summary.FIGURES, 1.0) | {"converged": True, "load_s": load_s}
+    outcome |= {"compute_s": ms / 1e3, "seconds": ms / 10, "mini_batches": 100}
+    identity = {"model": model, "rows": rows, "batch": batch, "length": length, "arm": arm}
+    return {**identity, "error": "", "loss": None, "gap": None, "outcome": outcome}
+
+
+def test_findings_say_where_mllib_is_the_faster_one() -> None:
+    table = [
+        line("linear", 9000, 500, None, "mllib", 30, load_s=9),
+        line("linear", 9000, 500, None, "ps-sync", 2, load_s=3),
+        line("linear", 9000, 500, None, "all-reduce", 0.5),
+        line("perceptron", 9000, 9000, 20, "mllib", 40),
+        line("perceptron", 9000, 9000, 20, "ps-sync", 80),
+        line("perceptron", 9000, 9000, 20, "ps-async", 50),
+    ]
+    found = summary.findings(summary.lines(table))
+    assert found[0] == (
+        "Reading rows into memory, linear: the parameter server is 3.0 times as fast (1,000 and 3,000 a second)."
+    )
+    assert "MLlib is faster than both servers in 1 of 2 cells: perceptron, 9,000 of 9,000 rows (0.80)." in found[2]
+    assert "60 times as fast as MLlib (all-reduce" in found[3]
+    assert summary.findings([]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Arms 3 and 4: Spark without a job a mini-batch. One barrier job holds all tasks for the whole run; each computes on the
-rows of its own part and they meet over connections of their own.
+rows of its own part, and they meet over connections of their own.
 
 averaging: MLlib* (Zhang et al. 2019): every task takes LOCAL_STEPS steps on a model of its own, then the models are
 averaged. all-reduce: they meet after every step, so the result is that of MLlib's own gradient descent."""
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import BarrierTaskContext, SparkContext
+from pyspark import SparkContext
 
 from pipeline.benchmark import arithmetic
 from pipeline.benchmark.cells import Cell, Outcome
-from pipeline.benchmark.meeting import Meeting
+from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.rows import arrays
 from pipeline.benchmark.timing import CpuMeter
 from pipeline.dataset import Dataset, ranges
@@ -82,16 +82,17 @@ def run(
 ) -> Outcome:
     """One run of one barrier job, a task a core."""
     pieces = ranges(0, dataset.rows, context.defaultParallelism)
+    place = hub(str(context.getConf().get("spark.driver.host")), len(pieces))
 
     def task(index: int, spans: Iterable[tuple[int, int]]) -> Iterable[Any]:
-        barrier = BarrierTaskContext.get()
         began = time.perf_counter()
-        x, y = arrays(dataset, *next(iter(spans)), real=real)
+        [span] = spans  # to the end, or Spark replaces the Python worker, which takes a second
+        x, y = arrays(dataset, *span, real=real)
         read_s = time.perf_counter() - began
-        with Meeting(barrier) as meeting:
-            meeting.gather(np.zeros(1))  # all are here
+        with place.join(index) as seat:
+            seat.gather(np.zeros(1))  # all are here
             begun = time.time()
-            result = descend(cell, x, y, start, np.random.default_rng([seed, index]), meeting.gather, local_steps)
+            result = descend(cell, x, y, start, np.random.default_rng([seed, index]), seat.gather, local_steps)
         yield (*result, begun, time.time(), read_s)
 
     parts = context.parallelize(pieces, len(pieces)).barrier().mapPartitionsWithIndex(task).collect()
@@ -106,6 +107,7 @@ def run(
         compute_s=(ended - began) / mini_batches,
         read_s=0.0,
         cpu=meter.between(began, ended),
+        load_s=read_s,
         start_s=read_s,
         weights=tuple(weights),
     )

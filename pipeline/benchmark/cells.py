@@ -15,12 +15,13 @@ TOLERANCE = 1e-3  # MLlib's default
 @dataclass(frozen=True)
 class Settings:
     """step: a0 of the rate a0/sqrt(t), or the constant rate of the perceptron; decay: L2 factor; most: mini-batches after
-    which a run that has not converged is ended."""
+    which a run that has not converged is ended; timed: mini-batches at most in a run of a fixed length."""
 
     problem: str
     step: float
     decay: float
     most: int
+    timed: int = 100
     constant: bool = False
 
 
@@ -30,7 +31,7 @@ class Settings:
 SETTINGS: dict[Model, Settings] = {
     "logistic": Settings("higgs-like", step=1.0, decay=0.01, most=20_000),
     "linear": Settings("year-like", step=0.1, decay=0.0, most=20_000),
-    "perceptron": Settings("higgs-like", step=0.5, decay=0.0, most=1_000, constant=True),
+    "perceptron": Settings("higgs-like", step=0.5, decay=0.0, most=1_000, timed=20, constant=True),
 }
 
 
@@ -64,28 +65,28 @@ class Cell:
         return f"{self.model}, {size} of {self.rows:,}" + (f", {self.mini_batches} times" if self.mini_batches else "")
 
 
-def to_converge(rows: dict[Model, int], batches: tuple[int, ...], tolerance: float = TOLERANCE) -> list[Cell]:
-    """Runs until the stop rule ends them: gradient descent of every model, and mini-batches of the regressions, the only
-    ones that MLlib has (SPEC 9, "real")."""
-    cells = [Cell(model, count, count, None, tolerance) for model, count in rows.items()]
-    for model in rows.keys() - {"perceptron"}:
-        cells += [Cell(model, rows[model], batch, None, tolerance) for batch in batches if batch < rows[model]]
-    return sorted(cells, key=lambda cell: (list(rows).index(cell.model), -cell.batch))
+def to_converge(model: Model, rows: int, batches: tuple[int, ...], tolerance: float = TOLERANCE) -> list[Cell]:
+    """Runs until the stop rule ends them: gradient descent, and mini-batches of the regressions, the only ones that MLlib
+    has (SPEC 9, "real")."""
+    smaller = [batch for batch in batches if batch < rows and model != "perceptron"]
+    return [Cell(model, rows, batch, None, tolerance) for batch in (rows, *smaller)]
 
 
-def per_mini_batch(rows: dict[Model, int], parts: tuple[int, ...], count: int) -> list[Cell]:
-    """Runs of a fixed number of mini-batches, which are these parts of all rows (SPEC 9, "synthetic")."""
-    cells = [Cell(model, total, total // part, count) for model, total in rows.items() for part in parts]
-    return [cell for cell in cells if cell.model != "perceptron" or not cell.is_stochastic]
+def of_a_length(model: Model, rows: int, count: int) -> list[Cell]:
+    """Runs of a fixed number of mini-batches: of all rows, and for a regression of a hundredth and a thousandth (SPEC 9,
+    "synthetic")."""
+    parts = (1,) if model == "perceptron" else (1, 100, 1000)
+    return [Cell(model, rows, rows // part, min(count, SETTINGS[model].timed)) for part in parts]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """rows: of each problem; batches: of the runs to convergence; parts and count: of those of a fixed length."""
+    """rows: of each problem, to converge on, ``repeats`` times; batches: of those runs. sizes: numbers of rows on which
+    ``count`` mini-batches are timed, once, for that is a mean already; None: up to what memory holds."""
 
     rows: dict[str, int]
     batches: tuple[int, ...]
-    parts: tuple[int, ...]
+    sizes: tuple[int, ...] | None
     count: int
     repeats: int
     seed: int
@@ -94,20 +95,17 @@ class Plan:
     arms: tuple[Arm, ...]
     csv: dict[str, str]
 
-    def of_models(self) -> dict[Model, int]:
-        return {model: self.rows[SETTINGS[model].problem] for model in self.models}
-
-    def cells(self) -> list[Cell]:
-        of_models = self.of_models()
-        return to_converge(of_models, self.batches, self.tolerance) + per_mini_batch(of_models, self.parts, self.count)
+    def learners(self, problem: str) -> tuple[Model, ...]:
+        """Which models learn a problem."""
+        return tuple(model for model in self.models if SETTINGS[model].problem == problem)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One run of one arm. seconds: from the first mini-batch to the end of the last; compute_s and read_s: of one
-    mini-batch; updates: of the model; cpu: share of all cores that was busy; start_s: before the first mini-batch, reading
-    all rows into memory included; server_s: CPU of the parameter server a push; weights: where it ended, in MLlib's
-    order."""
+    mini-batch; updates: of the model; cpu: share of all cores that was busy; load_s: reading all rows into memory; start_s:
+    that and all else before the first mini-batch; server_s: CPU of the parameter server a push; weights: where it ended,
+    in MLlib's order."""
 
     mini_batches: int
     updates: int
@@ -117,6 +115,7 @@ class Outcome:
     compute_s: float
     read_s: float
     cpu: float
+    load_s: float
     start_s: float
     server_s: float = 0.0
     weights: tuple[float, ...] = ()

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline import cli
 from pipeline.benchmark import summary
 from pipeline.benchmark.cells import ARMS, SETTINGS, TOLERANCE, Plan
+from pipeline.benchmark.mllib import BLOCK_ROWS
 from pipeline.benchmark.problems import HIGGS, YEAR
 from pipeline.benchmark.summary import Line
 from pipeline.commandline import Parser
@@ -20,10 +21,12 @@ from pipeline.session import spark_context
 from pipeline.storage import Store, split_uri
 
 REPORT = "report.html"
-QUICK = {HIGGS.name: 40_000, YEAR.name: 20_000}
-FULL = {HIGGS.name: 1_000_000, YEAR.name: 463_715}
+# MLlib's perceptron takes the mean over blocks of 128 rows, in which a smaller last one weighs too much: there is none.
+QUICK = {HIGGS.name: 160 * BLOCK_ROWS, YEAR.name: 20_000}
+FULL = {HIGGS.name: 8_000 * BLOCK_ROWS, YEAR.name: 463_715}  # as many as YearPredictionMSD has for training
 LEAST_ROWS = 4_000
 NEEDED = ("torch", "zmq", "safetensors", "psutil")
+TIMED, QUICK_TIMED = 100, 20
 QUICK_TOLERANCE = 2 * TOLERANCE  # which takes a fraction of the mini-batches
 
 
@@ -32,7 +35,7 @@ def flags(description: str | None) -> Parser:
     group = parser.add_argument_group("benchmark")
     group.add_argument("--output", required=True, metavar="DIR", help="local folder of figures and report")
     group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
-    group.add_argument("--quick", action="store_true", help="every cell on little data, once: some minutes")
+    group.add_argument("--quick", action="store_true", help="every cell on little data, once: three minutes")
     group.add_argument("--higgs", metavar="URI", help="the real HIGGS.csv instead of rows like it")
     group.add_argument("--year", metavar="URI", help="the real YearPredictionMSD.txt instead of rows like it")
     for problem in (HIGGS, YEAR):
@@ -44,7 +47,14 @@ def flags(description: str | None) -> Parser:
         )
     group.add_argument("--repeats", type=int, metavar="R", help="runs of every cell (default 3; quick 1)")
     group.add_argument(
-        "--mini-batches", type=int, metavar="K", help="of the runs of a fixed length (default 100; quick has none)"
+        "--sizes",
+        type=_sizes,
+        metavar="LIST",
+        help="numbers of rows on which single mini-batches are timed, too (default: the most that memory holds, a tenth,"
+        " a hundredth; quick: none)",
+    )
+    group.add_argument(
+        "--mini-batches", type=int, metavar="K", help=f"that are timed there (default {TIMED}; quick {QUICK_TIMED})"
     )
     group.add_argument(
         "--batches", type=_sizes, default=(2000, 500), metavar="LIST", help="mini-batches to converge with (2000,500)"
@@ -65,9 +75,9 @@ def flags(description: str | None) -> Parser:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """The type of --batches."""
+    """The type of --batches and --sizes."""
     if not all(part.isdigit() and int(part) for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of mini-batch sizes, such as 2000,500")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, such as 2000,500")
     return tuple(sorted({int(part) for part in text.split(",")}, reverse=True))
 
 
@@ -90,6 +100,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
         if given is not None and given < LEAST_ROWS:
             raise UsageError(f"--{problem.name.split('-')[0]}-rows must be at least {LEAST_ROWS}, got {given}")
         rows[problem.name] = given or rows[problem.name]
+    small = [size for size in args.sizes or () if size < LEAST_ROWS]
+    if small:
+        raise UsageError(f"--sizes must be at least {LEAST_ROWS}, got {small[0]}")
     for name in ("repeats", "mini_batches"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
@@ -97,8 +110,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return Plan(
         rows=rows,
         batches=args.batches,
-        parts=() if args.quick else (1, 100, 1000),
-        count=args.mini_batches or 100,
+        sizes=args.sizes or (() if args.quick else None),
+        count=args.mini_batches or (QUICK_TIMED if args.quick else TIMED),
         repeats=args.repeats or (1 if args.quick else 3),
         seed=args.seed,
         models=args.models or tuple(SETTINGS),

@@ -1,63 +1,72 @@
-"""How the tasks of a barrier job meet: in a star of connections around task 0, set up once.
+"""How the tasks of a barrier job meet: all over connections to a hub in the driver, which stay open for the whole run.
 
-BarrierTaskContext.allGather itself takes about a second, whatever it carries (it sleeps between two looks at the answer),
-so it only hands round where task 0 listens; Horovod and XGBoost on Spark do the same."""
+BarrierTaskContext.allGather would do, but takes about a second whatever it carries (it sleeps between two looks)."""
 
 from __future__ import annotations
 
 import secrets
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import BarrierTaskContext
 
 Floats = npt.NDArray[np.float64]
 
 
-class Meeting:
-    """gather(row [k]) returns every task's row [tasks, k], in order of tasks, to all of them. A context manager.
+@dataclass(frozen=True)
+class Hub:
+    """Where tasks meet; part of their closure. key: only tasks of this job may come in."""
 
-    Connections are authenticated by a key of this job. A task that dies ends the others' connections, and so the job."""
+    host: str
+    port: int
+    key: bytes
 
-    def __init__(self, barrier: BarrierTaskContext) -> None:
-        self.index = barrier.partitionId()
-        hosts = [info.address.rsplit(":", 1)[0] for info in barrier.getTaskInfos()]
-        self._stack = ExitStack()
-        self._others: list[Connection] = []
-        if self.index == 0:
-            key = secrets.token_bytes(16)
-            listener = self._stack.enter_context(Listener((hosts[0], 0), backlog=len(hosts), authkey=key))
-            barrier.allGather(f"{listener.address[1]} {key.hex()}")
-            found = dict(self._accept(listener) for _ in hosts[1:])
-            self._others = [found[index] for index in range(1, len(hosts))]
-        else:
-            port, key_text = barrier.allGather("")[0].split()
-            root = Client((hosts[0], int(port)), authkey=bytes.fromhex(key_text))
-            self._others = [self._stack.enter_context(root)]
-            root.send_bytes(str(self.index).encode())
+    @contextmanager
+    def join(self, index: int) -> Iterator[Seat]:
+        """The place of task ``index``. Raises OSError where the hub is gone."""
+        with Client((self.host, self.port), authkey=self.key) as connection:
+            connection.send_bytes(str(index).encode())
+            yield Seat(connection)
 
-    def _accept(self, listener: Listener) -> tuple[int, Connection]:
-        connection = self._stack.enter_context(listener.accept())
-        return int(connection.recv_bytes()), connection
+
+@dataclass(frozen=True)
+class Seat:
+    """A task's connection to the others."""
+
+    connection: Connection
 
     def gather(self, row: Floats) -> Floats:
-        """Two messages a task."""
-        if self.index:
-            self._others[0].send_bytes(row.tobytes())
-            told = self._others[0].recv_bytes()
-        else:
-            told = b"".join([row.tobytes(), *(other.recv_bytes() for other in self._others)])
-            for other in self._others:
-                other.send_bytes(told)
-        return np.frombuffer(told).reshape(-1, len(row))
+        """Every task's row [tasks, k], in order of tasks. One message each way. Raises EOFError when a task has died."""
+        self.connection.send_bytes(row.tobytes())
+        return np.frombuffer(self.connection.recv_bytes()).reshape(-1, len(row))
 
-    def __enter__(self) -> Meeting:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+def hub(host: str, tasks: int) -> Hub:
+    """A hub for one job of so many tasks, which hands everyone's rows to everyone, round after round.
+
+    It is a thread that ends when a task leaves: then all of them have, or one has died and the job ends with it. If they
+    never all come, it waits until this process ends."""
+    key = secrets.token_bytes(16)
+    listener = Listener((host, 0), backlog=tasks, authkey=key)
+    threading.Thread(target=_serve, args=(listener, tasks), name="hub", daemon=True).start()
+    return Hub(host, int(listener.address[1]), key)
+
+
+def _serve(listener: Listener, tasks: int) -> None:
+    with ExitStack() as stack, suppress(EOFError, OSError):
+        stack.enter_context(listener)
+        seats: dict[int, Connection] = {}
+        while len(seats) < tasks:
+            with suppress(AuthenticationError):  # a stranger
+                connection = stack.enter_context(listener.accept())
+                seats[int(connection.recv_bytes())] = connection
+        in_order = [seats[index] for index in range(tasks)]
+        while True:
+            told = b"".join(connection.recv_bytes() for connection in in_order)
+            for connection in in_order:
+                connection.send_bytes(told)

@@ -13,31 +13,29 @@ from typing import Any
 
 import numpy as np
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkContext, StorageLevel
 from pyspark.ml.classification import MultilayerPerceptronClassifier
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.benchmark import arithmetic
-from pipeline.benchmark.cells import Cell, Model, Outcome
-from pipeline.benchmark.timing import CpuMeter
+from pipeline.benchmark.cells import Cell, Outcome
+from pipeline.benchmark.timing import CpuMeter, timed
 from pipeline.columns import matrix_to_vector
 
-UNCACHED = (1, 4)  # of two runs, whose difference is what a mini-batch costs
-SHARES, TIMED = (1 / 64, 1 / 8), 20  # samples of the rows, and mini-batches on each
 LOOKED_AT = 20  # of the last stages: their task metrics tell what a mini-batch is made of
 BLOCK_ROWS = 128  # that the perceptron stacks into one matrix: MLlib's default
 
 
 @dataclass(frozen=True)
 class Points:
-    """Rows in the JVM: ``cached`` for training; load_s: what it took to read and parse them all once."""
+    """Rows in the JVM, cached. load_s: what it took to read, parse and keep them; read_s: to read and parse them once more,
+    which is what every mini-batch would cost without a cache, since MLlib passes over all rows to sample some."""
 
     context: SparkContext
     features: int
-    rows: int
-    uncached: Any
     cached: Any
     load_s: float
+    read_s: float
 
 
 @contextmanager
@@ -45,63 +43,38 @@ def points(context: SparkContext, folder: str, features: int) -> Iterator[Points
     """What problems.store wrote as text, parsed and cached; dropped at the end."""
     assert context._jvm is not None
     utils = context._jvm.org.apache.spark.mllib.util.MLUtils
-    began = time.perf_counter()
-    cached = utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", context.defaultParallelism).cache()
-    rows = int(cached.count())
-    load_s = time.perf_counter() - began
-    uncached = utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", context.defaultParallelism)
+
+    def load() -> Any:
+        return utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", context.defaultParallelism)
+
+    cached = load().cache()
     try:
-        yield Points(context, features, rows, uncached, cached, load_s)
+        yield Points(context, features, cached, timed(cached.count), timed(load().count))
     finally:
         cached.unpersist(True)
 
 
-def reading_s(found: Points, model: Model) -> float:
-    """What a mini-batch costs more where rows are not cached. MLlib passes over all of them to sample some, so that is the
-    same for every size: measured on mini-batches of a hundredth."""
-    cell = Cell(model, found.rows, max(1, found.rows // 100), UNCACHED[1])
-    each = []
-    for data in (found.uncached, found.cached):
-        few, more = (_descend(found, cell, data, limit, 0.0).seconds for limit in UNCACHED)
-        each.append((more - few) / (UNCACHED[1] - UNCACHED[0]))
-    return max(0.0, each[0] - each[1])
-
-
-def regression(found: Points, cell: Cell, read_s: float, meter: CpuMeter) -> Outcome:
-    """One run of a regression; read_s: see above."""
+def regression(found: Points, cell: Cell, meter: CpuMeter) -> Outcome:
+    """One run of a regression."""
     limit = cell.mini_batches or cell.settings.most
-    done = _descend(found, cell, found.cached, limit, 0.0 if cell.mini_batches else cell.tolerance)
-    # Two jobs look at the first row and count all; one after the last mini-batch only takes the loss, unless the stop
-    # rule came before the limit.
+    done = _descend(found, cell, limit, 0.0 if cell.mini_batches else cell.tolerance)
+    # Two jobs look at the first row and count all; one after the last mini-batch, which computes a gradient too, only takes
+    # the loss, unless the stop rule came before the limit.
     passes = done.jobs - 2
     iterations = min(passes, limit)
-    compute_s = done.seconds / iterations
     return Outcome(
         mini_batches=iterations,
         updates=iterations,
         examples=round(iterations * cell.rows * cell.fraction),
         converged=not cell.mini_batches and passes <= limit,
         seconds=done.seconds,
-        compute_s=compute_s,
-        read_s=read_s,
+        compute_s=done.seconds / passes,
+        read_s=found.read_s,
         cpu=meter.between(done.began, done.began + done.seconds),
+        load_s=found.load_s,
         start_s=found.load_s,
         weights=done.weights,
     )
-
-
-def over_sizes(found: Points, model: Model) -> list[tuple[int, int, float]]:
-    """(rows, mini-batch, seconds a mini-batch) on samples of the rows, by gradient descent and by mini-batches of a
-    hundredth: what scanning, computing and a job by itself cost cannot be told apart on one size."""
-    measured = []
-    for share in SHARES:
-        sample = found.cached.sample(False, share, 1).cache()
-        rows = int(sample.count())
-        for batch in (rows, max(1, rows // 100)):
-            run = _descend(found, Cell(model, rows, batch, TIMED), sample, TIMED, 0.0)
-            measured.append((rows, batch, run.seconds / run.jobs))
-        sample.unpersist(True)
-    return measured
 
 
 @dataclass(frozen=True)
@@ -112,10 +85,10 @@ class _Descent:
     weights: tuple[float, ...]
 
 
-def _descend(found: Points, cell: Cell, rows: Any, limit: int, tolerance: float) -> _Descent:
+def _descend(found: Points, cell: Cell, limit: int, tolerance: float) -> _Descent:
     learner, start = _learner(found, cell, limit, tolerance)
     before, began = jobs_so_far(found.context), time.time()
-    model = learner.run(rows, start)
+    model = learner.run(found.cached, start)
     seconds = time.time() - began
     return _Descent(jobs_so_far(found.context) - before, began, seconds, tuple(model.weights().toArray()))
 
@@ -139,20 +112,35 @@ def jobs_so_far(context: SparkContext) -> int:
     return int(context._jsc.sc().dagScheduler().numTotalJobs())
 
 
-def table_of(spark: SparkSession, folder: str) -> DataFrame:
-    """Rows for the perceptron: ``label`` and ``features``, a vector."""
+@dataclass(frozen=True)
+class Table:
+    """Rows for the perceptron, cached: ``label`` and ``features``, a vector. load_s, read_s: as of Points."""
+
+    features: int
+    cached: DataFrame
+    load_s: float
+    read_s: float
+
+
+@contextmanager
+def table(spark: SparkSession, folder: str, features: int) -> Iterator[Table]:
+    """What problems.store wrote as Parquet; dropped at the end."""
     stored = spark.read.parquet(f"{folder}/parquet")
-    features = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), stored["image"])
-    return stored.select(stored["label"].cast("double").alias("label"), features.alias("features"))
+    vectors = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), stored["image"])
+    rows = stored.select(stored["label"].cast("double").alias("label"), vectors.alias("features"))
+    read_s = timed(lambda: rows.write.format("noop").mode("overwrite").save())
+    cached = rows.persist(StorageLevel.MEMORY_ONLY)
+    try:
+        yield Table(features, cached, timed(cached.count), read_s)
+    finally:
+        cached.unpersist(True)
 
 
-def perceptron(
-    table: DataFrame, cell: Cell, weights: np.ndarray[Any, Any], features: int, read_s: float, meter: CpuMeter
-) -> Outcome:
-    """One run of the perceptron from given weights; ``table`` is cached."""
+def perceptron(found: Table, cell: Cell, weights: np.ndarray[Any, Any], meter: CpuMeter) -> Outcome:
+    """One run of the perceptron from given weights."""
     limit = cell.mini_batches or cell.settings.most
     learner = MultilayerPerceptronClassifier(
-        layers=list(arithmetic.widths(features)),
+        layers=list(arithmetic.widths(found.features)),
         solver="gd",
         stepSize=cell.settings.step,
         tol=0.0 if cell.mini_batches else cell.tolerance,
@@ -161,11 +149,10 @@ def perceptron(
         initialWeights=weights.tolist(),
     )
     began = time.time()
-    model = learner.fit(table)
+    model = learner.fit(found.cached)
     ended = time.time()
-    passes = (
-        int(model.summary().totalIterations) + 1
-    )  # it leaves out the last, which only took the loss or ended the run
+    # totalIterations leaves out the last, which only took the loss or ended the run
+    passes = int(model.summary().totalIterations) + 1
     iterations = min(passes, limit)
     return Outcome(
         mini_batches=iterations,
@@ -173,10 +160,11 @@ def perceptron(
         examples=iterations * cell.rows,
         converged=not cell.mini_batches and passes <= limit,
         seconds=ended - began,
-        compute_s=(ended - began) / iterations,
-        read_s=read_s,
+        compute_s=(ended - began) / passes,
+        read_s=found.read_s,
         cpu=meter.between(began, ended),
-        start_s=read_s,
+        load_s=found.load_s,
+        start_s=found.load_s,
         weights=tuple(model.weights.toArray()),
     )
 

@@ -30,6 +30,8 @@ def render(result: Mapping[str, Any]) -> str:
     found = summary.lines(result["rows"])
     cores = int(result["machine"]["cores"])
     converge = [line for line in found if line.length is None]
+    sizes = {(line.model, line.rows) for line in converge}
+    here = [line for line in found if (line.model, line.rows) in sizes]
     page: str = template("benchmark.html").render(
         headline=headline(found),
         goals=summary.goals(found),
@@ -42,16 +44,21 @@ def render(result: Mapping[str, Any]) -> str:
         ms=_ms,
         parts=parts(result.get("parts") or {}),
         reading={model: summary.read_throughput(found, model) for model in SETTINGS},
-        scaled=summary.scaled(found, cores, float(result["task_s"]), result["sizes"]),
+        findings=summary.findings(found),
+        scaled=summary.scaled(found, cores, float(result["task_s"])),
         published=published,
-        pictures={"converge": _converge_pictures(converge), "each": _each_pictures(found)},
+        pictures={
+            "converge": _converge_pictures(converge),
+            "each": _each_pictures(here),
+            "sizes": _size_pictures(found),
+        },
     )
     return page
 
 
 def headline(found: Sequence[Line]) -> str:
     failed = sum(bool(line.errors) for line in found)
-    cells = len({(line.model, line.batch, line.length) for line in found})
+    cells = len({(line.model, line.rows, line.batch, line.length) for line in found})
     return f"{cells} comparisons of {len(ARMS)} arms" + (
         f"; {failed} of them failed, their rows say why" if failed else ""
     )
@@ -104,6 +111,14 @@ def _each_pictures(found: Sequence[Line]) -> list[Picture]:
         ]
 
 
+def _size_pictures(found: Sequence[Line]) -> list[Picture]:
+    timed = [line for line in found if line.figures and (line.length or line.size == "all")]
+    if len({(line.model, line.rows) for line in timed}) == len({line.model for line in timed}):
+        return []
+    with figures.style():
+        return [picture(over_sizes(timed), "Milliseconds of a mini-batch against the number of rows")]
+
+
 def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False) -> Figure:
     """A group of bars a cell, one an arm, from the least to the most on a log scale; marks: the thesis's numbers."""
     cells = list(dict.fromkeys((line.model, line.size) for line in found))
@@ -114,7 +129,7 @@ def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False)
         at = [cells.index((line.model, line.size)) + (number - (len(ARMS) - 1) / 2) * height for line in mine]
         spreads = [line.figures[figure] for line in mine]
         middle = np.array([spread.median for spread in spreads])
-        reach = [middle - [s.least for s in spreads], [s.most for s in spreads] - middle] if mine else None
+        reach = np.stack([middle - [s.least for s in spreads], [s.most for s in spreads] - middle]) if mine else None
         colour, hatch, _ = LOOK[arm]
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3, "label": arm}
         ax.barh(at, middle, height * 0.92, xerr=reach, error_kw={"lw": 1, "ecolor": figures.BLACK}, **look)
@@ -136,9 +151,8 @@ def _plain_ticks(axis: Any) -> None:
 
 def over_batches(found: Sequence[Line], figure: str, label: str) -> Figure:
     """Lines over mini-batch sizes, a panel a model, on log scales."""
-    models = [model for model in SETTINGS if any(line.model == model and line.figures for line in found)]
-    drawn, axes = figures.canvas(3.4, len(models))
-    for ax, model in zip(axes, models, strict=True):
+    drawn, panels = _panels(found)
+    for model, ax in panels.items():
         for arm in ARMS:
             mine = sorted(
                 (line for line in found if (line.model, line.arm) == (model, arm) and figure in line.figures),
@@ -147,9 +161,44 @@ def over_batches(found: Sequence[Line], figure: str, label: str) -> Figure:
             values = [max(1e3 * line.figures[figure].median, figures.FLOOR) for line in mine]
             colour, _, marker = LOOK[arm]
             ax.plot([line.batch for line in mine], values, marker=marker, color=colour, label=arm)
-        ax.set(title=model, xlabel="examples in a mini-batch", xscale="log", yscale="log")
-        for axis in (ax.xaxis, ax.yaxis):
-            _plain_ticks(axis)
-    axes[0].set_ylabel(label)
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
+        _log_log(ax, model, "examples in a mini-batch")
+    _legend(drawn, panels, label)
     return drawn
+
+
+def over_sizes(found: Sequence[Line]) -> Figure:
+    """A mini-batch against the number of rows, a panel a model: solid lines for all rows, dashed for a hundredth."""
+    drawn, panels = _panels(found)
+    for model, ax in panels.items():
+        for arm in ARMS:
+            colour, _, marker = LOOK[arm]
+            for part, line_style in ((1, "-"), (100, "--")):
+                mine = {
+                    line.rows: line.figures["compute_s"].median
+                    for line in found
+                    if (line.model, line.arm) == (model, arm) and line.batch == line.rows // part
+                }
+                places = sorted(mine)
+                look = {"marker": marker, "color": colour, "ls": line_style, "label": arm if part == 1 else None}
+                ax.plot(places, [1e3 * mine[rows] for rows in places], **look)
+        _log_log(ax, model, "rows")
+    _legend(drawn, panels, "ms of a mini-batch: all rows; dashed: 1 %")
+    return drawn
+
+
+def _panels(found: Sequence[Line]) -> tuple[Figure, dict[str, Any]]:
+    models = [model for model in SETTINGS if any(line.model == model and line.figures for line in found)]
+    drawn, axes = figures.canvas(3.4, len(models))
+    return drawn, dict(zip(models, axes, strict=True))
+
+
+def _log_log(ax: Any, title: str, label: str) -> None:
+    ax.set(title=title, xlabel=label, xscale="log", yscale="log")
+    for axis in (ax.xaxis, ax.yaxis):
+        _plain_ticks(axis)
+
+
+def _legend(drawn: Figure, panels: Mapping[str, Any], label: str) -> None:
+    first = next(iter(panels.values()))
+    first.set_ylabel(label)
+    drawn.legend(*first.get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))

@@ -7,8 +7,7 @@ import io
 import json
 import os
 import platform
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
@@ -17,15 +16,16 @@ from typing import Any
 
 import numpy as np
 import psutil
-from pyspark import SparkContext, StorageLevel
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipeline.benchmark import averaging, mllib, rows, server
-from pipeline.benchmark.cells import SETTINGS, Arm, Cell, Model, Outcome, Plan
+from pipeline.benchmark.cells import SETTINGS, Arm, Cell, Outcome, Plan, of_a_length, to_converge
 from pipeline.benchmark.problems import PROBLEMS, Problem, from_csv, generated, store
-from pipeline.benchmark.timing import CpuMeter
+from pipeline.benchmark.timing import CpuMeter, timed
 from pipeline.dataset import Dataset
 from pipeline.errors import UsageError
+from pipeline.modelfile import store_of
 from pipeline.progress import Progress
 from pipeline.request import Request
 from pipeline.sharding import shard
@@ -34,6 +34,10 @@ from pipeline.strategies.stratified import Stratified
 ROWS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"
 TASKS_TIMED = 200
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
+MEMORY_SHARE = 0.75  # of what the executors' memory holds of cached rows, for the largest size (SPEC 9)
+OBJECT_BYTES = 88  # of a row in the JVM beside its numbers: a LabeledPoint, its vector, an array's header, references
+WARM_UP = 40  # mini-batches; of the perceptron, which takes all rows, an eighth
+SIZES = (100, 10, 1)  # parts of the largest
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cells share. folder: for data, which may lie on HDFS; output: local; shards: URIs of the committed sets;
-    data: the rows; optima: least objectives; parts, sizes: what MLlib's mini-batches are made of, and cost on fewer rows."""
+    """What all cells share. folder: for data, which may lie on HDFS; output: local; kept: rows of an earlier start; parts:
+    what MLlib's mini-batches are made of."""
 
     context: SparkContext
     plan: Plan
@@ -68,33 +72,33 @@ class Bench:
     folder: str
     progress: Progress
     meter: CpuMeter
-    shards: dict[str, str]
-    data: dict[str, Dataset]
-    optima: dict[str, float]
+    kept: dict[tuple[Any, ...], Row]
     parts: dict[str, float]
-    sizes: dict[str, list[tuple[int, int, float]]]
 
-    @property
-    def workers(self) -> int:
-        return self.context.defaultParallelism
+
+@dataclass(frozen=True)
+class Stored:
+    """Rows of a problem where every arm finds them: a folder with both forms, one of them as ``data``, and the URI of the
+    shards."""
+
+    problem: Problem
+    place: str
+    data: Dataset
+    shards: str
 
 
 def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: Progress) -> dict[str, Any]:
     """All of it; returns what results.json holds. Rows that OUTPUT already has, of the same plan, are not run again."""
     kept = _kept(output, plan)
     before = json.loads((output / JSON_FILE).read_text()) if (output / JSON_FILE).exists() else {}
-    parts, sizes = before.get("parts", {}), before.get("sizes", {})
     with CpuMeter() as meter:
-        bench = Bench(context, plan, output, folder, progress, meter, {}, {}, {}, parts, sizes)
-        for name in dict.fromkeys(SETTINGS[model].problem for model in plan.models):
-            prepare(bench, PROBLEMS[name])
-        measured = list(_all_rows(bench, kept))
+        bench = Bench(context, plan, output, folder, progress, meter, kept, before.get("parts", {}))
+        measured = [row for name in PROBLEMS if plan.learners(name) for row in _of_problem(bench, PROBLEMS[name])]
         result = {
             "machine": machine(context),
             "plan": {**asdict(plan), "settings": {model: asdict(found) for model, found in SETTINGS.items()}},
             "task_s": _task_s(context),
             "parts": bench.parts,
-            "sizes": bench.sizes,
             "rows": [asdict(row) for row in measured],
         }
     _write(output / JSON_FILE, json.dumps(result, indent=1))
@@ -102,53 +106,79 @@ def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: 
     return result
 
 
-def prepare(bench: Bench, problem: Problem) -> None:
-    """Store a problem both ways and commit its shards, one for each core."""
-    place = f"{bench.folder}/{problem.name}"
-    spark = SparkSession.builder.getOrCreate()
+def _of_problem(bench: Bench, problem: Problem) -> Iterator[Row]:
+    """On the rows to converge on: those runs, and mini-batches timed by the count. Then more of these on every size, whose
+    rows are deleted after it."""
+    plan, place = bench.plan, f"{bench.folder}/{problem.name}"
+    stored = _prepare(bench, problem, place, plan.rows[problem.name], plan.csv.get(problem.name))
+    count = stored.data.rows
+    for model in plan.learners(problem.name):
+        runs = _asked(bench, to_converge(model, count, plan.batches, plan.tolerance), plan.repeats)
+        # Gradient descent is timed by its run to convergence.
+        yield from _of_set(bench, stored, runs + _asked(bench, of_a_length(model, count, plan.count)[1:]))
+    sizes = _largest_and_parts(bench.context, problem) if plan.sizes is None else plan.sizes
+    for size in sizes:
+        # The perceptron's layers take several times the memory of its rows.
+        learners = [m for m in plan.learners(problem.name) if m != "perceptron" or size < max(sizes) or len(sizes) == 1]
+        asked = [_asked(bench, of_a_length(model, size, plan.count)) for model in learners]
+        if all(row.key in bench.kept for wanted in asked for _, row in wanted):
+            yield from (bench.kept[row.key] for wanted in asked for _, row in wanted)
+            continue
+        stored = _prepare(bench, problem, f"{place}-{size}", size)
+        for wanted in asked:
+            yield from _of_set(bench, stored, wanted)
+        files = store_of(bench.context)
+        files.delete(files.resolve(stored.place))
+
+
+def _asked(bench: Bench, cells: Sequence[Cell], repeats: int = 1) -> list[tuple[Cell, Row]]:
+    """Every cell in every arm, arms and cells taking turns."""
+    return [
+        (cell, Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, repeat))
+        for repeat in range(repeats)
+        for cell in cells
+        for arm in bench.plan.arms
+    ]
+
+
+def _largest_and_parts(context: SparkContext, problem: Problem) -> list[int]:
+    """Numbers of rows up to what the executors' memory holds as MLlib's cached points, to two digits."""
+    known = context._jsc.sc().statusStore().executorList(True)
+    held = {known.apply(at).id(): int(known.apply(at).maxMemory()) for at in range(known.size())}
+    total = sum(held.values()) - (held.get("driver", 0) if len(held) > 1 else 0)  # which holds nothing beside executors
+    most = MEMORY_SHARE * total / (8 * problem.features + OBJECT_BYTES)
+    return [int(float(f"{most / part:.1e}")) for part in SIZES]
+
+
+def _prepare(bench: Bench, problem: Problem, place: str, count: int, real: str | None = None) -> Stored:
+    """Store a problem both ways and commit its shards, one for each core. real: the file to take instead of generating."""
+    spark, workers = SparkSession.builder.getOrCreate(), bench.context.defaultParallelism
     with bench.progress.phase(f"data: {problem.name}"):
-        if problem.name in bench.plan.csv:
-            table = from_csv(spark, problem, bench.plan.csv[problem.name])
-        else:
-            table = generated(spark, problem, bench.plan.rows[problem.name], bench.plan.seed, bench.workers)
+        table = from_csv(spark, problem, real) if real else generated(spark, problem, count, bench.plan.seed, workers)
         store(table, problem, place)
         data = rows.stored(bench.context, place)
         bench.progress.report(f"{data.rows:,} rows of {problem.features} features, stored twice in {place}")
-    request = Request(f"{place}/parquet", f"{place}/shards", bench.workers, overwrite=True)
+    request = Request(f"{place}/parquet", f"{place}/shards", workers, overwrite=True)
     quiet = Progress(bench.context, quiet=True)
-    bench.data[problem.name] = data
-    bench.shards[problem.name] = shard(bench.context, request, Stratified(), quiet).shards.uri
-    for model, settings in SETTINGS.items():
-        if settings.problem == problem.name and model in bench.plan.models and model != "perceptron":
-            with bench.progress.phase(f"optimum: {model}"):
-                real = problem.real
-                best = rows.optimum(bench.context, data, model, settings.decay, real)
-                cell = Cell(model, data.rows, data.rows)
-                bench.optima[model] = rows.objective(bench.context, data, cell, real, best)
+    return Stored(problem, place, data, shard(bench.context, request, Stratified(), quiet).shards.uri)
 
 
-def _all_rows(bench: Bench, kept: dict[tuple[Any, ...], Row]) -> Iterator[Row]:
-    real_rows = {name: data.rows for name, data in bench.data.items()}
-    plan = replace(bench.plan, rows=real_rows)
-    for model in plan.models:
-        asked = [
-            (cell, Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, repeat))
-            for repeat in range(plan.repeats)
-            for cell in plan.cells()
-            for arm in plan.arms
-            if cell.model == model
-        ]
-        with _ready(bench, model, any(row.key not in kept for _, row in asked)) as loaded:
-            for cell, row in asked:
-                if row.key in kept:
-                    yield kept[row.key]
-                    continue
-                with bench.progress.phase(f"{cell.name}: {row.arm}"):
-                    done = _measure(bench, cell, row, loaded)
-                    bench.progress.report(told(done))
-                with open(bench.output / ROWS_FILE, "a") as file:
-                    file.write(json.dumps(asdict(done)) + "\n")
-                yield done
+def _of_set(bench: Bench, stored: Stored, asked: Sequence[tuple[Cell, Row]]) -> Iterator[Row]:
+    """All these runs of one model on one set of rows; nothing is loaded where all are known."""
+    if all(row.key in bench.kept for _, row in asked):
+        yield from (bench.kept[row.key] for _, row in asked)
+        return
+    with _ready(bench, stored, asked[0][0]) as loaded:
+        for cell, row in asked:
+            if row.key in bench.kept:
+                yield bench.kept[row.key]
+                continue
+            with bench.progress.phase(f"{cell.name}: {row.arm}"):
+                done = _measure(bench, cell, row, loaded)
+                bench.progress.report(told(done))
+            with open(bench.output / ROWS_FILE, "a") as file:
+                file.write(json.dumps(asdict(done)) + "\n")
+            yield done
 
 
 def told(row: Row) -> str:
@@ -163,90 +193,91 @@ def told(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model's rows in the JVM, warmed up, and the weights that all arms start from."""
+    """A set for one model: rows in the JVM, warmed up, if MLlib takes part; the weights that all arms start from; the least
+    objective, of a regression to converge."""
 
-    problem: Problem
+    stored: Stored
     start: np.ndarray[Any, Any]
     points: mllib.Points | None = None
-    table: Any = None
-    read_s: float = 0.0
+    table: mllib.Table | None = None
+    best: float | None = None
 
 
 @contextmanager
-def _ready(bench: Bench, model: Model, wanted: bool) -> Iterator[Loaded]:
-    """Caches filled and compilers warm: short runs of MLlib before any is timed. The trainer has no such state."""
+def _ready(bench: Bench, stored: Stored, cell: Cell) -> Iterator[Loaded]:
+    """Caches filled and compilers warm: a short run of MLlib before any is timed. The trainer has no such state."""
     with ExitStack() as stack:
-        with bench.progress.phase(f"warming up: {model}"):
-            loaded = _load(bench, model, stack) if wanted else Loaded(PROBLEMS[SETTINGS[model].problem], np.zeros(0))
+        with bench.progress.phase(f"warming up: {cell.model}"):
+            loaded = _load(bench, stored, cell, stack)
         yield loaded
 
 
-def _load(bench: Bench, model: Model, stack: ExitStack) -> Loaded:
-    problem = PROBLEMS[SETTINGS[model].problem]
-    place, data = f"{bench.folder}/{problem.name}", bench.data[problem.name]
-    warm = Cell(model, data.rows, data.rows, 5)
-    if model != "perceptron":
-        found = stack.enter_context(mllib.points(bench.context, place, problem.features))
-        mllib.regression(found, warm, 0.0, bench.meter)
-        bench.sizes[model] = mllib.over_sizes(found, model)
-        return Loaded(problem, np.zeros(problem.features), found, read_s=mllib.reading_s(found, model))
-    output = bench.output / "training"
-    start = server.initial_weights(warm, bench.shards[problem.name], output, bench.plan.seed, problem.features)
-    table = mllib.table_of(SparkSession.builder.getOrCreate(), place).persist(StorageLevel.MEMORY_ONLY)
-    stack.callback(table.unpersist, True)
-    began = time.perf_counter()
-    table.count()
-    read_s = time.perf_counter() - began
-    mllib.perceptron(table, warm, start, problem.features, read_s, bench.meter)
-    return Loaded(problem, start, table=table, read_s=read_s)
+def _load(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded:
+    problem, context = stored.problem, bench.context
+    warm = replace(cell, batch=cell.rows // 100, mini_batches=WARM_UP)
+    with_mllib = "mllib" in bench.plan.arms
+    if cell.model == "perceptron":
+        idle, warm = bench.output / "training", replace(warm, batch=cell.rows, mini_batches=WARM_UP // 8)
+        start = server.initial_weights(warm, stored.shards, idle, bench.plan.seed, problem.features)
+        if not with_mllib:
+            return Loaded(stored, start)
+        spark = SparkSession.builder.getOrCreate()
+        table = stack.enter_context(mllib.table(spark, stored.place, problem.features))
+        mllib.perceptron(table, warm, start, bench.meter)
+        return Loaded(stored, start, table=table)
+    start, best, points = np.zeros(problem.features), None, None
+    if cell.mini_batches is None:
+        at = rows.optimum(context, stored.data, cell.model, cell.settings.decay, problem.real)
+        best = rows.objective(context, stored.data, cell, problem.real, at)
+    if with_mllib:
+        points = stack.enter_context(mllib.points(context, stored.place, problem.features))
+        mllib.regression(points, warm, bench.meter)
+    return Loaded(stored, start, points, best=best)
 
 
 def _measure(bench: Bench, cell: Cell, row: Row, loaded: Loaded) -> Row:
-    problem = loaded.problem
+    """One run, with the objective where it ended if it was to converge."""
+    loss, data, real = None, loaded.stored.data, loaded.stored.problem.real
     try:
         outcome = _run_arm(bench, cell, row.arm, row.repeat, loaded)
-        weights = np.array(outcome.weights)
-        loss = rows.objective(bench.context, bench.data[problem.name], cell, problem.real, weights)
+        if cell.mini_batches is None:
+            loss = rows.objective(bench.context, data, cell, real, np.array(outcome.weights))
     except Exception as error:
         return replace(row, error=" ".join(str(error).split())[:300] or type(error).__name__)
-    best = bench.optima.get(cell.model)
     figures = {key: value for key, value in asdict(outcome).items() if key != "weights"}
-    return replace(row, outcome=figures, loss=loss, gap=None if best is None else loss - best)
+    gap = None if loss is None or loaded.best is None else loss - loaded.best
+    return replace(row, outcome=figures, loss=loss, gap=gap)
 
 
 def _run_arm(bench: Bench, cell: Cell, arm: Arm, repeat: int, loaded: Loaded) -> Outcome:
-    problem, seed = loaded.problem, bench.plan.seed + repeat
+    stored, seed, meter = loaded.stored, bench.plan.seed + repeat, bench.meter
     if arm == "mllib":
-        if loaded.points:
-            outcome = mllib.regression(loaded.points, cell, loaded.read_s, bench.meter)
-            if cell.is_stochastic:
-                bench.parts.update(mllib.parts_of_a_mini_batch(bench.context))
-            return outcome
-        return mllib.perceptron(loaded.table, cell, loaded.start, problem.features, loaded.read_s, bench.meter)
+        if loaded.table:
+            return mllib.perceptron(loaded.table, cell, loaded.start, meter)
+        assert loaded.points
+        outcome = mllib.regression(loaded.points, cell, meter)
+        if cell.is_stochastic:
+            bench.parts.update(mllib.parts_of_a_mini_batch(bench.context))
+        return outcome
     if arm in server.PROTOCOLS:
         output = bench.output / "training"
         # The perceptron starts where MLlib's does, so its seed is that of the weights.
         seed = bench.plan.seed if cell.model == "perceptron" else seed
-        return server.run(cell, arm, bench.shards[problem.name], output, seed, problem.features, bench.meter)
+        return server.run(cell, arm, stored.shards, output, seed, stored.problem.features, meter)
     steps = averaging.LOCAL_STEPS if arm == "averaging" else 1
-    data = bench.data[problem.name]
-    return averaging.run(bench.context, data, cell, problem.real, loaded.start, seed, steps, bench.meter)
+    return averaging.run(bench.context, stored.data, cell, stored.problem.real, loaded.start, seed, steps, meter)
 
 
 def _task_s(context: SparkContext) -> float:
     """What one task more costs a job: median over jobs of many empty tasks, less those of few."""
 
-    def timed(tasks: int) -> float:
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            assert context._jvm is not None
-            context._jsc.parallelize(context._jvm.java.util.ArrayList(), tasks).count()
-            times.append(time.perf_counter() - began)
-        return float(np.median(times))
+    def job_s(tasks: int) -> float:
+        assert context._jvm is not None
+        job = context._jsc.parallelize(context._jvm.java.util.ArrayList(), tasks)
+        return float(np.median([timed(job.count) for _ in range(5)]))
 
     few = context.defaultParallelism
-    return max(0.0, timed(few + TASKS_TIMED) - timed(few)) / TASKS_TIMED
+    return max(0.0, job_s(few + TASKS_TIMED) - job_s(few)) / TASKS_TIMED
 
 
 def machine(context: SparkContext) -> dict[str, Any]:

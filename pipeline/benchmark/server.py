@@ -63,13 +63,14 @@ def run(cell: Cell, arm: str, shards: str, output: Path, seed: int, features: in
 def _server_cpu_s(process: subprocess.Popen[str]) -> float:
     """CPU seconds of the server process, as last seen before it ended."""
     spent = 0.0
-    while process.poll() is None:
+    while True:
         with suppress(psutil.Error):
             for child in psutil.Process(process.pid).children(recursive=True):
                 if child.name().startswith("server"):
                     spent = sum(child.cpu_times()[:2])
-        time.sleep(LOOK_S)
-    return spent
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
+            return spent
 
 
 def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: float, server_cpu_s: float) -> Outcome:
@@ -91,6 +92,7 @@ def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: fl
         compute_s=seconds / mini_batches,
         read_s=float(used.read_s.mean()),
         cpu=meter.between(ended - seconds, ended),
+        load_s=max(event["seconds"] for event in events if event["event"] == "loaded"),
         start_s=max(0.0, ended - seconds - began),
         server_s=server_cpu_s / len(used),
         weights=tuple(in_mllibs_order(named_weights(output), cell, features)),

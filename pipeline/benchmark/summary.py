@@ -18,9 +18,6 @@ LARGEST_GAP_GOAL, AVERAGE_GAP_GOAL = published.LARGEST_GAP, published.AVERAGE_GA
 SMALL_BATCH = 500
 ROWS_TO_FIT = 100_000  # on fewer a job's own cost hides what passing over a row costs
 Row = Mapping[str, Any]
-Sizes = Mapping[
-    str, Sequence[tuple[int, int, float]]
-]  # by model: (rows, mini-batch, seconds), as mllib.over_sizes has them
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,18 @@ class Line:
         return "all" if self.batch >= self.rows else str(self.batch)
 
 
-FIGURES = ("mini_batches", "updates", "examples", "seconds", "compute_s", "read_s", "cpu", "start_s", "server_s")
+FIGURES = (
+    "mini_batches",
+    "updates",
+    "examples",
+    "seconds",
+    "compute_s",
+    "read_s",
+    "cpu",
+    "load_s",
+    "start_s",
+    "server_s",
+)
 
 
 def lines(rows: Sequence[Row]) -> list[Line]:
@@ -138,46 +146,36 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The model of a learner: its costs, how far it is from what it was fitted to (largest relative error), predictions."""
+    """The model of a learner: its costs, how far it is from what it was fitted to (relative error, median and largest),
+    predictions."""
 
     model: Model
     spark: SparkCosts
     server: ServerCosts
     error: float
+    largest_error: float
     predictions: tuple[Prediction, ...]
 
 
-def scaled(found: Sequence[Line], cores: int, task_s: float, sizes: Sizes) -> list[Scaled]:
-    """For every learner with MLlib's costs on several numbers of rows and the synchronous server's on several batches, if
-    there are rows enough."""
-    return [result for model in SETTINGS if (result := _scaled(model, found, cores, task_s, sizes.get(model, [])))]
+def scaled(found: Sequence[Line], cores: int, task_s: float) -> list[Scaled]:
+    """For every learner that was timed on several numbers of rows, enough of them, in MLlib and the synchronous server."""
+    return [result for model in SETTINGS if (result := _scaled(model, found, cores, task_s))]
 
 
-def _scaled(
-    model: Model, found: Sequence[Line], cores: int, task_s: float, sizes: Sequence[tuple[int, int, float]]
-) -> Scaled | None:
-    server_samples = _samples(found, model, "ps-sync")
-    spark_samples = _samples(found, model, "mllib") + [Sample(*size) for size in sizes]
-    if len({sample.rows for sample in spark_samples}) < 2 or len({s.batch for s in server_samples}) < 2:
+def _scaled(model: Model, found: Sequence[Line], cores: int, task_s: float) -> Scaled | None:
+    by_spark, by_server = (_samples(found, model, arm) for arm in ("mllib", "ps-sync"))
+    if any(len({sample.rows for sample in samples}) < 2 for samples in (by_spark, by_server)):
         return None
-    if max(sample.rows for sample in spark_samples) < ROWS_TO_FIT:
+    if max(sample.rows for sample in by_spark) < ROWS_TO_FIT:
         return None
-    push = [
-        line.figures["server_s"].median
-        for line in found
-        if line.model == model and line.arm == "ps-sync" and line.figures
-    ]
-    spark = fit_spark(spark_samples, cores, task_s)
-    costs = fit_server(server_samples, cores, min(push))
+    pushes = [line.figures["server_s"].median for line in found if line.arm == "ps-sync" and line.figures]
+    spark = fit_spark(by_spark, cores, task_s)
+    costs = fit_server(by_server, cores, min(pushes))
     weights = arithmetic.num_weights(model, PROBLEMS[SETTINGS[model].problem].features)
-    here = [
-        (spark.mini_batch_s(s.rows, s.batch, weights, cores, over_network=False), s.seconds) for s in spark_samples
-    ] + [
-        (costs.mini_batch_s(s.batch, weights, cores, synchronous=True, over_network=False), s.seconds)
-        for s in server_samples
-    ]
-    error = max(abs(guess / truth - 1) for guess, truth in here)
-    return Scaled(model, spark, costs, error, tuple(_predict(model, spark, costs, weights)))
+    guesses = [spark.mini_batch_s(s.rows, s.batch, weights, cores, over_network=False) for s in by_spark]
+    guesses += [costs.mini_batch_s(s.batch, weights, cores, synchronous=True, over_network=False) for s in by_server]
+    errors = [abs(guess / s.seconds - 1) for guess, s in zip(guesses, by_spark + by_server, strict=True)]
+    return Scaled(model, spark, costs, median(errors), max(errors), tuple(_predict(model, spark, costs, weights)))
 
 
 def _samples(found: Sequence[Line], model: Model, arm: Arm) -> list[Sample]:
@@ -200,14 +198,65 @@ def _predict(model: Model, spark: SparkCosts, costs: ServerCosts, weights: int) 
             costs.mini_batch_s(rows // part, weights, cores, synchronous=True),
             costs.mini_batch_s(rows // part, weights, cores, synchronous=False),
         )
-        for part in (1, 100, 1000)
+        for part in ((1,) if model == "perceptron" else (1, 100, 1000))
     ]
 
 
 def read_throughput(found: Sequence[Line], model: Model) -> dict[Arm, float]:
-    """Examples a second from storage into memory, all cores together."""
+    """Examples a second from storage into memory, all cores together: the best of an arm's sets, most often the largest."""
     result: dict[Arm, float] = {}
     for line in found:
-        if line.model == model and line.figures and line.arm in ("mllib", "averaging") and line.arm not in result:
-            result[line.arm] = line.rows / line.figures["start_s"].median
+        if line.model == model and line.figures:
+            speed = line.rows / max(line.figures["load_s"].median, 1e-9)
+            result[line.arm] = max(speed, result.get(line.arm, 0.0))
     return result
+
+
+def findings(found: Sequence[Line]) -> list[str]:
+    """What the figures say in words: where MLlib is the faster one, by how much it reads faster or slower, and how much of
+    the gap Spark closes without a job a mini-batch."""
+    told = [_reading(found, model) for model in SETTINGS] + [_winning(found), _closing(found)]
+    return [text for text in told if text]
+
+
+def _reading(found: Sequence[Line], model: Model) -> str:
+    speeds = read_throughput(found, model)
+    if not {"mllib", "ps-sync"} <= speeds.keys():
+        return ""
+    mllib, server = speeds["mllib"], speeds["ps-sync"]
+    faster, ratio = ("MLlib", mllib / server) if mllib > server else ("the parameter server", server / mllib)
+    both = f"{mllib:,.0f} and {server:,.0f} a second"
+    return f"Reading rows into memory, {model}: {faster} is {ratio:.1f} times as fast ({both})."
+
+
+def _winning(found: Sequence[Line]) -> str:
+    """Cells in which no parameter server is as fast as MLlib."""
+    best: dict[tuple[Any, ...], float] = {}
+    for line in found:
+        ratio = line.ratio if line.length is None else line.ratio_each
+        if line.arm.startswith("ps-") and ratio is not None:
+            best[_cell(line)] = max(ratio, best.get(_cell(line), 0.0))
+    lost = [
+        f"{model}, {batch:,} of {rows:,} rows ({ratio:.2f})"
+        for (model, rows, batch, _), ratio in best.items()
+        if ratio < 1
+    ]
+    if not best:
+        return ""
+    return f"Computing: MLlib is faster than both servers in {len(lost)} of {len(best)} cells" + (
+        f": {'; '.join(lost)}." if lost else f"; the least gap is {min(best.values()):.1f} times."
+    )
+
+
+def _closing(found: Sequence[Line]) -> str:
+    gaps = {
+        arm: [line.ratio_each for line in found if line.arm == arm and line.ratio_each]
+        for arm in ("all-reduce", "ps-sync")
+    }
+    if not all(gaps.values()):
+        return ""
+    tasks, server = (median(each) for each in gaps.values())
+    return (
+        f"Without a job a mini-batch, Spark's own tasks are {tasks:.0f} times as fast as MLlib (all-reduce, median of all"
+        f" cells; the synchronous server {server:.0f} times): what MLlib loses, it loses to its jobs."
+    )

@@ -1,14 +1,22 @@
-"""How busy the machine was while something ran."""
+"""How long something took, and how busy the machine was meanwhile."""
 
 from __future__ import annotations
 
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 
 import psutil
 
 EVERY_S = 0.5
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 class CpuMeter:
