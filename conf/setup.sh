@@ -62,13 +62,14 @@ java_major() {
     echo "${major:-0}"
 }
 
-# Prints the first java of 17 or newer in JAVA_HOME and PATH that is not this environment's own wrapper.
+# Prints the first java of 17 or newer in JAVA_HOME and PATH that is no wrapper: of this environment, or of another clone's,
+# which would look for its own on this one's PATH, and the two would call each other for ever.
 find_java() {
     local folder java
     while IFS= read -r folder; do
         java=$folder/java
-        case $folder in "$venv"/*) continue ;; esac
-        if [ -x "$java" ] && [ "$(java_major "$java")" -ge 17 ]; then
+        if [ ! -x "$java" ] || head -c 100 "$java" | grep -aq 'Written by conf/setup.sh'; then continue; fi
+        if [ "$(java_major "$java")" -ge 17 ]; then
             echo "$java"
             return
         fi

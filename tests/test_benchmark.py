@@ -218,7 +218,9 @@ def test_more_nodes_help_until_messages_are_all_there_is() -> None:
     assert by_nodes[0] > by_nodes[1]
     assert by_nodes[3] > by_nodes[2]  # a task costs the driver 0.3 ms, and there are 10,000
     for workers in (1, 10, 280):
-        both = [server.mini_batch_s(500, 28, workers, synchronous=synchronous) for synchronous in (True, False)]
+        both = [
+            server.mini_batch_s(500, 28, 2 * workers, workers, synchronous=synchronous) for synchronous in (True, False)
+        ]
         assert both[0] > both[1]
 
 

@@ -9,7 +9,7 @@ from pipeline.commandline import aligned
 from pipeline.errors import UsageError
 from trainer.config import Config, Facts
 from trainer.protocols import PROTOCOLS
-from trainer.recipes import RECIPES
+from trainer.recipes import INVERSE_SQRT, RECIPES
 
 FLOAT_BYTES = 4
 
@@ -19,8 +19,8 @@ class Plan:
     """batch_size: the global mini-batch B that was asked for; effective_batch: what the workers' shares add up to.
 
     learning_rate: the single-process rate a, applied to the mean of all workers' pushes where ``synchronous``;
-    worker_rate: a/n, applied to every single push otherwise. drops: the epochs of this run at which falls to a
-    tenth. push_mb: megabytes (10^6) of one push, summed over servers; the answer has as many."""
+    worker_rate: a/n, applied to every single push otherwise. drops: the epochs of this run at which ``recipe`` lets it
+    fall to a tenth. push_mb: megabytes (10^6) of one push, summed over servers; the answer has as many."""
 
     model: str
     protocol: str
@@ -34,6 +34,7 @@ class Plan:
     effective_batch: int
     learning_rate: float
     worker_rate: float
+    recipe: str
     drops: tuple[float, ...]
     epochs: float
     steps_per_epoch: int
@@ -69,6 +70,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
         effective_batch=sum(batches),
         learning_rate=config.learning_rate,
         worker_rate=config.learning_rate / workers,
+        recipe=config.recipe,
         drops=tuple(drop for drop in RECIPES[config.recipe] if drop < epochs),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
@@ -125,6 +127,8 @@ def _rates(plan: Plan) -> str:
         text = f"{plan.protocol} applies {asked} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
     else:
         text = f"{plan.protocol} applies {asked} / {plan.num_workers} = {plan.worker_rate:.4g} to each push"
+    if plan.recipe == INVERSE_SQRT:
+        return text + "; in mini-batch t, that over the root of t"
     drops = " and ".join(f"{drop:g}" for drop in plan.drops)
     return text + (f"; falls to a tenth at epoch {drops}" if drops else "")
 

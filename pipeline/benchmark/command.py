@@ -23,7 +23,7 @@ from pipeline.storage import Store, split_uri
 REPORT = "report.html"
 # MLlib's perceptron takes the mean over blocks of 128 rows, in which a smaller last one weighs too much: there is none.
 QUICK = {HIGGS.name: 160 * BLOCK_ROWS, YEAR.name: 20_000}
-FULL = {HIGGS.name: 8_000 * BLOCK_ROWS, YEAR.name: 463_715}  # as many as YearPredictionMSD has for training
+FULL = {HIGGS.name: 4_000 * BLOCK_ROWS, YEAR.name: 463_715}  # as many as YearPredictionMSD has for training
 LEAST_ROWS = 4_000
 NEEDED = ("torch", "zmq", "safetensors", "psutil")
 TIMED, QUICK_TIMED = 100, 20

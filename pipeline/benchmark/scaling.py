@@ -4,9 +4,9 @@ MLlib, one job a mini-batch (seconds):
     job + task * tasks + (scan * rows + row * batch) / cores + tasks * 8 * weights / bandwidth
 every task scans its whole part to sample it, and the driver gets one gradient in float64 of each task (treeAggregate's
 second level divides that by the root of the tasks).
-Parameter server with n workers, one server:
-    synchronous   step + row * batch / n + n * push + 2 * n * 4 * weights / bandwidth
-    asynchronous  max((step + row * batch / n + push), n * push + 2 * n * 4 * weights / bandwidth)
+Parameter server with n workers of one node each, one server:
+    synchronous   step + row * batch / cores + n * push + 2 * n * 4 * weights / bandwidth
+    asynchronous  max((step + row * batch / cores + push), n * push + 2 * n * 4 * weights / bandwidth)
 for n pushes, which are one mini-batch: the server takes pushes one after the other, and is all that does not scale."""
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ServerCosts:
     row: float
 
     def mini_batch_s(
-        self, batch: int, weights: int, workers: int, *, synchronous: bool, over_network: bool = True
+        self, batch: int, weights: int, cores: int, workers: int, *, synchronous: bool, over_network: bool = True
     ) -> float:
-        work = self.step + self.row * batch / workers
+        work = self.step + self.row * batch / cores
         served = workers * (self.push + (2 * FLOAT * weights / BANDWIDTH if over_network else 0.0))
         return work + served if synchronous else max(work + self.push, served)
 
@@ -72,10 +72,10 @@ def fit_spark(samples: Sequence[Sample], cores: int, task: float) -> SparkCosts:
     return SparkCosts(job, task, scan, row)
 
 
-def fit_server(samples: Sequence[Sample], workers: int, push: float) -> ServerCosts:
-    """The same, for the synchronous protocol."""
-    terms = [[1.0, s.batch / workers] for s in samples]
-    step, row = _fit(terms, [s.seconds - push * workers for s in samples])
+def fit_server(samples: Sequence[Sample], cores: int, push: float) -> ServerCosts:
+    """The same, for the synchronous protocol with a worker for each core."""
+    terms = [[1.0, s.batch / cores] for s in samples]
+    step, row = _fit(terms, [s.seconds - push * cores for s in samples])
     return ServerCosts(step, push, row)
 
 

@@ -89,7 +89,7 @@ def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: fl
         examples=int(used.examples.sum()),
         converged=bool(result["converged"]),
         seconds=seconds,
-        compute_s=seconds / mini_batches,
+        compute_s=_together_s(used, workers) or seconds / mini_batches,
         read_s=float(used.read_s.mean()),
         cpu=meter.between(ended - seconds, ended),
         load_s=max(event["seconds"] for event in events if event["event"] == "loaded"),
@@ -97,6 +97,14 @@ def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: fl
         server_s=server_cpu_s / len(used),
         weights=tuple(in_mllibs_order(named_weights(output), cell, features)),
     )
+
+
+def _together_s(used: pd.DataFrame, workers: int) -> float:
+    """Seconds a mini-batch since all workers have pushed: before, those that loaded their rows first wait for the others.
+    0 where none came after that."""
+    began = used.groupby("worker").seconds.min().max()
+    later = used[used.seconds > began]
+    return workers * float(used.seconds.max() - began) / len(later) if len(later) else 0.0
 
 
 def initial_weights(cell: Cell, shards: str, output: Path, seed: int, features: int) -> np.ndarray[Any, Any]:

@@ -173,7 +173,9 @@ def _scaled(model: Model, found: Sequence[Line], cores: int, task_s: float) -> S
     costs = fit_server(by_server, cores, min(pushes))
     weights = arithmetic.num_weights(model, PROBLEMS[SETTINGS[model].problem].features)
     guesses = [spark.mini_batch_s(s.rows, s.batch, weights, cores, over_network=False) for s in by_spark]
-    guesses += [costs.mini_batch_s(s.batch, weights, cores, synchronous=True, over_network=False) for s in by_server]
+    guesses += [
+        costs.mini_batch_s(s.batch, weights, cores, cores, synchronous=True, over_network=False) for s in by_server
+    ]
     errors = [abs(guess / s.seconds - 1) for guess, s in zip(guesses, by_spark + by_server, strict=True)]
     return Scaled(model, spark, costs, median(errors), max(errors), tuple(_predict(model, spark, costs, weights)))
 
@@ -195,8 +197,8 @@ def _predict(model: Model, spark: SparkCosts, costs: ServerCosts, weights: int) 
             rows // part,
             rows,
             spark.mini_batch_s(rows, rows // part, weights, cores),
-            costs.mini_batch_s(rows // part, weights, cores, synchronous=True),
-            costs.mini_batch_s(rows // part, weights, cores, synchronous=False),
+            costs.mini_batch_s(rows // part, weights, cores, nodes, synchronous=True),
+            costs.mini_batch_s(rows // part, weights, cores, nodes, synchronous=False),
         )
         for part in ((1,) if model == "perceptron" else (1, 100, 1000))
     ]
