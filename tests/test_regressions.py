@@ -119,6 +119,10 @@ def test_gradient_descent_takes_as_many_iterations_as_mllib_and_ends_at_the_same
     assert 10 < count < 2000
     assert (result["updates"], result["converged"]) == (count, True)
     np.testing.assert_allclose(run.vector(), weights, rtol=0, atol=1e-6)
+    loaded = {event["worker"]: event["rows"] for event in run.events("loaded")}
+    assert (sorted(loaded), sum(loaded.values())) == ([0, 1, 2], ROWS)
+    [ended] = run.events("converged")
+    assert result["seconds"] == pytest.approx(ended["seconds"], abs=0.05)  # of training, loading not among them
 
 
 @pytest.mark.parametrize("flags", [LOGISTIC, LINEAR])

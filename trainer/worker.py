@@ -103,7 +103,7 @@ def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
     begun = time.monotonic()
     rows = load_worker(shards, worker, targets=built.targets)
     seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes
-    log_event(Path(config.output), "loaded", worker=worker, rows=len(rows), bytes=size, seconds=seconds)
+    log_event(Path(config.output), "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows
 
 

@@ -32,6 +32,7 @@ def render(result: Mapping[str, Any]) -> str:
     converge = [line for line in found if line.length is None]
     sizes = {(line.model, line.rows) for line in converge}
     here = [line for line in found if (line.model, line.rows) in sizes]
+    scaled = summary.scaled(found, cores, float(result["task_s"]))
     page: str = template("benchmark.html").render(
         headline=headline(found),
         goals=summary.goals(found),
@@ -45,7 +46,8 @@ def render(result: Mapping[str, Any]) -> str:
         parts=parts(result.get("parts") or {}),
         reading={model: summary.read_throughput(found, model) for model in SETTINGS},
         findings=summary.findings(found),
-        scaled=summary.scaled(found, cores, float(result["task_s"])),
+        scaled=scaled,
+        predicted_gap=summary.predicted_gap(scaled),
         published=published,
         pictures={
             "converge": _converge_pictures(converge),
@@ -129,7 +131,7 @@ def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False)
         at = [cells.index((line.model, line.size)) + (number - (len(ARMS) - 1) / 2) * height for line in mine]
         spreads = [line.figures[figure] for line in mine]
         middle = np.array([spread.median for spread in spreads])
-        reach = np.stack([middle - [s.least for s in spreads], [s.most for s in spreads] - middle]) if mine else None
+        reach = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]] if mine else None
         colour, hatch, _ = LOOK[arm]
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3, "label": arm}
         ax.barh(at, middle, height * 0.92, xerr=reach, error_kw={"lw": 1, "ecolor": figures.BLACK}, **look)

@@ -41,11 +41,17 @@ class SparkCosts:
     scan: float
     row: float
 
+    def parts(self, rows: int, batch: int, weights: int, cores: int, *, over_network: bool = True) -> dict[str, float]:
+        """Seconds by what they go to."""
+        gathered = math.isqrt(cores) if cores > 4 else cores
+        return {
+            "scheduling": self.job + self.task * cores,
+            "rows": (self.scan * rows + self.row * batch) / cores,
+            "bytes": gathered * DOUBLE * weights / BANDWIDTH if over_network else 0.0,
+        }
+
     def mini_batch_s(self, rows: int, batch: int, weights: int, cores: int, *, over_network: bool = True) -> float:
-        tasks = cores
-        gathered = math.isqrt(tasks) if tasks > 4 else tasks
-        moved = gathered * DOUBLE * weights / BANDWIDTH if over_network else 0.0
-        return self.job + self.task * tasks + (self.scan * rows + self.row * batch) / cores + moved
+        return sum(self.parts(rows, batch, weights, cores, over_network=over_network).values())
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,22 @@ class ServerCosts:
     push: float
     row: float
 
+    def parts(
+        self, batch: int, weights: int, cores: int, workers: int, *, over_network: bool = True
+    ) -> dict[str, float]:
+        """Seconds of a synchronous mini-batch by what they go to."""
+        return {
+            "workers": self.step + self.row * batch / cores,
+            "server": workers * self.push,
+            "bytes": workers * 2 * FLOAT * weights / BANDWIDTH if over_network else 0.0,
+        }
+
     def mini_batch_s(
         self, batch: int, weights: int, cores: int, workers: int, *, synchronous: bool, over_network: bool = True
     ) -> float:
-        work = self.step + self.row * batch / cores
-        served = workers * (self.push + (2 * FLOAT * weights / BANDWIDTH if over_network else 0.0))
-        return work + served if synchronous else max(work + self.push, served)
+        parts = self.parts(batch, weights, cores, workers, over_network=over_network)
+        served = parts["server"] + parts["bytes"]
+        return parts["workers"] + served if synchronous else max(parts["workers"] + self.push, served)
 
 
 def fit_spark(samples: Sequence[Sample], cores: int, task: float) -> SparkCosts:

@@ -92,7 +92,7 @@ def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: fl
         compute_s=_together_s(used, workers) or seconds / mini_batches,
         read_s=float(used.read_s.mean()),
         cpu=meter.between(ended - seconds, ended),
-        load_s=max(event["seconds"] for event in events if event["event"] == "loaded"),
+        load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
         start_s=max(0.0, ended - seconds - began),
         server_s=server_cpu_s / len(used),
         weights=tuple(in_mllibs_order(named_weights(output), cell, features)),

@@ -134,14 +134,20 @@ def goals(found: Sequence[Line]) -> list[Goal]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A mini-batch of the thesis's synthetic set on its nodes, by the model: seconds, and MLlib's over each server's."""
+    """A mini-batch of the thesis's synthetic set on its nodes, by the model: seconds of MLlib and of the synchronous server
+    by what they go to, and of the asynchronous one."""
 
     model: Model
     batch: int
     rows: int
-    mllib_s: float
-    sync_s: float
+    mllib: Mapping[str, float]
+    sync: Mapping[str, float]
     async_s: float
+
+    @property
+    def gap(self) -> float:
+        """MLlib's seconds over the synchronous server's."""
+        return sum(self.mllib.values()) / sum(self.sync.values())
 
 
 @dataclass(frozen=True)
@@ -196,12 +202,18 @@ def _predict(model: Model, spark: SparkCosts, costs: ServerCosts, weights: int) 
             model,
             rows // part,
             rows,
-            spark.mini_batch_s(rows, rows // part, weights, cores),
-            costs.mini_batch_s(rows // part, weights, cores, nodes, synchronous=True),
+            spark.parts(rows, rows // part, weights, cores),
+            costs.parts(rows // part, weights, cores, nodes),
             costs.mini_batch_s(rows // part, weights, cores, nodes, synchronous=False),
         )
         for part in ((1,) if model == "perceptron" else (1, 100, 1000))
     ]
+
+
+def predicted_gap(found: Sequence[Scaled]) -> float | None:
+    """The average over the cells with mini-batches, which the thesis has too."""
+    gaps = [each.gap for model in found for each in model.predictions if each.batch < each.rows]
+    return fmean(gaps) if gaps else None
 
 
 def read_throughput(found: Sequence[Line], model: Model) -> dict[Arm, float]:
