@@ -26,6 +26,7 @@ from pipeline.benchmark.cells import SETTINGS, Cell, of_a_length, to_converge
 from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
+from pipeline.benchmark.run import Row, _measure
 from pipeline.errors import DataError
 from tests.application import run_job
 
@@ -281,6 +282,13 @@ def test_rows_that_are_there_are_kept_and_those_of_another_plan_are_not_mixed_in
     other = run_job("benchmark.py", "--output", quick, *FLAGS, "--seed", "1")
     assert other.code == 2
     assert "--overwrite" in other.err
+
+
+def test_a_set_that_could_not_be_loaded_is_the_error_of_its_runs() -> None:
+    asked = Row("logistic", 9000, 500, None, "mllib", 0)
+    nothing: Any = None
+    done = _measure(nothing, Cell("logistic", 9000, 500), asked, MemoryError("no room\nfor rows"))
+    assert done == replace(asked, error="no room for rows")
 
 
 def line(

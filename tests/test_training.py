@@ -167,7 +167,7 @@ def test_a_storm_of_kills_and_stops_leaves_no_trace_in_the_numbers_of_bsp(
     assert run.wait() == 0, run.said()
     np.testing.assert_array_equal(run.vector(), undisturbed.vector())
     assert run.result()["restarts"] == {"worker": 2, "server": 3, "evaluator": 1}
-    assert run.result()["rollbacks"] >= 2
+    assert run.result()["rollbacks"] >= 1  # server 0 takes none back when it dies, nor for a server that dies with it
     until(lambda: not run.family(), "its last processes end")
 
 

@@ -14,7 +14,7 @@ from pipeline.benchmark import published, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS
 from pipeline.benchmark.cells import ARMS, SETTINGS, Arm
 from pipeline.benchmark.summary import Line, Spread
-from pipeline.report import Picture, picture, template
+from pipeline.report import Picture, picture, plain, template
 
 LOOK: dict[Arm, tuple[str, str, str]] = {  # colour, hatch, marker
     "mllib": (figures.ORANGE, "//", "s"),
@@ -86,7 +86,8 @@ def parts(found: Mapping[str, float]) -> str:
 
 
 def _ms(spread: Spread) -> str:
-    return f"{1e3 * spread.median:.3g} ({1e3 * spread.least:.3g} to {1e3 * spread.most:.3g})"
+    middle, least, most = (plain(1e3 * value) for value in (spread.median, spread.least, spread.most))
+    return f"{middle} ({least} to {most})"
 
 
 def _converge_pictures(found: Sequence[Line]) -> list[Picture]:

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -168,7 +168,8 @@ def _of_set(bench: Bench, stored: Stored, asked: Sequence[tuple[Cell, Row]]) -> 
     if all(row.key in bench.kept for _, row in asked):
         yield from (bench.kept[row.key] for _, row in asked)
         return
-    with _ready(bench, stored, asked[0][0]) as loaded:
+    with ExitStack() as stack:
+        loaded = _ready(bench, stored, asked[0][0], stack)
         for cell, row in asked:
             if row.key in bench.kept:
                 yield bench.kept[row.key]
@@ -203,13 +204,14 @@ class Loaded:
     best: float | None = None
 
 
-@contextmanager
-def _ready(bench: Bench, stored: Stored, cell: Cell) -> Iterator[Loaded]:
-    """Caches filled and compilers warm: a short run of MLlib before any is timed. The trainer has no such state."""
-    with ExitStack() as stack:
-        with bench.progress.phase(f"warming up: {cell.model}"):
-            loaded = _load(bench, stored, cell, stack)
-        yield loaded
+def _ready(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded | Exception:
+    """Caches filled and compilers warm: a short run of MLlib before any is timed. The trainer has no such state. What went
+    wrong instead is the error of every run."""
+    with bench.progress.phase(f"warming up: {cell.model}"):
+        try:
+            return _load(bench, stored, cell, stack)
+        except Exception as error:
+            return error
 
 
 def _load(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded:
@@ -235,10 +237,12 @@ def _load(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded:
     return Loaded(stored, start, points, best=best)
 
 
-def _measure(bench: Bench, cell: Cell, row: Row, loaded: Loaded) -> Row:
+def _measure(bench: Bench, cell: Cell, row: Row, loaded: Loaded | Exception) -> Row:
     """One run, with the objective where it ended if it was to converge."""
-    loss, data, real = None, loaded.stored.data, loaded.stored.problem.real
     try:
+        if isinstance(loaded, Exception):
+            raise loaded
+        loss, data, real = None, loaded.stored.data, loaded.stored.problem.real
         outcome = _run_arm(bench, cell, row.arm, row.repeat, loaded)
         if cell.mini_batches is None:
             loss = rows.objective(bench.context, data, cell, real, np.array(outcome.weights))
@@ -274,7 +278,8 @@ def _task_s(context: SparkContext) -> float:
     def job_s(tasks: int) -> float:
         assert context._jvm is not None
         job = context._jsc.parallelize(context._jvm.java.util.ArrayList(), tasks)
-        return float(np.median([timed(job.count) for _ in range(5)]))
+        seconds = [timed(job.count) for _ in range(12)]
+        return float(np.median(seconds[4:]))  # warm
 
     few = context.defaultParallelism
     return max(0.0, job_s(few + TASKS_TIMED) - job_s(few)) / TASKS_TIMED
