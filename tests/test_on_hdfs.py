@@ -71,10 +71,10 @@ def put(client: Client, path: str, content: bytes) -> None:
 
 
 def tried(action: Callable[[], None]) -> bool:
-    """Whether it went well."""
+    """Whether it went well; hdfs-native's close has a RuntimeError of its own."""
     try:
         action()
-    except OSError:
+    except (OSError, RuntimeError):
         return False
     return True
 

@@ -105,7 +105,7 @@ def run(
         converged=converged,
         seconds=ended - began,
         compute_s=(ended - began) / mini_batches,
-        read_s=0.0,
+        read_s=None,
         cpu=meter.between(began, ended),
         load_s=read_s,
         start_s=read_s,

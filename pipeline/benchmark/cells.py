@@ -15,13 +15,12 @@ TOLERANCE = 1e-3  # MLlib's default
 @dataclass(frozen=True)
 class Settings:
     """step: a0 of the rate a0/sqrt(t), or the constant rate of the perceptron; decay: L2 factor; most: mini-batches after
-    which a run that has not converged is ended; timed: mini-batches at most in a run of a fixed length."""
+    which a run that has not converged is ended."""
 
     problem: str
     step: float
     decay: float
     most: int
-    timed: int = 100
     constant: bool = False
 
 
@@ -31,7 +30,7 @@ class Settings:
 SETTINGS: dict[Model, Settings] = {
     "logistic": Settings("higgs-like", step=1.0, decay=0.01, most=20_000),
     "linear": Settings("year-like", step=0.1, decay=0.0, most=20_000),
-    "perceptron": Settings("higgs-like", step=0.5, decay=0.0, most=1_000, timed=20, constant=True),
+    "perceptron": Settings("higgs-like", step=0.5, decay=0.0, most=1_000, constant=True),
 }
 
 
@@ -76,7 +75,7 @@ def of_a_length(model: Model, rows: int, count: int) -> list[Cell]:
     """Runs of a fixed number of mini-batches: of all rows, and for a regression of a hundredth and a thousandth (SPEC 9,
     "synthetic")."""
     parts = (1,) if model == "perceptron" else (1, 100, 1000)
-    return [Cell(model, rows, rows // part, min(count, SETTINGS[model].timed)) for part in parts]
+    return [Cell(model, rows, rows // part, count if model != "perceptron" else max(1, count // 5)) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,9 @@ class Plan:
 @dataclass(frozen=True)
 class Outcome:
     """One run of one arm. seconds: from the first mini-batch to the end of the last; compute_s and read_s: of one
-    mini-batch; updates: of the model; cpu: share of all cores that was busy; load_s: reading all rows into memory; start_s:
-    that and all else before the first mini-batch; server_s: CPU of the parameter server a push; weights: where it ended,
-    in MLlib's order."""
+    mini-batch, read_s None where none is drawn apart; updates: of the model; cpu: share of all cores that was busy; load_s:
+    reading all rows into memory; start_s: that and, of the server, all else before the first mini-batch; server_s: CPU of
+    the parameter server a push; weights: where it ended, in MLlib's order."""
 
     mini_batches: int
     updates: int
@@ -113,7 +112,7 @@ class Outcome:
     converged: bool
     seconds: float
     compute_s: float
-    read_s: float
+    read_s: float | None
     cpu: float
     load_s: float
     start_s: float

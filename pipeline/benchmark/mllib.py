@@ -6,7 +6,7 @@ mini-batch passes through Python. How many there were is how many jobs the sched
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +21,18 @@ from pipeline.benchmark import arithmetic
 from pipeline.benchmark.cells import Cell, Outcome
 from pipeline.benchmark.timing import CpuMeter, timed
 from pipeline.columns import matrix_to_vector
+from pipeline.errors import JobError
 
+WARM, WARM_UP_RUNS = 0.05, 6
+TOLD_S = 5.0  # Spark's status of what is cached comes a little late
 LOOKED_AT = 20  # of the last stages: their task metrics tell what a mini-batch is made of
 BLOCK_ROWS = 128  # that the perceptron stacks into one matrix: MLlib's default
 
 
 @dataclass(frozen=True)
 class Points:
-    """Rows in the JVM, cached. load_s: what it took to read, parse and keep them; read_s: to read and parse them once more,
-    which is what every mini-batch would cost without a cache, since MLlib passes over all rows to sample some."""
+    """Rows in the JVM, cached. load_s: what it took to read, parse and keep them; read_s: to read and parse them, which is
+    what every mini-batch would cost without a cache, since MLlib passes over all rows to sample some."""
 
     context: SparkContext
     features: int
@@ -42,16 +45,52 @@ class Points:
 def points(context: SparkContext, folder: str, features: int) -> Iterator[Points]:
     """What problems.store wrote as text, parsed and cached; dropped at the end."""
     assert context._jvm is not None
-    utils = context._jvm.org.apache.spark.mllib.util.MLUtils
+    utils, cores = context._jvm.org.apache.spark.mllib.util.MLUtils, context.defaultParallelism
 
     def load() -> Any:
-        return utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", context.defaultParallelism)
+        """As many parts as cores, like all other arms: text alone would be cut by its blocks."""
+        return utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", cores).toJavaRDD().coalesce(cores)
 
+    read_s = _warm(load().count)
     cached = load().cache()
     try:
-        yield Points(context, features, cached, timed(cached.count), timed(load().count))
+        load_s = timed(cached.count)
+        _check_cached(context, cached.id())
+        yield Points(context, features, cached.rdd(), load_s, read_s)
     finally:
         cached.unpersist(True)
+
+
+def _warm(read: Callable[[], object]) -> float:
+    """Seconds that reading takes once what compiles and caches has been through it."""
+    read()
+    return timed(read)
+
+
+def _check_cached(context: SparkContext, rdd: int) -> None:
+    """Raises JobError where a part did not fit: every mini-batch would read it again."""
+    until = time.monotonic() + TOLD_S
+    while True:
+        infos = context._jsc.sc().getRDDStorageInfo()
+        held, parts = next((i.numCachedPartitions(), i.numPartitions()) for i in infos if i.id() == rdd)
+        if held == parts:
+            return
+        if time.monotonic() > until:
+            raise JobError(
+                f"{held} of {parts} parts of the rows fit into memory; give more with --driver-memory (or"
+                " --executor-memory), or take fewer rows"
+            )
+        time.sleep(0.1)
+
+
+def warm_up(run: Callable[[], Outcome]) -> None:
+    """Short runs until two in a row take the same time, near enough."""
+    before = run().compute_s
+    for _ in range(WARM_UP_RUNS):
+        now = run().compute_s
+        if abs(now / before - 1) < WARM:
+            return
+        before = now
 
 
 def regression(found: Points, cell: Cell, meter: CpuMeter) -> Outcome:
@@ -128,7 +167,7 @@ def table(spark: SparkSession, folder: str, features: int) -> Iterator[Table]:
     stored = spark.read.parquet(f"{folder}/parquet")
     vectors = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), stored["image"])
     rows = stored.select(stored["label"].cast("double").alias("label"), vectors.alias("features"))
-    read_s = timed(lambda: rows.write.format("noop").mode("overwrite").save())
+    read_s = _warm(rows.write.format("noop").mode("overwrite").save)
     cached = rows.persist(StorageLevel.MEMORY_ONLY)
     try:
         yield Table(features, cached, timed(cached.count), read_s)
@@ -170,17 +209,23 @@ def perceptron(found: Table, cell: Cell, weights: np.ndarray[Any, Any], meter: C
 
 
 def parts_of_a_mini_batch(context: SparkContext) -> dict[str, float]:
-    """Task metrics of the stages of the latest mini-batches, medians in milliseconds and bytes: what one is made of.
-    Empty where Spark's status store has none."""
+    """Task metrics of the latest mini-batches, summed over the stages of each, medians: what one is made of. wall_ms: from
+    the submission of a stage to its end; run_ms, deserialise_ms: of all its tasks. Empty where Spark's status store has
+    none."""
     status, found = context._jsc.sc().statusStore(), []
     for job in range(max(0, jobs_so_far(context) - LOOKED_AT), jobs_so_far(context)):
         with suppress(Py4JJavaError):  # it was dropped from the store, or its end has not arrived there
-            stages = status.job(job).stageIds()
-            for at in range(stages.size()):
-                data = status.lastStageAttempt(stages.apply(at))
-                if "GradientDescent" in data.name() and data.completionTime().isDefined():
-                    wall = data.completionTime().get().getTime() - data.submissionTime().get().getTime()
-                    unpacking, result = data.executorDeserializeTime(), data.resultSize()
-                    found.append((wall, data.executorRunTime(), unpacking, result, data.numTasks()))
-    names = ("stage_ms", "tasks_ms", "deserialise_ms", "result_bytes", "tasks")
-    return dict(zip(names, map(float, np.median(np.array(found, float), axis=0)), strict=True)) if found else {}
+            ids = status.job(job).stageIds()
+            stages = [status.lastStageAttempt(ids.apply(at)) for at in range(ids.size())]
+            if all("GradientDescent" in stage.name() and stage.completionTime().isDefined() for stage in stages):
+                found.append(np.sum([_parts(stage) for stage in stages], axis=0))
+    return dict(zip(PARTS, map(float, np.median(np.array(found), axis=0)), strict=True)) if found else {}
+
+
+PARTS = ("stages", "wall_ms", "run_ms", "deserialise_ms", "result_bytes", "tasks")
+
+
+def _parts(stage: Any) -> tuple[float, ...]:
+    wall = stage.completionTime().get().getTime() - stage.submissionTime().get().getTime()
+    times = (stage.executorRunTime(), stage.executorDeserializeTime())
+    return 1, wall, *times, stage.resultSize(), stage.numTasks()

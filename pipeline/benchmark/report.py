@@ -28,7 +28,7 @@ LOOK: dict[Arm, tuple[str, str, str]] = {  # colour, hatch, marker
 def render(result: Mapping[str, Any]) -> str:
     """One HTML page of what results.json holds."""
     found = summary.lines(result["rows"])
-    cores = int(result["machine"]["cores"])
+    cores = int(result["machine"]["parallelism"])
     converge = [line for line in found if line.length is None]
     sizes = {(line.model, line.rows) for line in converge}
     here = [line for line in found if (line.model, line.rows) in sizes]
@@ -43,7 +43,7 @@ def render(result: Mapping[str, Any]) -> str:
         local_steps=LOCAL_STEPS,
         thesis=thesis,
         ms=_ms,
-        parts=parts(result.get("parts") or {}),
+        parts={name: found for name, found in result["parts"].items() if found},
         reading={model: summary.read_throughput(found, model) for model in SETTINGS},
         findings=summary.findings(found),
         scaled=scaled,
@@ -61,7 +61,7 @@ def render(result: Mapping[str, Any]) -> str:
 def headline(found: Sequence[Line]) -> str:
     failed = sum(bool(line.errors) for line in found)
     cells = len({(line.model, line.rows, line.batch, line.length) for line in found})
-    return f"{cells} comparisons of {len(ARMS)} arms" + (
+    return f"{cells} comparisons of {len({line.arm for line in found})} arms" + (
         f"; {failed} of them failed, their rows say why" if failed else ""
     )
 
@@ -71,23 +71,9 @@ def thesis(line: Line) -> int | None:
     return published.MINI_BATCHES.get((line.model, line.size), {}).get(line.arm)
 
 
-def parts(found: Mapping[str, float]) -> str:
-    """What the task metrics of MLlib's last mini-batches say."""
-    if not found:
-        return "No task metrics were read."
-    tasks = found["tasks"]
-    return (
-        f"Of {found['stage_ms']:.1f} ms that a stage of the last mini-batches takes from its submission to its end,"
-        f" {found['tasks_ms'] / tasks:.1f} ms is a task's own run and {found['deserialise_ms'] / tasks:.1f} ms unpacking its"
-        f" closure; {found['result_bytes'] / tasks / 1000:.1f} kB come back from each of {tasks:.0f} tasks. MLlib's tree"
-        " aggregation makes two stages of every mini-batch, with a shuffle between them; the rest of a mini-batch is the"
-        " scheduler's work and the driver's."
-    )
-
-
 def _ms(spread: Spread) -> str:
     middle, least, most = (plain(1e3 * value) for value in (spread.median, spread.least, spread.most))
-    return f"{middle} ({least} to {most})"
+    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def _converge_pictures(found: Sequence[Line]) -> list[Picture]:
@@ -161,6 +147,8 @@ def over_batches(found: Sequence[Line], figure: str, label: str) -> Figure:
                 (line for line in found if (line.model, line.arm) == (model, arm) and figure in line.figures),
                 key=lambda line: line.batch,
             )
+            if not mine:
+                continue
             values = [max(1e3 * line.figures[figure].median, figures.FLOOR) for line in mine]
             colour, _, marker = LOOK[arm]
             ax.plot([line.batch for line in mine], values, marker=marker, color=colour, label=arm)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ TASKS_TIMED = 200
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
 MEMORY_SHARE = 0.75  # of what the executors' memory holds of cached rows, for the largest size (SPEC 9)
 OBJECT_BYTES = 88  # of a row in the JVM beside its numbers: a LabeledPoint, its vector, an array's header, references
-WARM_UP = 40  # mini-batches; of the perceptron, which takes all rows, an eighth
+WARM_UP = 20  # mini-batches at a time; of the perceptron, a quarter
 SIZES = (100, 10, 1)  # parts of the largest
 
 
@@ -64,7 +66,7 @@ class Row:
 @dataclass(frozen=True)
 class Bench:
     """What all cells share. folder: for data, which may lie on HDFS; output: local; kept: rows of an earlier start; parts:
-    what MLlib's mini-batches are made of."""
+    what MLlib's mini-batches are made of, by cell."""
 
     context: SparkContext
     plan: Plan
@@ -73,7 +75,7 @@ class Bench:
     progress: Progress
     meter: CpuMeter
     kept: dict[tuple[Any, ...], Row]
-    parts: dict[str, float]
+    parts: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,14 @@ class Stored:
 
 def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: Progress) -> dict[str, Any]:
     """All of it; returns what results.json holds. Rows that OUTPUT already has, of the same plan, are not run again."""
-    kept = _kept(output, plan)
+    about = machine(context, folder)  # before anything loads it
+    kept = _kept(output, plan, about)
     before = json.loads((output / JSON_FILE).read_text()) if (output / JSON_FILE).exists() else {}
     with CpuMeter() as meter:
         bench = Bench(context, plan, output, folder, progress, meter, kept, before.get("parts", {}))
         measured = [row for name in PROBLEMS if plan.learners(name) for row in _of_problem(bench, PROBLEMS[name])]
         result = {
-            "machine": machine(context),
+            "machine": about,
             "plan": {**asdict(plan), "settings": {model: asdict(found) for model, found in SETTINGS.items()}},
             "task_s": _task_s(context),
             "parts": bench.parts,
@@ -216,16 +219,16 @@ def _ready(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded
 
 def _load(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded:
     problem, context = stored.problem, bench.context
-    warm = replace(cell, batch=cell.rows // 100, mini_batches=WARM_UP)
+    warm = replace(cell, mini_batches=WARM_UP)
     with_mllib = "mllib" in bench.plan.arms
     if cell.model == "perceptron":
-        idle, warm = bench.output / "training", replace(warm, batch=cell.rows, mini_batches=WARM_UP // 8)
+        idle, warm = bench.output / "training", replace(warm, mini_batches=WARM_UP // 4)
         start = server.initial_weights(warm, stored.shards, idle, bench.plan.seed, problem.features)
         if not with_mllib:
             return Loaded(stored, start)
         spark = SparkSession.builder.getOrCreate()
         table = stack.enter_context(mllib.table(spark, stored.place, problem.features))
-        mllib.perceptron(table, warm, start, bench.meter)
+        mllib.warm_up(partial(mllib.perceptron, table, warm, start, bench.meter))
         return Loaded(stored, start, table=table)
     start, best, points = np.zeros(problem.features), None, None
     if cell.mini_batches is None:
@@ -233,7 +236,7 @@ def _load(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded:
         best = rows.objective(context, stored.data, cell, problem.real, at)
     if with_mllib:
         points = stack.enter_context(mllib.points(context, stored.place, problem.features))
-        mllib.regression(points, warm, bench.meter)
+        mllib.warm_up(partial(mllib.regression, points, warm, bench.meter))
     return Loaded(stored, start, points, best=best)
 
 
@@ -260,8 +263,7 @@ def _run_arm(bench: Bench, cell: Cell, arm: Arm, repeat: int, loaded: Loaded) ->
             return mllib.perceptron(loaded.table, cell, loaded.start, meter)
         assert loaded.points
         outcome = mllib.regression(loaded.points, cell, meter)
-        if cell.is_stochastic:
-            bench.parts.update(mllib.parts_of_a_mini_batch(bench.context))
+        bench.parts[cell.name] = mllib.parts_of_a_mini_batch(bench.context)
         return outcome
     if arm in server.PROTOCOLS:
         output = bench.output / "training"
@@ -285,7 +287,7 @@ def _task_s(context: SparkContext) -> float:
     return max(0.0, job_s(few + TASKS_TIMED) - job_s(few)) / TASKS_TIMED
 
 
-def machine(context: SparkContext) -> dict[str, Any]:
+def machine(context: SparkContext, folder: str) -> dict[str, Any]:
     """What a reader needs to judge the figures."""
     assert context._jvm is not None
     name = platform.processor()
@@ -300,6 +302,9 @@ def machine(context: SparkContext) -> dict[str, Any]:
         "python": platform.python_version(),
         "java": context._jvm.System.getProperty("java.version"),
         "master": context.master,
+        "parallelism": context.defaultParallelism,
+        "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
+        "data": folder,
         "load_before": round(psutil.getloadavg()[0], 2),
         **{library: version(library) for library in LIBRARIES},
     }
@@ -316,25 +321,46 @@ def as_csv(measured: list[Row]) -> str:
     return text.getvalue()
 
 
-def _kept(output: Path, plan: Plan) -> dict[tuple[Any, ...], Row]:
-    """Rows of an earlier start of the same plan. Raises UsageError where OUTPUT holds those of another."""
+def _kept(output: Path, plan: Plan, about: dict[str, Any]) -> dict[tuple[Any, ...], Row]:
+    """Rows of an earlier start of the same plan and program on the same machine. Raises UsageError where OUTPUT holds those
+    of another."""
     output.mkdir(parents=True, exist_ok=True)
-    mark = json.dumps(asdict(plan), sort_keys=True)
+    same = {key: value for key, value in about.items() if key != "load_before"}
+    mark = json.dumps({"plan": asdict(plan), "machine": same, "program": _program()}, sort_keys=True)
     path = output / ROWS_FILE
     if not path.exists():
         _write(path, mark + "\n")
         return {}
     first, *lines = path.read_text().splitlines()
     if first != mark:
-        raise UsageError(f"{path} holds rows of another configuration; choose another --output, or --overwrite")
-    found = [Row(**json.loads(line)) for line in lines if line.endswith("}")]
-    return {row.key: row for row in found if not row.error}
+        raise UsageError(
+            f"{path} holds rows of another configuration, machine or version; choose another --output, or --overwrite"
+        )
+    found = [row for line in lines if (row := _row(line)) and not row.error]
+    _write(path, "".join(f"{line}\n" for line in (mark, *(json.dumps(asdict(row)) for row in found))))
+    return {row.key: row for row in found}
+
+
+def _row(line: str) -> Row | None:
+    """None for a line that was cut off."""
+    with suppress(ValueError, TypeError):
+        return Row(**json.loads(line))
+    return None
+
+
+def _program() -> str:
+    """A digest of what the figures depend on: this package and the trainer."""
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, server.ROOT / "trainer"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(text)
-    os.replace(partial, path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def clean(output: Path) -> None:

@@ -1,9 +1,9 @@
 """What a mini-batch costs on any number of nodes: a model with few terms, fitted to this machine's measurements.
 
 MLlib, one job a mini-batch (seconds):
-    job + task * tasks + (scan * rows + row * batch) / cores + tasks * 8 * weights / bandwidth
-every task scans its whole part to sample it, and the driver gets one gradient in float64 of each task (treeAggregate's
-second level divides that by the root of the tasks).
+    job + task * cores + (scan * rows + row * batch) / cores + root(cores) * 8 * weights / bandwidth
+a task for each core scans its whole part to sample it; the driver gets one gradient in float64 of each of treeAggregate's
+second level, the root of the number of tasks.
 Parameter server with n workers of one node each, one server:
     synchronous   step + row * batch / cores + n * push + 2 * n * 4 * weights / bandwidth
     asynchronous  max((step + row * batch / cores + push), n * push + 2 * n * 4 * weights / bandwidth)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-EVERY_S = 0.5
+EVERY_S = 0.1
 
 
 def timed(call: Callable[[], object]) -> float:
