@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from pipeline.benchmark.cells import SETTINGS, Cell, of_a_length, to_converge
 from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
-from pipeline.benchmark.run import Row, _measure
-from pipeline.errors import DataError
+from pipeline.benchmark.run import Loaded, Row, _measure
+from pipeline.errors import DataError, JobError
 from tests.application import run_job
 
 Floats = npt.NDArray[np.float64]
@@ -295,6 +296,11 @@ def test_a_set_that_could_not_be_loaded_is_the_error_of_its_runs() -> None:
     nothing: Any = None
     done = _measure(nothing, Cell("logistic", 9000, 500), asked, MemoryError("no room\nfor rows"))
     assert done == replace(asked, error="no room for rows")
+    loaded = Loaded(nothing, np.zeros(0), None, JobError("3 of 4 parts fit"))
+    bench: Any = SimpleNamespace(plan=SimpleNamespace(seed=0), meter=None)
+    stored: Any = SimpleNamespace(data=None, problem=HIGGS)
+    done = _measure(bench, Cell("logistic", 9000, 500), asked, replace(loaded, stored=stored))
+    assert done == replace(asked, error="3 of 4 parts fit")  # of MLlib's runs alone
 
 
 def line(
@@ -331,6 +337,7 @@ def test_findings_say_where_mllib_is_the_faster_one() -> None:
         (["--output", "hdfs://host/x"], "must be a local folder"),
         (["--output", "OUT", "--models", "forest"], "is not a list of logistic, linear, perceptron"),
         (["--output", "OUT", "--higgs-rows", "10"], "--higgs-rows must be at least 4000"),
+        (["--output", "OUT", "--year-rows", "5000", "--year", "x.txt"], "leave one out"),
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, flags: list[str], said: str) -> None:

@@ -104,7 +104,8 @@ class Outcome:
     """One run of one arm. seconds: from the first mini-batch to the end of the last; compute_s and read_s: of one
     mini-batch, read_s None where none is drawn apart; updates: of the model; cpu: share of all cores that was busy; load_s:
     reading all rows into memory; start_s: that and, of the server, all else before the first mini-batch; server_s: CPU of
-    the parameter server a push; weights: where it ended, in MLlib's order."""
+    the parameter server a push; step_s: of compute_s, what a worker's step takes, the rest being messages; weights: where
+    it ended, in MLlib's order."""
 
     mini_batches: int
     updates: int
@@ -116,5 +117,6 @@ class Outcome:
     cpu: float
     load_s: float
     start_s: float
-    server_s: float = 0.0
+    server_s: float | None = None
+    step_s: float | None = None
     weights: tuple[float, ...] = ()

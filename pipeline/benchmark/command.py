@@ -96,9 +96,12 @@ def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 def plan_of(args: argparse.Namespace) -> Plan:
     """Raises UsageError."""
     rows = dict(QUICK if args.quick else FULL)
-    for problem, given in ((HIGGS, args.higgs_rows), (YEAR, args.year_rows)):
+    for problem, given, real in ((HIGGS, args.higgs_rows, args.higgs), (YEAR, args.year_rows, args.year)):
+        flag = f"--{problem.name.split('-')[0]}"
+        if given is not None and real:
+            raise UsageError(f"{flag}-rows {given} is of generated rows, and {flag} gives real ones; leave one out")
         if given is not None and given < LEAST_ROWS:
-            raise UsageError(f"--{problem.name.split('-')[0]}-rows must be at least {LEAST_ROWS}, got {given}")
+            raise UsageError(f"{flag}-rows must be at least {LEAST_ROWS}, got {given}")
         rows[problem.name] = given or rows[problem.name]
     small = [size for size in args.sizes or () if size < LEAST_ROWS]
     if small:
@@ -139,6 +142,8 @@ def run_benchmark(args: argparse.Namespace) -> int:
     if args.overwrite:
         clean(output)
     with spark_context(debug=args.debug) as context:
+        if not str(context.master).startswith("local"):
+            print(f"note: MLlib runs on {context.master}, the servers and their workers on this host alone", flush=True)
         result = run(context, plan, output, folder, Progress(context, quiet=args.quiet))
     (output / REPORT).write_text(report.render(result))
     found = summary.lines(result["rows"])

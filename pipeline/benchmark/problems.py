@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -78,15 +79,20 @@ def generated(spark: SparkSession, problem: Problem, rows: int, seed: int, piece
     return _with_metadata(spark.range(0, len(spans), 1, len(spans)).mapInArrow(draw, SCHEMA), problem.features)
 
 
+def check(context: SparkContext, problem: Problem, uri: str) -> None:
+    """Raises DataError where there is no such file."""
+    store = store_of(context)
+    if not store.exists(store.resolve(uri)):
+        raise DataError(f"{uri} does not exist; check --{problem.name.split('-')[0]}")
+
+
 def from_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     """The real file: its first column is the label (HIGGS) or the year (YearPredictionMSD), the others are features.
 
     Features, and the year as a target, are shifted and scaled to zero mean and unit variance; the class of a year is its
     distance from the first. Three passes over the file. Raises DataError for a file that is not there, has another shape,
     or fields that are no numbers."""
-    store = store_of(spark.sparkContext)
-    if not store.exists(store.resolve(uri)):
-        raise DataError(f"{uri} does not exist; check --{problem.name.split('-')[0]}")
+    check(spark.sparkContext, problem, uri)
     table = spark.read.csv(uri, inferSchema=False)
     if len(table.columns) != problem.features + 1:
         raise DataError(f"{uri} has {len(table.columns)} columns, not a label and {problem.features} features")

@@ -47,7 +47,7 @@ def render(result: Mapping[str, Any]) -> str:
         reading={model: summary.read_throughput(found, model) for model in SETTINGS},
         findings=summary.findings(found),
         scaled=scaled,
-        predicted_gap=summary.predicted_gap(scaled),
+        predicted=summary.predicted_gaps(scaled),
         published=published,
         pictures={
             "converge": _converge_pictures(converge),

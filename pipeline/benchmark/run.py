@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.benchmark import averaging, mllib, rows, server
 from pipeline.benchmark.cells import SETTINGS, Arm, Cell, Outcome, Plan, of_a_length, to_converge
-from pipeline.benchmark.problems import PROBLEMS, Problem, from_csv, generated, store
+from pipeline.benchmark.problems import PROBLEMS, Problem, check, from_csv, generated, store
 from pipeline.benchmark.timing import CpuMeter, timed
 from pipeline.dataset import Dataset
 from pipeline.errors import UsageError
@@ -94,18 +94,27 @@ def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: 
     about = machine(context, folder)  # before anything loads it
     kept = _kept(output, plan, about)
     before = json.loads((output / JSON_FILE).read_text()) if (output / JSON_FILE).exists() else {}
-    with CpuMeter() as meter:
-        bench = Bench(context, plan, output, folder, progress, meter, kept, before.get("parts", {}))
-        measured = [row for name in PROBLEMS if plan.learners(name) for row in _of_problem(bench, PROBLEMS[name])]
+    measured: list[Row] = []
+    parts = dict(before.get("parts", {}))
+    task_s = float(before.get("task_s", 0.0))
+    for name, uri in plan.csv.items():
+        check(context, PROBLEMS[name], uri)  # before hours are spent on the others
+    try:
+        with CpuMeter() as meter:
+            bench = Bench(context, plan, output, folder, progress, meter, kept, parts)
+            for problem in (PROBLEMS[name] for name in PROBLEMS if plan.learners(name)):
+                measured += _of_problem(bench, problem)
+        task_s = _task_s(context)
+    finally:  # what there is, also where the rest is not to be had
         result = {
             "machine": about,
             "plan": {**asdict(plan), "settings": {model: asdict(found) for model, found in SETTINGS.items()}},
-            "task_s": _task_s(context),
-            "parts": bench.parts,
+            "task_s": task_s,
+            "parts": parts,
             "rows": [asdict(row) for row in measured],
         }
-    _write(output / JSON_FILE, json.dumps(result, indent=1))
-    _write(output / CSV_FILE, as_csv(measured))
+        _write(output / JSON_FILE, json.dumps(result, indent=1))
+        _write(output / CSV_FILE, as_csv(measured))
     return result
 
 
@@ -197,47 +206,55 @@ def told(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A set for one model: rows in the JVM, warmed up, if MLlib takes part; the weights that all arms start from; the least
-    objective, of a regression to converge."""
+    """A set for one model: the weights that all arms start from; the least objective, of a regression to converge; rows in
+    the JVM, warmed up, if MLlib takes part, or why there are none."""
 
     stored: Stored
     start: np.ndarray[Any, Any]
-    points: mllib.Points | None = None
-    table: mllib.Table | None = None
-    best: float | None = None
+    best: float | None
+    mllib: mllib.Points | mllib.Table | Exception | None
 
 
 def _ready(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded | Exception:
-    """Caches filled and compilers warm: a short run of MLlib before any is timed. The trainer has no such state. What went
-    wrong instead is the error of every run."""
+    """What all runs on a set need. What went wrong instead is the error of each of them."""
     with bench.progress.phase(f"warming up: {cell.model}"):
         try:
-            return _load(bench, stored, cell, stack)
+            start, best = _start(bench, stored, cell)
         except Exception as error:
             return error
+        try:
+            in_jvm = _in_jvm(bench, stored, cell, start, stack) if "mllib" in bench.plan.arms else None
+        except Exception as error:
+            return Loaded(stored, start, best, error)
+        return Loaded(stored, start, best, in_jvm)
 
 
-def _load(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded:
+def _start(bench: Bench, stored: Stored, cell: Cell) -> tuple[np.ndarray[Any, Any], float | None]:
+    """Weights to start from, and the least objective where it is known and wanted."""
     problem, context = stored.problem, bench.context
-    warm = replace(cell, mini_batches=WARM_UP)
-    with_mllib = "mllib" in bench.plan.arms
     if cell.model == "perceptron":
-        idle, warm = bench.output / "training", replace(warm, mini_batches=WARM_UP // 4)
-        start = server.initial_weights(warm, stored.shards, idle, bench.plan.seed, problem.features)
-        if not with_mllib:
-            return Loaded(stored, start)
-        spark = SparkSession.builder.getOrCreate()
-        table = stack.enter_context(mllib.table(spark, stored.place, problem.features))
-        mllib.warm_up(partial(mllib.perceptron, table, warm, start, bench.meter))
-        return Loaded(stored, start, table=table)
-    start, best, points = np.zeros(problem.features), None, None
+        idle, one = bench.output / "training", replace(cell, mini_batches=1)
+        return server.initial_weights(one, stored.shards, idle, bench.plan.seed, problem.features), None
+    best = None
     if cell.mini_batches is None:
         at = rows.optimum(context, stored.data, cell.model, cell.settings.decay, problem.real)
         best = rows.objective(context, stored.data, cell, problem.real, at)
-    if with_mllib:
-        points = stack.enter_context(mllib.points(context, stored.place, problem.features))
-        mllib.warm_up(partial(mllib.regression, points, warm, bench.meter))
-    return Loaded(stored, start, points, best=best)
+    return np.zeros(problem.features), best
+
+
+def _in_jvm(
+    bench: Bench, stored: Stored, cell: Cell, start: np.ndarray[Any, Any], stack: ExitStack
+) -> mllib.Points | mllib.Table:
+    """Caches filled and compilers warm, before any run is timed. The trainer has no such state."""
+    place, features = stored.place, stored.problem.features
+    if cell.model == "perceptron":
+        few = replace(cell, mini_batches=WARM_UP // 4)
+        table = stack.enter_context(mllib.table(SparkSession.builder.getOrCreate(), place, features))
+        mllib.warm_up(partial(mllib.perceptron, table, few, start, bench.meter))
+        return table
+    points = stack.enter_context(mllib.points(bench.context, place, features))
+    mllib.warm_up(partial(mllib.regression, points, replace(cell, mini_batches=WARM_UP), bench.meter))
+    return points
 
 
 def _measure(bench: Bench, cell: Cell, row: Row, loaded: Loaded | Exception) -> Row:
@@ -259,10 +276,12 @@ def _measure(bench: Bench, cell: Cell, row: Row, loaded: Loaded | Exception) -> 
 def _run_arm(bench: Bench, cell: Cell, arm: Arm, repeat: int, loaded: Loaded) -> Outcome:
     stored, seed, meter = loaded.stored, bench.plan.seed + repeat, bench.meter
     if arm == "mllib":
-        if loaded.table:
-            return mllib.perceptron(loaded.table, cell, loaded.start, meter)
-        assert loaded.points
-        outcome = mllib.regression(loaded.points, cell, meter)
+        if isinstance(loaded.mllib, Exception):
+            raise loaded.mllib
+        if isinstance(loaded.mllib, mllib.Table):
+            return mllib.perceptron(loaded.mllib, cell, loaded.start, meter)
+        assert loaded.mllib
+        outcome = mllib.regression(loaded.mllib, cell, meter)
         bench.parts[cell.name] = mllib.parts_of_a_mini_batch(bench.context)
         return outcome
     if arm in server.PROTOCOLS:

@@ -95,13 +95,14 @@ def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: fl
         load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
         start_s=max(0.0, ended - seconds - began),
         server_s=server_cpu_s / len(used),
+        step_s=float(used.step_s.mean()),
         weights=tuple(in_mllibs_order(named_weights(output), cell, features)),
     )
 
 
 def _together_s(used: pd.DataFrame, workers: int) -> float:
-    """Seconds a mini-batch since all workers have pushed: before, those that loaded their rows first wait for the others.
-    0 where none came after that."""
+    """Seconds a mini-batch after the first of every worker, which holds what is done once: compilers, pages, the first
+    mini-batches drawn. 0 where none came after that."""
     began = used.groupby("worker").seconds.min().max()
     later = used[used.seconds > began]
     return workers * float(used.seconds.max() - began) / len(later) if len(later) else 0.0

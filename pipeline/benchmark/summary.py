@@ -67,6 +67,7 @@ FIGURES = (
     "load_s",
     "start_s",
     "server_s",
+    "step_s",
 )
 
 
@@ -148,19 +149,24 @@ def _best(found: Sequence[Line], ratio: str) -> dict[tuple[Any, ...], float]:
 @dataclass(frozen=True)
 class Prediction:
     """A mini-batch of the thesis's synthetic set on its nodes, by the model: seconds of MLlib and of the synchronous server
-    by what they go to, and of the asynchronous one."""
+    by what they go to, of the same server with a worker a core instead of one a node, and of the asynchronous one."""
 
     model: Model
     batch: int
     rows: int
     mllib: Mapping[str, float]
     sync: Mapping[str, float]
+    sync_a_core_s: float
     async_s: float
 
     @property
     def gap(self) -> float:
         """MLlib's seconds over the synchronous server's."""
         return sum(self.mllib.values()) / sum(self.sync.values())
+
+    @property
+    def gap_a_core(self) -> float:
+        return sum(self.mllib.values()) / self.sync_a_core_s
 
 
 @dataclass(frozen=True)
@@ -218,16 +224,17 @@ def _predict(model: Model, spark: SparkCosts, costs: ServerCosts, weights: int) 
             rows,
             spark.parts(rows, rows // part, weights, cores),
             costs.parts(rows // part, weights, cores, nodes),
+            costs.mini_batch_s(rows // part, weights, cores, cores, synchronous=True),
             costs.mini_batch_s(rows // part, weights, cores, nodes, synchronous=False),
         )
         for part in ((1,) if model == "perceptron" else (1, 100, 1000))
     ]
 
 
-def predicted_gap(found: Sequence[Scaled]) -> float | None:
-    """The average over the cells with mini-batches, which the thesis has too."""
-    gaps = [each.gap for model in found for each in model.predictions if each.batch < each.rows]
-    return fmean(gaps) if gaps else None
+def predicted_gaps(found: Sequence[Scaled]) -> tuple[float, float] | None:
+    """Averages over the cells with mini-batches, which the thesis has too: with a worker a node, and a core."""
+    cells = [each for model in found for each in model.predictions if each.batch < each.rows]
+    return (fmean(each.gap for each in cells), fmean(each.gap_a_core for each in cells)) if cells else None
 
 
 def read_throughput(found: Sequence[Line], model: Model) -> dict[Arm, float]:
