@@ -14,8 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.errors import UsageError
+from trainer.batches import Batch
+from trainer.config import Config
 from trainer.models import build
 from trainer.vector import FlatModel
+from trainer.worker import Step
 
 SHAPE = (3, 8, 8)
 KINDS = [("resnet20", {}), ("resnet20", {"shortcut": "conv", "norm": "group"}), ("cnn", {}), ("perceptron", {})]
@@ -238,3 +241,15 @@ def test_on_a_device_the_whole_vector_lives_there_and_trains_like_the_cpu():
     assert all(t.is_cuda for t in (*cuda.model.parameters(), *cuda.model.buffers()))
     torch.testing.assert_close(flats[1].gradients.cpu(), flats[0].gradients, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(flats[1].values.cpu(), flats[0].values, rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_of_no_examples_pushes_no_gradient_and_the_statistics_as_they_were():
+    built = _make("resnet20")
+    flat = FlatModel(built.model)
+    pulled = np.random.default_rng(1).random(flat.num_parameters + flat.num_buffers).astype(np.float32)
+    pushed = np.full_like(pulled, 7)
+    step = Step(Config(shards="s", output="o", steps=1), built, pulled, pushed, torch.device("cpu"))
+    assert flat.num_buffers > 0
+    assert step(Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64)), 0) == (0.0, 0)
+    assert not pushed[: flat.num_parameters].any()
+    np.testing.assert_array_equal(pushed[flat.num_parameters :], pulled[flat.num_parameters :])

@@ -55,11 +55,11 @@ class Control:
     def tell(self, op: Op, index: int = -1) -> None:
         offer(self.socket, Header(op, 0, index).pack(), b"")
 
-    def ask(self, *, now: bool = False) -> bool:
-        """Ask for the status, every half second or ``now``; whether an answer has come since the last call. Raises
-        UsageError if server 0 does not admit this host."""
+    def ask(self) -> bool:
+        """Ask for the status now and then; whether an answer has come since the last call. Raises UsageError if server 0
+        does not admit this host."""
         self.watch.has_broken()
-        if now or time.monotonic() - self._asked >= STATUS_S:
+        if time.monotonic() - self._asked >= STATUS_S:
             self._asked = time.monotonic()
             self.tell(Op.STATUS)
         fresh = False
@@ -151,7 +151,7 @@ class Supervisor:
         code = child.exit_code()
         if code == 0:
             self.done.add(role)
-            self.control.ask(now=True)  # the run may be over
+            self.control.tell(Op.STATUS)  # the run may be over
             return
         if code in (UsageError.exit_code, DataError.exit_code):
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")

@@ -48,11 +48,13 @@ class Step:
 
     def __call__(self, batch: Batch, dropout_seed: int) -> tuple[float, int]:
         """(mean loss with the L2 term, right answers). Leaves gradients and the batch's statistics in ``pushed``.
-        Of no examples, as Bernoulli sampling may draw them, both are 0 and so is the gradient."""
+        Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay."""
         torch.manual_seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
+        parameters = self.flat.num_parameters
         if not len(batch.labels):
+            self.gradients[parameters:] = self.values[parameters:]
             self._copy(self.pushed, self.gradients)
             return 0.0, 0
         images, labels = batch.images_BCHW.to(self.values.device), batch.labels.to(self.values.device)
@@ -60,7 +62,6 @@ class Step:
         loss = self.task.loss(outputs, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         total = loss.detach() + self.flat.weight_decay_(self.config.weight_decay)
-        parameters = self.flat.num_parameters
         self.gradients[parameters:] = self.values[parameters:]
         self._copy(self.pushed, self.gradients)
         return float(total), int(self.task.correct(outputs.detach(), labels))

@@ -1,7 +1,8 @@
 """Arm 1: Spark MLlib, one job a mini-batch.
 
-The learners are MLlib's own, run in the JVM on rows that the JVM read from text with MLlib's own loader, so nothing of a
-mini-batch passes through Python. How many there were is how many jobs the scheduler was given."""
+The learners are MLlib's own, run in the JVM on cached rows, so nothing of a mini-batch passes through Python. Rows of the
+regressions come from text by MLlib's own loader, those of the perceptron from Parquet by a Python function, once. How many
+mini-batches of a regression there were is how many jobs the scheduler was given."""
 
 from __future__ import annotations
 
