@@ -158,11 +158,13 @@ def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
     change(broken, lambda manifest: manifest["workers"][0].update(files=files))
     shards = open_shards(str(broken))
     load_worker(shards, 0)  # what is allocated once and for all
-    tracemalloc.start()
-    rows = load_worker(shards, 0)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < rows.images_NCHW.nbytes + 1.5 * files[0]["bytes"]
+    peaks = []
+    for _ in range(3):  # other threads of this process are counted too: the least is the load itself
+        tracemalloc.start()
+        rows = load_worker(shards, 0)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(peaks) < rows.images_NCHW.nbytes + 1.5 * files[0]["bytes"]
 
 
 # What is refused, in one line
