@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.benchmark import arithmetic, published, rows, scaling, summary
+from pipeline.benchmark import arithmetic, forecast, published, rows, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS, descend
 from pipeline.benchmark.cells import SETTINGS, Cell, of_a_length, to_converge
 from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
 from pipeline.benchmark.run import Loaded, Row, _measure
+from pipeline.benchmark.scaling import Cluster, Sample, ServerCosts, SparkCosts, fit_server, fit_spark
 from pipeline.errors import DataError, JobError
 from tests.application import run_job
 
@@ -199,35 +200,79 @@ def test_cells_are_those_of_the_thesis() -> None:
 
 
 seconds = st.floats(1e-9, 1e-2)
+HERE, THERE = (Cluster(cores, 280, 2, has_network=cores > 2) for cores in (2, 280))
 
 
 @settings(max_examples=50, deadline=None)
-@given(seconds, seconds, seconds)
-def test_the_model_of_many_nodes_finds_the_costs_that_made_its_samples(job: float, scan: float, row: float) -> None:
-    true = scaling.SparkCosts(job + 1e-3, 1e-4, scan / 1e3, row / 1e3)
-    sizes = [(1000, 1000), (1000, 10), (9000, 90), (500, 500)]
-    samples = [scaling.Sample(n, b, true.mini_batch_s(n, b, 28, 2, over_network=False)) for n, b in sizes]
-    found = scaling.fit_spark(samples, 2, 1e-4)
+@given(seconds, seconds, seconds, seconds)
+def test_the_model_of_many_nodes_finds_the_costs_that_made_its_samples(
+    job: float, launch: float, scan: float, row: float
+) -> None:
+    true = SparkCosts(job + 1e-3, 1e-4, launch, scan / 1e3, row / 1e3)
+    sizes = [(1000, 1000, 2), (1000, 10, 2), (9000, 90, 2), (500, 500, 2), (1000, 10, 280)]
+    samples = [Sample(n, b, tasks, true.mini_batch_s(n, b, 28, replace(HERE, tasks=tasks))) for n, b, tasks in sizes]
+    found = fit_spark(samples, 2, 1e-4)
     for n, b in ((2000, 20), (100_000, 100_000)):
-        ours, theirs = (costs.mini_batch_s(n, b, 28, 280) for costs in (found, true))
+        ours, theirs = (costs.mini_batch_s(n, b, 28, THERE) for costs in (found, true))
         assert ours == pytest.approx(theirs, rel=1e-3)
+    server = ServerCosts(job, 1e-4, row / 1e3)
+    two = replace(HERE, tasks=2)
+    again = fit_server([Sample(n, b, 2, server.mini_batch_s(b, 28, two)) for n, b, _ in sizes], 2, 1e-4)
+    assert again.mini_batch_s(300, 28, THERE) == pytest.approx(server.mini_batch_s(300, 28, THERE), rel=1e-3)
 
 
 def test_more_nodes_help_until_messages_are_all_there_is() -> None:
-    spark = scaling.SparkCosts(job=8e-3, task=3e-4, scan=2e-8, row=1e-7)
-    server = scaling.ServerCosts(step=1e-3, push=1e-4, row=1e-7)
-    by_nodes = [spark.mini_batch_s(10**9, 10**6, 28, nodes) for nodes in (10, 100, 1000, 10_000)]
+    spark = SparkCosts(job=8e-3, task=6e-4, launch=3e-3, scan=2e-8, row=1e-7)
+    server = ServerCosts(step=1e-3, push=1e-4, row=1e-7)
+    by_nodes = [spark.mini_batch_s(10**9, 10**6, 28, Cluster(nodes, nodes, 2)) for nodes in (10, 100, 1000, 10_000)]
     assert by_nodes[0] > by_nodes[1]
     assert by_nodes[3] > by_nodes[2]  # a task costs the driver 0.3 ms, and there are 10,000
     for workers in (1, 10, 280):
-        both = [
-            server.mini_batch_s(500, 28, 2 * workers, workers, synchronous=synchronous) for synchronous in (True, False)
-        ]
-        assert both[0] > both[1]
+        on = Cluster(2 * workers, workers, 2)
+        assert server.mini_batch_s(500, 28, on) > server.asynchronous_s(500, 28, on)
+    crowded, roomy = (server.parts(500, 28, Cluster(cores, 8, 2))["workers"] for cores in (2, 8))
+    assert crowded > 3.9 * roomy  # four workers take turns on a core
+
+
+def test_the_model_is_held_against_what_it_was_not_fitted_to() -> None:
+    """Rows that the model itself made are predicted without an error, and one of them that is not, with its own."""
+    spark = SparkCosts(job=2e-2, task=7e-4, launch=3e-3, scan=3e-8, row=1e-7)
+    server = ServerCosts(step=1e-3, push=2e-4, row=1e-7)
+    table = []
+    for rows_, tasks in (
+        (10_000, None),
+        (100_000, None),
+        (1_000_000, None),
+        (100_000, 280),
+        (100_000, 70),
+        (100_000, 8),
+    ):
+        on = replace(HERE, tasks=tasks or 2)
+        for batch in (rows_, 500):
+            spent = 1e3 * spark.mini_batch_s(rows_, batch, 28, on), 1e3 * server.mini_batch_s(batch, 28, on)
+            table.append(line("logistic", rows_, batch, 20, "mllib", spent[0] * (2 if tasks == 70 else 1), tasks=tasks))
+            table[-1]["outcome"]["driver_s"] = 1e-2 + 7e-4 * on.tasks
+            if on.tasks <= 8:
+                table.append(line("logistic", rows_, batch, 20, "ps-sync", spent[1], tasks=tasks))
+                table[-1]["outcome"]["server_s"] = 2e-4
+    [found] = forecast.scaled(summary.lines(table), 2)
+    for got, true in ((found.spark, spark), (found.server, server)):
+        assert vars(got) == pytest.approx(vars(true), rel=1e-6)
+    assert found.largest_error < 1e-9
+    errors = {check.name: check.error for check in found.checks}
+    assert errors.pop("mllib, 500 of 100,000 rows, 70 tasks") == pytest.approx(-0.5)
+    assert errors.pop("mllib, 100,000 of 100,000 rows, 70 tasks") == pytest.approx(-0.5)
+    assert {"mllib, 500 of 1,000,000 rows, 2 tasks", "ps-sync, 500 of 100,000 rows, 8 workers"} <= errors.keys()
+    assert all(abs(error) < 1e-6 for error in errors.values())
+    a_node, a_core = forecast.predicted_gaps([found]) or (0, 0)
+    assert a_node > a_core > 1
+    assert not forecast.scaled(
+        [each for each in summary.lines(table) if not each.tasks], 2
+    )  # what a task costs is unknown
 
 
 FLAGS = ["--quick", "--year-rows", "4000", "--higgs-rows", "4096", "--models", "linear,perceptron", "--batches", "500"]
-FLAGS += ["--sizes", "5000", "--mini-batches", "10", "--arms", "mllib,ps-sync,all-reduce"]
+FLAGS += ["--sizes", "5000", "--tasks", "3", "--mini-batches", "10", "--arms", "mllib,ps-sync,all-reduce"]
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +293,13 @@ def test_the_job_measures_every_cell_in_every_arm(quick: Path) -> None:
     cells += [("linear", 4000, size, 10) for size in ("40", "4")]
     cells += [("linear", 5000, size, 10) for size in ("all", "50", "5")]
     cells += [("perceptron", 4096, "all", None), ("perceptron", 5000, "all", 2)]
+    many = [line for line in found if line.tasks]
+    assert [(line.who, line.model, line.size, line.length) for line in many] == [
+        ("mllib, 3 tasks", "linear", "500", 2),
+        ("ps-sync, 3 workers, by socket", "linear", "500", 2),
+    ]
+    assert all(line.figures["driver_s" if line.arm == "mllib" else "server_s"].median > 0 for line in many)
+    found = [line for line in found if not line.tasks]
     assert {(line.model, line.rows, line.size, line.length, line.arm) for line in found} == {
         (*cell, arm) for cell in cells for arm in ("mllib", "ps-sync", "all-reduce")
     }
@@ -263,11 +315,12 @@ def test_the_job_measures_every_cell_in_every_arm(quick: Path) -> None:
         if line.model == "linear" and not line.length:
             assert -1e-6 < line.figures["gap"].median < 0.1
     table = list(csv.DictReader((quick / "results.csv").open()))
-    assert len(table) == len(result["rows"]) == 27
+    assert len(table) == len(result["rows"]) == 29
     assert result["machine"]["cores"] >= 1
     # a size's rows are deleted after it
     assert sorted(path.name for path in (quick / "data").iterdir()) == ["higgs-like", "year-like"]
     assert result["parts"]["linear, 500 of 4,000"]["tasks"] >= 1
+    assert result["parts"]["linear, 500 of 4,000, 3 tasks, 2 times"]["tasks"] >= 3
 
 
 def test_the_report_stands_alone_and_shows_what_failed(quick: Path) -> None:
@@ -304,11 +357,18 @@ def test_a_set_that_could_not_be_loaded_is_the_error_of_its_runs() -> None:
 
 
 def line(
-    model: Any, rows: int, batch: int, length: int | None, arm: Any, ms: float, load_s: float = 1.0
+    model: Any,
+    rows: int,
+    batch: int,
+    length: int | None,
+    arm: Any,
+    ms: float,
+    load_s: float = 1.0,
+    tasks: int | None = None,
 ) -> dict[str, Any]:
     outcome = dict.fromkeys(summary.FIGURES, 1.0) | {"converged": True, "load_s": load_s}
     outcome |= {"compute_s": ms / 1e3, "seconds": ms / 10, "mini_batches": 100}
-    identity = {"model": model, "rows": rows, "batch": batch, "length": length, "arm": arm}
+    identity = {"model": model, "rows": rows, "batch": batch, "length": length, "arm": arm, "tasks": tasks}
     return {**identity, "error": "", "loss": None, "gap": None, "outcome": outcome}
 
 

@@ -9,6 +9,7 @@ Arm = Literal["mllib", "ps-sync", "ps-async", "averaging", "all-reduce"]
 ARMS: tuple[Arm, ...] = ("mllib", "ps-sync", "ps-async", "averaging", "all-reduce")
 Model = Literal["logistic", "linear", "perceptron"]
 HIDDEN = (15, 15)
+MOST_WORKERS = 8  # more than cores, for each of which a program is started
 TOLERANCE = 1e-3  # MLlib's default
 
 
@@ -37,13 +38,14 @@ SETTINGS: dict[Model, Settings] = {
 @dataclass(frozen=True)
 class Cell:
     """batch: the global mini-batch, at most ``rows``, which is gradient descent. mini_batches: how many are timed, or None
-    for a run until MLlib's stop rule, with this tolerance, ends it."""
+    for a run until MLlib's stop rule, with this tolerance, ends it. tasks: of an MLlib job, or workers; None: one a core."""
 
     model: Model
     rows: int
     batch: int
     mini_batches: int | None = None
     tolerance: float = TOLERANCE
+    tasks: int | None = None
 
     @property
     def settings(self) -> Settings:
@@ -61,7 +63,10 @@ class Cell:
     @property
     def name(self) -> str:
         size = f"{self.batch:,}" if self.is_stochastic else "all rows"
-        return f"{self.model}, {size} of {self.rows:,}" + (f", {self.mini_batches} times" if self.mini_batches else "")
+        tasks = f", {self.tasks} tasks" if self.tasks else ""
+        return f"{self.model}, {size} of {self.rows:,}{tasks}" + (
+            f", {self.mini_batches} times" if self.mini_batches else ""
+        )
 
 
 def to_converge(model: Model, rows: int, batches: tuple[int, ...], tolerance: float = TOLERANCE) -> list[Cell]:
@@ -78,14 +83,22 @@ def of_a_length(model: Model, rows: int, count: int) -> list[Cell]:
     return [Cell(model, rows, rows // part, count if model != "perceptron" else max(1, count // 5)) for part in parts]
 
 
+def of_many_tasks(model: Model, rows: int, batch: int, count: int, tasks: int) -> Cell:
+    """Mini-batches that are cut into more tasks, or for more workers, than there are cores: what each adds is most of what
+    a mini-batch costs on many nodes."""
+    return Cell(model, rows, batch, max(1, count // 5), tasks=tasks)
+
+
 @dataclass(frozen=True)
 class Plan:
     """rows: of each problem, to converge on, ``repeats`` times; batches: of those runs. sizes: numbers of rows on which
-    ``count`` mini-batches are timed, once, for that is a mean already; None: up to what memory holds."""
+    ``count`` mini-batches are timed, once, for that is a mean already; None: up to what memory holds. tasks: numbers of
+    them, more than cores, with which a regression's mini-batches are timed."""
 
     rows: dict[str, int]
     batches: tuple[int, ...]
     sizes: tuple[int, ...] | None
+    tasks: tuple[int, ...]
     count: int
     repeats: int
     seed: int
@@ -104,8 +117,8 @@ class Outcome:
     """One run of one arm. seconds: from the first mini-batch to the end of the last; compute_s and read_s: of one
     mini-batch, read_s None where none is drawn apart; updates: of the model; cpu: share of all cores that was busy; load_s:
     reading all rows into memory; start_s: that and, of the server, all else before the first mini-batch; server_s: CPU of
-    the parameter server a push; step_s: of compute_s, what a worker's step takes, the rest being messages; weights: where
-    it ended, in MLlib's order."""
+    the parameter server a push; driver_s: CPU of Spark's driver a mini-batch, without tasks; step_s: of compute_s, what a
+    worker's step takes, the rest being messages; weights: where it ended, in MLlib's order."""
 
     mini_batches: int
     updates: int
@@ -118,5 +131,6 @@ class Outcome:
     load_s: float
     start_s: float
     server_s: float | None = None
+    driver_s: float | None = None
     step_s: float | None = None
     weights: tuple[float, ...] = ()

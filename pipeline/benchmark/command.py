@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline import cli
-from pipeline.benchmark import summary
-from pipeline.benchmark.cells import ARMS, SETTINGS, TOLERANCE, Plan
+from pipeline.benchmark import published, summary
+from pipeline.benchmark.cells import ARMS, MOST_WORKERS, SETTINGS, TOLERANCE, Plan
 from pipeline.benchmark.mllib import BLOCK_ROWS
 from pipeline.benchmark.problems import HIGGS, YEAR
 from pipeline.benchmark.summary import Line
@@ -27,6 +27,7 @@ FULL = {HIGGS.name: 4_000 * BLOCK_ROWS, YEAR.name: 463_715}  # as many as YearPr
 LEAST_ROWS = 4_000
 NEEDED = ("torch", "zmq", "safetensors", "psutil")
 TIMED, QUICK_TIMED = 100, 20
+TASKS = (published.NODES * published.CORES_A_NODE, 70, MOST_WORKERS)
 QUICK_TOLERANCE = 2 * TOLERANCE  # which takes a fraction of the mini-batches
 
 
@@ -54,6 +55,13 @@ def flags(description: str | None) -> Parser:
         " a hundredth; quick: none)",
     )
     group.add_argument(
+        "--tasks",
+        type=_sizes,
+        metavar="LIST",
+        help=f"numbers of tasks, and of workers up to {MOST_WORKERS}, with which mini-batches are timed for the model of"
+        f" many nodes, and to test it (default {','.join(map(str, TASKS))}; quick: none)",
+    )
+    group.add_argument(
         "--mini-batches", type=int, metavar="K", help=f"that are timed there (default {TIMED}; quick {QUICK_TIMED})"
     )
     group.add_argument(
@@ -75,7 +83,7 @@ def flags(description: str | None) -> Parser:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """The type of --batches and --sizes."""
+    """The type of --batches, --sizes and --tasks."""
     if not all(part.isdigit() and int(part) for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, such as 2000,500")
     return tuple(sorted({int(part) for part in text.split(",")}, reverse=True))
@@ -114,6 +122,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         rows=rows,
         batches=args.batches,
         sizes=args.sizes or (() if args.quick else None),
+        tasks=args.tasks or (() if args.quick else TASKS),
         count=args.mini_batches or (QUICK_TIMED if args.quick else TIMED),
         repeats=args.repeats or (1 if args.quick else 3),
         seed=args.seed,
@@ -159,7 +168,7 @@ def table(found: Sequence[Line]) -> str:
     """The runs as aligned text."""
     cells = [["model", "rows", "mini-batch", "arm", "mini-batches", "seconds", "ms each", "MLlib / arm"]]
     for line in found:
-        first = [line.model, f"{line.rows:,}", line.size, line.arm]
+        first = [line.model, f"{line.rows:,}", line.size, line.who]
         if line.figures:
             count = f"{line.figures['mini_batches'].median:,.0f}" + ("" if line.converged or line.length else "+")
             ratio = "-" if line.ratio is None else f"{line.ratio if line.length is None else line.ratio_each:.2f}"

@@ -43,14 +43,14 @@ class Points:
 
 
 @contextmanager
-def points(context: SparkContext, folder: str, features: int) -> Iterator[Points]:
-    """What problems.store wrote as text, parsed and cached; dropped at the end."""
+def points(context: SparkContext, folder: str, features: int, tasks: int) -> Iterator[Points]:
+    """What problems.store wrote as text, parsed and cached in as many parts as a job has tasks; dropped at the end."""
     assert context._jvm is not None
-    utils, cores = context._jvm.org.apache.spark.mllib.util.MLUtils, context.defaultParallelism
+    utils = context._jvm.org.apache.spark.mllib.util.MLUtils
 
     def load() -> Any:
-        """As many parts as cores, like all other arms: text alone would be cut by its blocks."""
-        return utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", cores).toJavaRDD().coalesce(cores)
+        """Text alone would be cut by its blocks."""
+        return utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", tasks).toJavaRDD().coalesce(tasks)
 
     read_s = _warm(load().count)
     cached = load().cache()
@@ -113,6 +113,7 @@ def regression(found: Points, cell: Cell, meter: CpuMeter) -> Outcome:
         cpu=meter.between(done.began, done.began + done.seconds),
         load_s=found.load_s,
         start_s=found.load_s,
+        driver_s=done.driver_s / passes,
         weights=done.weights,
     )
 
@@ -122,15 +123,17 @@ class _Descent:
     jobs: int
     began: float
     seconds: float
+    driver_s: float
     weights: tuple[float, ...]
 
 
 def _descend(found: Points, cell: Cell, limit: int, tolerance: float) -> _Descent:
     learner, start = _learner(found, cell, limit, tolerance)
-    before, began = jobs_so_far(found.context), time.time()
+    before, spent, began = jobs_so_far(found.context), driver_cpu_s(found.context), time.time()
     model = learner.run(found.cached, start)
     seconds = time.time() - began
-    return _Descent(jobs_so_far(found.context) - before, began, seconds, tuple(model.weights().toArray()))
+    spent = driver_cpu_s(found.context) - spent
+    return _Descent(jobs_so_far(found.context) - before, began, seconds, spent, tuple(model.weights().toArray()))
 
 
 def _learner(found: Points, cell: Cell, limit: int, tolerance: float) -> tuple[Any, Any]:
@@ -150,6 +153,15 @@ def _learner(found: Points, cell: Cell, limit: int, tolerance: float) -> tuple[A
 def jobs_so_far(context: SparkContext) -> int:
     """How many jobs the scheduler was ever given."""
     return int(context._jsc.sc().dagScheduler().numTotalJobs())
+
+
+def driver_cpu_s(context: SparkContext) -> float:
+    """CPU seconds of the driver's threads so far, without those that run tasks, which local mode has in the same JVM."""
+    assert context._jvm is not None
+    threads = context._jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+    known = (info for info in threads.getThreadInfo(threads.getAllThreadIds()) if info is not None)
+    ids = [info.getThreadId() for info in known if not info.getThreadName().startswith("Executor task")]
+    return float(sum(max(0, threads.getThreadCpuTime(number)) for number in ids)) / 1e9  # -1: it has ended
 
 
 @dataclass(frozen=True)

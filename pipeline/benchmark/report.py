@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from pipeline import figures
-from pipeline.benchmark import published, summary
+from pipeline.benchmark import forecast, published, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS
 from pipeline.benchmark.cells import ARMS, SETTINGS, Arm
 from pipeline.benchmark.summary import Line, Spread
@@ -27,19 +27,19 @@ LOOK: dict[Arm, tuple[str, str, str]] = {  # colour, hatch, marker
 
 def render(result: Mapping[str, Any]) -> str:
     """One HTML page of what results.json holds."""
-    found = summary.lines(result["rows"])
-    cores = int(result["machine"]["parallelism"])
+    every = summary.lines(result["rows"])
+    found = [line for line in every if not line.tasks]
     converge = [line for line in found if line.length is None]
     sizes = {(line.model, line.rows) for line in converge}
     here = [line for line in found if (line.model, line.rows) in sizes]
-    scaled = summary.scaled(found, cores, float(result["task_s"]))
+    scaled = forecast.scaled(every, int(result["machine"]["parallelism"]))
     page: str = template("benchmark.html").render(
         headline=headline(found),
         goals=summary.goals(found),
         machine=result["machine"],
         plan=result["plan"],
         converge=converge,
-        each=found,
+        each=every,
         local_steps=LOCAL_STEPS,
         thesis=thesis,
         ms=_ms,
@@ -47,7 +47,7 @@ def render(result: Mapping[str, Any]) -> str:
         reading={model: summary.read_throughput(found, model) for model in SETTINGS},
         findings=summary.findings(found),
         scaled=scaled,
-        predicted=summary.predicted_gaps(scaled),
+        predicted=forecast.predicted_gaps(scaled),
         published=published,
         pictures={
             "converge": _converge_pictures(converge),

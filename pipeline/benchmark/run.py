@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,20 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipeline.benchmark import averaging, mllib, rows, server
-from pipeline.benchmark.cells import SETTINGS, Arm, Cell, Outcome, Plan, of_a_length, to_converge
+from pipeline.benchmark.cells import (
+    MOST_WORKERS,
+    SETTINGS,
+    Arm,
+    Cell,
+    Model,
+    Outcome,
+    Plan,
+    of_a_length,
+    of_many_tasks,
+    to_converge,
+)
 from pipeline.benchmark.problems import PROBLEMS, Problem, check, from_csv, generated, store
-from pipeline.benchmark.timing import CpuMeter, timed
+from pipeline.benchmark.timing import CpuMeter
 from pipeline.dataset import Dataset
 from pipeline.errors import UsageError
 from pipeline.modelfile import store_of
@@ -34,7 +46,6 @@ from pipeline.sharding import shard
 from pipeline.strategies.stratified import Stratified
 
 ROWS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"
-TASKS_TIMED = 200
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
 MEMORY_SHARE = 0.75  # of what the executors' memory holds of cached rows, for the largest size (SPEC 9)
 OBJECT_BYTES = 88  # of a row in the JVM beside its numbers: a LabeledPoint, its vector, an array's header, references
@@ -53,6 +64,7 @@ class Row:
     length: int | None
     arm: Arm
     repeat: int
+    tasks: int | None = None
     error: str = ""
     outcome: dict[str, Any] | None = None
     loss: float | None = None
@@ -60,7 +72,7 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.model, self.rows, self.batch, self.length, self.arm, self.repeat
+        return self.model, self.rows, self.batch, self.length, self.arm, self.repeat, self.tasks
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,6 @@ def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: 
     before = json.loads((output / JSON_FILE).read_text()) if (output / JSON_FILE).exists() else {}
     measured: list[Row] = []
     parts = dict(before.get("parts", {}))
-    task_s = float(before.get("task_s", 0.0))
     for name, uri in plan.csv.items():
         check(context, PROBLEMS[name], uri)  # before hours are spent on the others
     try:
@@ -104,12 +115,10 @@ def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: 
             bench = Bench(context, plan, output, folder, progress, meter, kept, parts)
             for problem in (PROBLEMS[name] for name in PROBLEMS if plan.learners(name)):
                 measured += _of_problem(bench, problem)
-        task_s = _task_s(context)
     finally:  # what there is, also where the rest is not to be had
         result = {
             "machine": about,
             "plan": {**asdict(plan), "settings": {model: asdict(found) for model, found in SETTINGS.items()}},
-            "task_s": task_s,
             "parts": parts,
             "rows": [asdict(row) for row in measured],
         }
@@ -119,8 +128,8 @@ def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: 
 
 
 def _of_problem(bench: Bench, problem: Problem) -> Iterator[Row]:
-    """On the rows to converge on: those runs, and mini-batches timed by the count. Then more of these on every size, whose
-    rows are deleted after it."""
+    """On the rows to converge on: those runs, and mini-batches timed by the count, and with many tasks. Then more of the
+    second on every size, whose rows are deleted after it."""
     plan, place = bench.plan, f"{bench.folder}/{problem.name}"
     stored = _prepare(bench, problem, place, plan.rows[problem.name], plan.csv.get(problem.name))
     count = stored.data.rows
@@ -128,6 +137,8 @@ def _of_problem(bench: Bench, problem: Problem) -> Iterator[Row]:
         runs = _asked(bench, to_converge(model, count, plan.batches, plan.tolerance), plan.repeats)
         # Gradient descent is timed by its run to convergence.
         yield from _of_set(bench, stored, runs + _asked(bench, of_a_length(model, count, plan.count)[1:]))
+        if model != "perceptron":
+            yield from _of_many_tasks(bench, stored, model)
     sizes = _largest_and_parts(bench.context, problem) if plan.sizes is None else plan.sizes
     for size in sizes:
         # The perceptron's layers take several times the memory of its rows.
@@ -141,6 +152,22 @@ def _of_problem(bench: Bench, problem: Problem) -> Iterator[Row]:
             yield from _of_set(bench, stored, wanted)
         files = store_of(bench.context)
         files.delete(files.resolve(stored.place))
+
+
+def _of_many_tasks(bench: Bench, stored: Stored, model: Model) -> Iterator[Row]:
+    """Mini-batches of the smallest size by MLlib and, as far as programs for so many workers can be started, by the
+    synchronous server."""
+    plan, count = bench.plan, stored.data.rows
+    for tasks in plan.tasks:
+        cell = of_many_tasks(model, count, min(*plan.batches, count), plan.count, tasks)
+        arms: dict[Arm, float] = {"mllib": math.inf, "ps-sync": MOST_WORKERS}
+        for arm, most in arms.items():
+            row = Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, 0, tasks)
+            if arm not in plan.arms or tasks > most:
+                continue
+            if arm == "ps-sync" and row.key not in bench.kept:
+                stored = replace(stored, shards=_sharded(bench, stored.place, tasks))
+            yield from _of_set(bench, stored, [(cell, row)])
 
 
 def _asked(bench: Bench, cells: Sequence[Cell], repeats: int = 1) -> list[tuple[Cell, Row]]:
@@ -164,15 +191,19 @@ def _largest_and_parts(context: SparkContext, problem: Problem) -> list[int]:
 
 def _prepare(bench: Bench, problem: Problem, place: str, count: int, real: str | None = None) -> Stored:
     """Store a problem both ways and commit its shards, one for each core. real: the file to take instead of generating."""
-    spark, workers = SparkSession.builder.getOrCreate(), bench.context.defaultParallelism
+    spark, cores = SparkSession.builder.getOrCreate(), bench.context.defaultParallelism
     with bench.progress.phase(f"data: {problem.name}"):
-        table = from_csv(spark, problem, real) if real else generated(spark, problem, count, bench.plan.seed, workers)
+        table = from_csv(spark, problem, real) if real else generated(spark, problem, count, bench.plan.seed, cores)
         store(table, problem, place)
         data = rows.stored(bench.context, place)
         bench.progress.report(f"{data.rows:,} rows of {problem.features} features, stored twice in {place}")
-    request = Request(f"{place}/parquet", f"{place}/shards", workers, overwrite=True)
-    quiet = Progress(bench.context, quiet=True)
-    return Stored(problem, place, data, shard(bench.context, request, Stratified(), quiet).shards.uri)
+    return Stored(problem, place, data, _sharded(bench, place, cores))
+
+
+def _sharded(bench: Bench, place: str, workers: int) -> str:
+    """The URI of a problem's rows, sharded for so many workers."""
+    request = Request(f"{place}/parquet", f"{place}/shards-{workers}", workers, overwrite=True)
+    return shard(bench.context, request, Stratified(), Progress(bench.context, quiet=True)).shards.uri
 
 
 def _of_set(bench: Bench, stored: Stored, asked: Sequence[tuple[Cell, Row]]) -> Iterator[Row]:
@@ -181,7 +212,7 @@ def _of_set(bench: Bench, stored: Stored, asked: Sequence[tuple[Cell, Row]]) -> 
         yield from (bench.kept[row.key] for _, row in asked)
         return
     with ExitStack() as stack:
-        loaded = _ready(bench, stored, asked[0][0], stack)
+        loaded = _ready(bench, stored, asked[0][0], {row.arm for _, row in asked}, stack)
         for cell, row in asked:
             if row.key in bench.kept:
                 yield bench.kept[row.key]
@@ -215,15 +246,15 @@ class Loaded:
     mllib: mllib.Points | mllib.Table | Exception | None
 
 
-def _ready(bench: Bench, stored: Stored, cell: Cell, stack: ExitStack) -> Loaded | Exception:
-    """What all runs on a set need. What went wrong instead is the error of each of them."""
+def _ready(bench: Bench, stored: Stored, cell: Cell, arms: set[Arm], stack: ExitStack) -> Loaded | Exception:
+    """What all runs on a set need, in these arms. What went wrong instead is the error of each of them."""
     with bench.progress.phase(f"warming up: {cell.model}"):
         try:
             start, best = _start(bench, stored, cell)
         except Exception as error:
             return error
         try:
-            in_jvm = _in_jvm(bench, stored, cell, start, stack) if "mllib" in bench.plan.arms else None
+            in_jvm = _in_jvm(bench, stored, cell, start, stack) if "mllib" in arms else None
         except Exception as error:
             return Loaded(stored, start, best, error)
         return Loaded(stored, start, best, in_jvm)
@@ -252,7 +283,8 @@ def _in_jvm(
         table = stack.enter_context(mllib.table(SparkSession.builder.getOrCreate(), place, features))
         mllib.warm_up(partial(mllib.perceptron, table, few, start, bench.meter))
         return table
-    points = stack.enter_context(mllib.points(bench.context, place, features))
+    tasks = cell.tasks or bench.context.defaultParallelism
+    points = stack.enter_context(mllib.points(bench.context, place, features, tasks))
     mllib.warm_up(partial(mllib.regression, points, replace(cell, mini_batches=WARM_UP), bench.meter))
     return points
 
@@ -293,19 +325,6 @@ def _run_arm(bench: Bench, cell: Cell, arm: Arm, repeat: int, loaded: Loaded) ->
     return averaging.run(bench.context, stored.data, cell, stored.problem.real, loaded.start, seed, steps, meter)
 
 
-def _task_s(context: SparkContext) -> float:
-    """What one task more costs a job: median over jobs of many empty tasks, less those of few."""
-
-    def job_s(tasks: int) -> float:
-        assert context._jvm is not None
-        job = context._jsc.parallelize(context._jvm.java.util.ArrayList(), tasks)
-        seconds = [timed(job.count) for _ in range(12)]
-        return float(np.median(seconds[4:]))  # warm
-
-    few = context.defaultParallelism
-    return max(0.0, job_s(few + TASKS_TIMED) - job_s(few)) / TASKS_TIMED
-
-
 def machine(context: SparkContext, folder: str) -> dict[str, Any]:
     """What a reader needs to judge the figures."""
     assert context._jvm is not None
@@ -333,7 +352,7 @@ def as_csv(measured: list[Row]) -> str:
     names = [field.name for field in fields(Outcome) if field.name != "weights"]
     text = io.StringIO()
     table = csv.writer(text)
-    table.writerow(["model", "rows", "batch", "length", "arm", "repeat", "error", "loss", "gap", *names])
+    table.writerow(["model", "rows", "batch", "length", "arm", "repeat", "tasks", "error", "loss", "gap", *names])
     for row in measured:
         found = row.outcome or {}
         table.writerow([*row.key, row.error, row.loss, row.gap, *(found.get(name) for name in names)])

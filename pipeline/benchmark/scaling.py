@@ -1,12 +1,13 @@
 """What a mini-batch costs on any number of nodes: a model with few terms, fitted to this machine's measurements.
 
 MLlib, one job a mini-batch (seconds):
-    job + task * cores + (scan * rows + row * batch) / cores + root(cores) * 8 * weights / bandwidth
-a task for each core scans its whole part to sample it; the driver gets one gradient in float64 of each of treeAggregate's
-second level, the root of the number of tasks.
-Parameter server with n workers of one node each, one server:
-    synchronous   step + row * batch / cores + n * push + 2 * n * 4 * weights / bandwidth
-    asynchronous  max((step + row * batch / cores + push), n * push + 2 * n * 4 * weights / bandwidth)
+    job + task * tasks / driver_cores + (launch * tasks + scan * rows + row * batch) / cores
+        + root(tasks) * 8 * weights / bandwidth
+the driver spends ``task`` on every task and the core that runs it ``launch``; the task passes over its whole part to sample
+it; the driver gets one gradient in float64 of each of treeAggregate's second level, the root of the number of tasks.
+Parameter server with n workers, one server:
+    synchronous   step * max(1, n / cores) + row * batch / cores + n * push + 2 * n * 4 * weights / bandwidth
+    asynchronous  max(step + row * batch / cores + push, n * push + 2 * n * 4 * weights / bandwidth)
 for n pushes, which are one mini-batch: the server takes pushes one after the other, and is all that does not scale."""
 
 from __future__ import annotations
@@ -23,35 +24,48 @@ DOUBLE, FLOAT = 8, 4
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """cores: that run tasks or workers; tasks: of a job, or workers; driver_cores: that Spark's driver has, which may be
+    the same as those; has_network: whether messages pass one."""
+
+    cores: int
+    tasks: int
+    driver_cores: int
+    has_network: bool = True
+
+
+@dataclass(frozen=True)
 class Sample:
-    """A measured mini-batch: rows of the set, batch, seconds."""
+    """A measured mini-batch: rows of the set, batch, tasks or workers, seconds."""
 
     rows: int
     batch: int
+    tasks: int
     seconds: float
 
 
 @dataclass(frozen=True)
 class SparkCosts:
-    """job: of a job whatever it does; task: of one task more, in the driver; scan, row: of a row that is passed over, and
-    of one in the mini-batch, on one core. Seconds."""
+    """job: of a job whatever it does; task: of one task more, in the driver; launch: of it on the core that runs it; scan,
+    row: of a row that is passed over, and of one in the mini-batch, on one core. Seconds, of one core where CPU."""
 
     job: float
     task: float
+    launch: float
     scan: float
     row: float
 
-    def parts(self, rows: int, batch: int, weights: int, cores: int, *, over_network: bool = True) -> dict[str, float]:
+    def parts(self, rows: int, batch: int, weights: int, on: Cluster) -> dict[str, float]:
         """Seconds by what they go to."""
-        gathered = math.isqrt(cores) if cores > 4 else cores
+        gathered = math.isqrt(on.tasks) if on.tasks > 4 else on.tasks
         return {
-            "scheduling": self.job + self.task * cores,
-            "rows": (self.scan * rows + self.row * batch) / cores,
-            "bytes": gathered * DOUBLE * weights / BANDWIDTH if over_network else 0.0,
+            "scheduling": self.job + self.task * on.tasks / on.driver_cores + self.launch * on.tasks / on.cores,
+            "rows": (self.scan * rows + self.row * batch) / on.cores,
+            "bytes": gathered * DOUBLE * weights / BANDWIDTH if on.has_network else 0.0,
         }
 
-    def mini_batch_s(self, rows: int, batch: int, weights: int, cores: int, *, over_network: bool = True) -> float:
-        return sum(self.parts(rows, batch, weights, cores, over_network=over_network).values())
+    def mini_batch_s(self, rows: int, batch: int, weights: int, on: Cluster) -> float:
+        return sum(self.parts(rows, batch, weights, on).values())
 
 
 @dataclass(frozen=True)
@@ -63,35 +77,35 @@ class ServerCosts:
     push: float
     row: float
 
-    def parts(
-        self, batch: int, weights: int, cores: int, workers: int, *, over_network: bool = True
-    ) -> dict[str, float]:
+    def parts(self, batch: int, weights: int, on: Cluster) -> dict[str, float]:
         """Seconds of a synchronous mini-batch by what they go to."""
         return {
-            "workers": self.step + self.row * batch / cores,
-            "server": workers * self.push,
-            "bytes": workers * 2 * FLOAT * weights / BANDWIDTH if over_network else 0.0,
+            "workers": self.step * max(1.0, on.tasks / on.cores) + self.row * batch / on.cores,
+            "server": on.tasks * self.push,
+            "bytes": on.tasks * 2 * FLOAT * weights / BANDWIDTH if on.has_network else 0.0,
         }
 
-    def mini_batch_s(
-        self, batch: int, weights: int, cores: int, workers: int, *, synchronous: bool, over_network: bool = True
-    ) -> float:
-        parts = self.parts(batch, weights, cores, workers, over_network=over_network)
-        served = parts["server"] + parts["bytes"]
-        return parts["workers"] + served if synchronous else max(parts["workers"] + self.push, served)
+    def mini_batch_s(self, batch: int, weights: int, on: Cluster) -> float:
+        """Synchronous."""
+        return sum(self.parts(batch, weights, on).values())
+
+    def asynchronous_s(self, batch: int, weights: int, on: Cluster) -> float:
+        parts = self.parts(batch, weights, on)
+        return max(parts["workers"] + self.push, parts["server"] + parts["bytes"])
 
 
 def fit_spark(samples: Sequence[Sample], cores: int, task: float) -> SparkCosts:
-    """Least squares with no negative cost; relative errors count. Needs three samples that differ in batch and rows."""
-    terms = [[1.0, s.rows / cores, s.batch / cores] for s in samples]
-    job, scan, row = _fit(terms, [s.seconds - task * cores for s in samples])
-    return SparkCosts(job, task, scan, row)
+    """Least squares with no negative cost; relative errors count. Needs samples that differ in batch, rows and tasks, of a
+    machine on which the driver shares the cores."""
+    terms = [[1.0, s.tasks / cores, s.rows / cores, s.batch / cores] for s in samples]
+    job, launch, scan, row = _fit(terms, [s.seconds - task * s.tasks / cores for s in samples])
+    return SparkCosts(job, task, launch, scan, row)
 
 
 def fit_server(samples: Sequence[Sample], cores: int, push: float) -> ServerCosts:
     """The same, for the synchronous protocol with a worker for each core."""
     terms = [[1.0, s.batch / cores] for s in samples]
-    step, row = _fit(terms, [s.seconds - push * cores for s in samples])
+    step, row = _fit(terms, [s.seconds - push * s.tasks for s in samples])
     return ServerCosts(step, push, row)
 
 

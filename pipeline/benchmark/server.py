@@ -29,7 +29,8 @@ PROTOCOLS = {"ps-sync": "bsp", "ps-async": "asp"}
 
 
 def command(cell: Cell, arm: str, shards: str, output: Path, seed: int) -> list[str]:
-    """The command line of a run that does what MLlib does."""
+    """The command line of a run that does what MLlib does. More workers than cores stand for other nodes, and talk over
+    sockets."""
     settings = cell.settings
     flags: list[object] = ["--shards", shards, "--output", output, "--model", cell.model, "--seed", seed]
     flags += ["--protocol", PROTOCOLS[arm], "--servers", 1, "--threads", 1, "--device", "cpu"]
@@ -38,6 +39,7 @@ def command(cell: Cell, arm: str, shards: str, output: Path, seed: int) -> list[
     flags += ["--momentum", 0, "--weight-decay", settings.decay]
     flags += ["--tolerance", 0 if cell.mini_batches else cell.tolerance]
     flags += [] if cell.model == "perceptron" else ["--no-intercept"]
+    flags += ["--same-host", "socket"] if cell.tasks else []
     flags += ["--no-epoch-checkpoints", "--checkpoint-every-s", 1e6, "--no-report", "--quiet", "--overwrite"]
     return [sys.executable, "-m", "trainer", *map(str, flags)]
 

@@ -1,4 +1,4 @@
-"""From measured rows to what they come to: medians, ranges and ratios; the goals; the model of 140 nodes. Pure.
+"""From measured rows to what they come to: medians, ranges and ratios; the goals; what they say in words. Pure.
 
 A row is as results.json has it; a ratio is MLlib's median over an arm's, so above 1 the arm is faster."""
 
@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from pipeline.benchmark import arithmetic, published
+from pipeline.benchmark import published
 from pipeline.benchmark.cells import ARMS, SETTINGS, Arm, Model
-from pipeline.benchmark.problems import PROBLEMS
-from pipeline.benchmark.scaling import Sample, ServerCosts, SparkCosts, fit_server, fit_spark
 
 LARGEST_GAP_GOAL, AVERAGE_GAP_GOAL = published.LARGEST_GAP, published.AVERAGE_GAP
 SMALL_BATCH = 500
-ROWS_TO_FIT = 100_000  # on fewer a job's own cost hides what passing over a row costs
+CELL = ("model", "rows", "batch", "length", "tasks")
 Row = Mapping[str, Any]
 
 
@@ -43,6 +41,7 @@ class Line:
     rows: int
     batch: int
     length: int | None
+    tasks: int | None
     arm: Arm
     figures: Mapping[str, Spread]
     converged: bool
@@ -54,6 +53,12 @@ class Line:
     @property
     def size(self) -> str:
         return "all" if self.batch >= self.rows else str(self.batch)
+
+    @property
+    def who(self) -> str:
+        """The arm, and what is unusual about it."""
+        units = "tasks" if self.arm == "mllib" else "workers, by socket"
+        return f"{self.arm}, {self.tasks} {units}" if self.tasks else self.arm
 
 
 FIGURES = (
@@ -67,6 +72,7 @@ FIGURES = (
     "load_s",
     "start_s",
     "server_s",
+    "driver_s",
     "step_s",
 )
 
@@ -75,14 +81,14 @@ def lines(rows: Sequence[Row]) -> list[Line]:
     """One a cell and arm, in the order of the rows."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["model"], row["rows"], row["batch"], row["length"], row["arm"]), []).append(row)
+        groups.setdefault((*(row[name] for name in CELL), row["arm"]), []).append(row)
     found = [_line(key, group) for key, group in groups.items()]
     base = {_cell(line): line for line in found if line.arm == "mllib"}
     return [_with_ratios(line, base.get(_cell(line))) for line in found]
 
 
 def _cell(line: Line) -> tuple[Any, ...]:
-    return line.model, line.rows, line.batch, line.length
+    return tuple(getattr(line, name) for name in CELL)
 
 
 def _line(key: tuple[Any, ...], group: Sequence[Row]) -> Line:
@@ -94,9 +100,9 @@ def _line(key: tuple[Any, ...], group: Sequence[Row]) -> Line:
         if values:
             figures[name] = _spread(values)
     errors = tuple(dict.fromkeys(row["error"] for row in group if row["error"]))
-    model, count, batch, length, arm = key
     converged = bool(done) and all(outcome["converged"] for outcome in done)
-    return Line(model, count, batch, length, arm, figures, converged, errors)
+    model, count, batch, length, tasks, arm = key
+    return Line(model, count, batch, length, tasks, arm, figures, converged, errors)
 
 
 def _spread(values: Sequence[float]) -> Spread:
@@ -146,97 +152,6 @@ def _best(found: Sequence[Line], ratio: str) -> dict[tuple[Any, ...], float]:
     return best
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A mini-batch of the thesis's synthetic set on its nodes, by the model: seconds of MLlib and of the synchronous server
-    by what they go to, of the same server with a worker a core instead of one a node, and of the asynchronous one."""
-
-    model: Model
-    batch: int
-    rows: int
-    mllib: Mapping[str, float]
-    sync: Mapping[str, float]
-    sync_a_core_s: float
-    async_s: float
-
-    @property
-    def gap(self) -> float:
-        """MLlib's seconds over the synchronous server's."""
-        return sum(self.mllib.values()) / sum(self.sync.values())
-
-    @property
-    def gap_a_core(self) -> float:
-        return sum(self.mllib.values()) / self.sync_a_core_s
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The model of a learner: its costs, how far it is from what it was fitted to (relative error, median and largest),
-    predictions."""
-
-    model: Model
-    spark: SparkCosts
-    server: ServerCosts
-    error: float
-    largest_error: float
-    predictions: tuple[Prediction, ...]
-
-
-def scaled(found: Sequence[Line], cores: int, task_s: float) -> list[Scaled]:
-    """For every learner that was timed on several numbers of rows, enough of them, in MLlib and the synchronous server."""
-    return [result for model in SETTINGS if (result := _scaled(model, found, cores, task_s))]
-
-
-def _scaled(model: Model, found: Sequence[Line], cores: int, task_s: float) -> Scaled | None:
-    by_spark, by_server = (_samples(found, model, arm) for arm in ("mllib", "ps-sync"))
-    if any(len({sample.rows for sample in samples}) < 2 for samples in (by_spark, by_server)):
-        return None
-    if max(sample.rows for sample in by_spark) < ROWS_TO_FIT:
-        return None
-    served = (line for line in found if (line.model, line.arm) == (model, "ps-sync") and line.figures)
-    pushes = [line.figures["server_s"].median for line in served]
-    spark = fit_spark(by_spark, cores, task_s)
-    costs = fit_server(by_server, cores, min(pushes))
-    weights = arithmetic.num_weights(model, PROBLEMS[SETTINGS[model].problem].features)
-    guesses = [spark.mini_batch_s(s.rows, s.batch, weights, cores, over_network=False) for s in by_spark]
-    guesses += [
-        costs.mini_batch_s(s.batch, weights, cores, cores, synchronous=True, over_network=False) for s in by_server
-    ]
-    errors = [abs(guess / s.seconds - 1) for guess, s in zip(guesses, by_spark + by_server, strict=True)]
-    return Scaled(model, spark, costs, median(errors), max(errors), tuple(_predict(model, spark, costs, weights)))
-
-
-def _samples(found: Sequence[Line], model: Model, arm: Arm) -> list[Sample]:
-    return [
-        Sample(line.rows, line.batch, line.figures["compute_s"].median)
-        for line in found
-        if line.model == model and line.arm == arm and line.figures
-    ]
-
-
-def _predict(model: Model, spark: SparkCosts, costs: ServerCosts, weights: int) -> list[Prediction]:
-    rows, nodes = published.SYNTHETIC_ROWS[model], published.NODES
-    cores = nodes * published.CORES_A_NODE
-    return [
-        Prediction(
-            model,
-            rows // part,
-            rows,
-            spark.parts(rows, rows // part, weights, cores),
-            costs.parts(rows // part, weights, cores, nodes),
-            costs.mini_batch_s(rows // part, weights, cores, cores, synchronous=True),
-            costs.mini_batch_s(rows // part, weights, cores, nodes, synchronous=False),
-        )
-        for part in ((1,) if model == "perceptron" else (1, 100, 1000))
-    ]
-
-
-def predicted_gaps(found: Sequence[Scaled]) -> tuple[float, float] | None:
-    """Averages over the cells with mini-batches, which the thesis has too: with a worker a node, and a core."""
-    cells = [each for model in found for each in model.predictions if each.batch < each.rows]
-    return (fmean(each.gap for each in cells), fmean(each.gap_a_core for each in cells)) if cells else None
-
-
 def read_throughput(found: Sequence[Line], model: Model) -> dict[Arm, float]:
     """Examples a second from storage into memory, all cores together, on the most rows that all arms read; medians."""
     mine = [line for line in found if line.model == model and line.figures]
@@ -254,7 +169,8 @@ def read_throughput(found: Sequence[Line], model: Model) -> dict[Arm, float]:
 
 def findings(found: Sequence[Line]) -> list[str]:
     """What the figures say in words: the gap with the start, how fast each reads, where MLlib is the faster one, how much of
-    the gap Spark closes without a job a mini-batch, what smaller mini-batches bring."""
+    the gap Spark closes without a job a mini-batch, what smaller mini-batches bring. Of as many tasks as cores."""
+    found = [line for line in found if not line.tasks]
     told = [_whole(found), *(_reading(found, model) for model in SETTINGS), _winning(found), _closing(found)]
     return [text for text in [*told, *(_shrinking(found, model) for model in SETTINGS)] if text]
 
@@ -305,7 +221,7 @@ def _winning(found: Sequence[Line]) -> str:
             best[_cell(line)] = max(ratio, best.get(_cell(line), 0.0))
     lost = [
         f"{model}, {batch:,} of {rows:,} rows ({ratio:.2f})"
-        for (model, rows, batch, _), ratio in best.items()
+        for (model, rows, batch, *_), ratio in best.items()
         if ratio < 1
     ]
     if not best:
