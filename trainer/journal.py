@@ -60,14 +60,17 @@ class Journal:
         spent = now - self._flushed
         if spent < EVERY_S:
             return
+        trained = min(now, self._end or now) - self._flushed
         self._flushed = now
         recent, self._recent = self._recent, []
         if recent:
-            self.summary = self._summarise(recent, spent, now)
+            self.summary = self._summarise(recent, trained, now)
             log_event(self.root, "train", **self.summary)
 
-    def _summarise(self, recent: list[Record], spent: float, now: float) -> dict[str, Any]:
+    def _summarise(self, recent: list[Record], trained: float, now: float) -> dict[str, Any]:
+        """trained: seconds of training that these pushes took. The last of them may be too few to tell a speed by."""
         coordinator = self.coordinator
+        speed = self.summary.get("images_per_s") if trained < EVERY_S / 2 else None
         staleness = [record.staleness for record in recent]
         return _means(recent) | {
             "seconds": round(self.seconds(now), 3),
@@ -75,7 +78,7 @@ class Journal:
             "accepted": coordinator.progress.accepted,
             "epoch": round(coordinator.epoch, 4),
             "learning_rate": coordinator.rate(coordinator.epoch) * coordinator.num_workers,
-            "images_per_s": sum(record.measured.examples for record in recent) / spent,
+            "images_per_s": speed or sum(record.measured.examples for record in recent) / max(trained, 1e-3),
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),
             "workers": [self._worker(index, recent) for index in sorted({record.worker for record in recent})],

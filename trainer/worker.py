@@ -49,7 +49,7 @@ class Step:
     def __call__(self, batch: Batch, dropout_seed: int) -> tuple[float, int]:
         """(mean loss with the L2 term, right answers). Leaves gradients and the batch's statistics in ``pushed``.
         Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay."""
-        torch.manual_seed(dropout_seed)
+        self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
         parameters = self.flat.num_parameters
@@ -65,6 +65,13 @@ class Step:
         self.gradients[parameters:] = self.values[parameters:]
         self._copy(self.pushed, self.gradients)
         return float(total), int(self.task.correct(outputs.detach(), labels))
+
+    def _seed(self, seed: int) -> None:
+        """What torch.manual_seed does for the devices in use; for those that are not it writes down where it was called,
+        which is more than half of a small step."""
+        torch.default_generator.manual_seed(seed)
+        if self.values.is_cuda:
+            torch.cuda.manual_seed_all(seed)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if target is not source:

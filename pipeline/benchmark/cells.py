@@ -83,10 +83,10 @@ def of_a_length(model: Model, rows: int, count: int) -> list[Cell]:
     return [Cell(model, rows, rows // part, count if model != "perceptron" else max(1, count // 5)) for part in parts]
 
 
-def of_many_tasks(model: Model, rows: int, batch: int, count: int, tasks: int) -> Cell:
+def of_many_tasks(model: Model, rows: int, batch: int, count: int, tasks: int, arm: Arm) -> Cell:
     """Mini-batches that are cut into more tasks, or for more workers, than there are cores: what each adds is most of what
-    a mini-batch costs on many nodes."""
-    return Cell(model, rows, batch, max(1, count // 5), tasks=tasks)
+    a mini-batch costs on many nodes. More for a server, whose pushes are short beside its start."""
+    return Cell(model, rows, batch, max(1, count // 5) if arm == "mllib" else 5 * count, tasks=tasks)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _scaled(model: Model, found: Sequence[Line], cores: int) -> Scaled | None:
         return costs.mini_batch_s(sample.rows, sample.batch, weights, here(sample.tasks))
 
     def by_server(costs: ServerCosts, sample: Sample) -> float:
-        return costs.mini_batch_s(sample.batch, weights, here(sample.tasks))
+        return costs.mini_batch_s(sample.rows, sample.batch, weights, here(sample.tasks))
 
     def few_rows(samples: Sequence[Sample]) -> list[Sample]:
         largest = max(sample.rows for sample in samples)
@@ -137,10 +137,14 @@ def _driver_s_a_task(found: Sequence[Line], model: Model, cores: int, most: int)
 
 
 def _push_s(found: Sequence[Line], model: Model) -> tuple[float, float | None]:
-    """CPU of the server a push: over shared memory, and over sockets, as with many workers; None where not measured."""
+    """CPU of the server a push: over shared memory, and over sockets, as with many workers; None where not measured. Of the
+    longest run each: it holds what a server does before the first."""
     mine = [line for line in found if (line.model, line.arm) == (model, "ps-sync") and "server_s" in line.figures]
-    memory, socket = ([line.figures["server_s"].median for line in mine if bool(line.tasks) == many] for many in (0, 1))
-    return min(memory, default=0.0), min(socket, default=None)
+    longest = sorted(mine, key=lambda line: line.figures["mini_batches"].median)
+    memory, socket = (
+        [line.figures["server_s"].median for line in longest if bool(line.tasks) == many] for many in (0, 1)
+    )
+    return memory[-1] if memory else 0.0, socket[-1] if socket else None
 
 
 def _predict(model: Model, spark: SparkCosts, server: ServerCosts, weights: int) -> list[Prediction]:
@@ -153,9 +157,9 @@ def _predict(model: Model, spark: SparkCosts, server: ServerCosts, weights: int)
             rows // part,
             rows,
             spark.parts(rows, rows // part, weights, a_core),
-            server.parts(rows // part, weights, a_node),
-            server.mini_batch_s(rows // part, weights, a_core),
-            server.asynchronous_s(rows // part, weights, a_node),
+            server.parts(rows, rows // part, weights, a_node),
+            server.mini_batch_s(rows, rows // part, weights, a_core),
+            server.asynchronous_s(rows, rows // part, weights, a_node),
         )
         for part in (1, 100, 1000)
     ]

@@ -159,9 +159,9 @@ def _of_many_tasks(bench: Bench, stored: Stored, model: Model) -> Iterator[Row]:
     synchronous server."""
     plan, count = bench.plan, stored.data.rows
     for tasks in plan.tasks:
-        cell = of_many_tasks(model, count, min(*plan.batches, count), plan.count, tasks)
         arms: dict[Arm, float] = {"mllib": math.inf, "ps-sync": MOST_WORKERS}
         for arm, most in arms.items():
+            cell = of_many_tasks(model, count, min(*plan.batches, count), plan.count, tasks, arm)
             row = Row(cell.model, cell.rows, cell.batch, cell.mini_batches, arm, 0, tasks)
             if arm not in plan.arms or tasks > most:
                 continue

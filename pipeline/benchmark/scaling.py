@@ -6,9 +6,10 @@ MLlib, one job a mini-batch (seconds):
 the driver spends ``task`` on every task and the core that runs it ``launch``; the task passes over its whole part to sample
 it; the driver gets one gradient in float64 of each of treeAggregate's second level, the root of the number of tasks.
 Parameter server with n workers, one server:
-    synchronous   step * max(1, n / cores) + row * batch / cores + n * push + 2 * n * 4 * weights / bandwidth
-    asynchronous  max(step + row * batch / cores + push, n * push + 2 * n * 4 * weights / bandwidth)
-for n pushes, which are one mini-batch: the server takes pushes one after the other, and is all that does not scale."""
+    synchronous   step * max(1, n / cores) + (row + draw) * batch / cores + n * push + 2 * n * 4 * weights / bandwidth
+    asynchronous  max(step + (row + draw) * batch / cores + push, n * push + 2 * n * 4 * weights / bandwidth)
+without draw where the mini-batch is all rows, and for n pushes, which are one mini-batch: the server takes pushes one after
+the other, and is all that does not scale."""
 
 from __future__ import annotations
 
@@ -71,26 +72,28 @@ class SparkCosts:
 @dataclass(frozen=True)
 class ServerCosts:
     """step: of a worker's step and its round trip whatever it computes; push: of the server, a push; row: of a row of the
-    mini-batch, on one core. Seconds."""
+    mini-batch, on one core; draw: of its being drawn, from anywhere in memory. Seconds."""
 
     step: float
     push: float
     row: float
+    draw: float
 
-    def parts(self, batch: int, weights: int, on: Cluster) -> dict[str, float]:
+    def parts(self, rows: int, batch: int, weights: int, on: Cluster) -> dict[str, float]:
         """Seconds of a synchronous mini-batch by what they go to."""
+        row = self.row + (self.draw if batch < rows else 0.0)
         return {
-            "workers": self.step * max(1.0, on.tasks / on.cores) + self.row * batch / on.cores,
+            "workers": self.step * max(1.0, on.tasks / on.cores) + row * batch / on.cores,
             "server": on.tasks * self.push,
             "bytes": on.tasks * 2 * FLOAT * weights / BANDWIDTH if on.has_network else 0.0,
         }
 
-    def mini_batch_s(self, batch: int, weights: int, on: Cluster) -> float:
+    def mini_batch_s(self, rows: int, batch: int, weights: int, on: Cluster) -> float:
         """Synchronous."""
-        return sum(self.parts(batch, weights, on).values())
+        return sum(self.parts(rows, batch, weights, on).values())
 
-    def asynchronous_s(self, batch: int, weights: int, on: Cluster) -> float:
-        parts = self.parts(batch, weights, on)
+    def asynchronous_s(self, rows: int, batch: int, weights: int, on: Cluster) -> float:
+        parts = self.parts(rows, batch, weights, on)
         return max(parts["workers"] + self.push, parts["server"] + parts["bytes"])
 
 
@@ -104,9 +107,9 @@ def fit_spark(samples: Sequence[Sample], cores: int, task: float) -> SparkCosts:
 
 def fit_server(samples: Sequence[Sample], cores: int, push: float) -> ServerCosts:
     """The same, for the synchronous protocol with a worker for each core."""
-    terms = [[1.0, s.batch / cores] for s in samples]
-    step, row = _fit(terms, [s.seconds - push * s.tasks for s in samples])
-    return ServerCosts(step, push, row)
+    terms = [[1.0, s.batch / cores, (s.batch < s.rows) * s.batch / cores] for s in samples]
+    step, row, draw = _fit(terms, [s.seconds - push * s.tasks for s in samples])
+    return ServerCosts(step, push, row, draw)
 
 
 def _fit(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:

@@ -63,16 +63,21 @@ def run(cell: Cell, arm: str, shards: str, output: Path, seed: int, features: in
 
 
 def _server_cpu_s(process: subprocess.Popen[str]) -> float:
-    """CPU seconds of the server process, as last seen before it ended."""
-    spent = 0.0
+    """CPU seconds of the server process, as last seen before it ended. It is looked for until it is there: that reads the
+    status of every process of the machine, which would take its time from the run."""
+    server, spent = None, 0.0
     while True:
         with suppress(psutil.Error):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                if child.name().startswith("server"):
-                    spent = sum(child.cpu_times()[:2])
+            server = server or _server(process.pid)
+            spent = sum(server.cpu_times()[:2]) if server else 0.0
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
             return spent
+
+
+def _server(pid: int) -> psutil.Process | None:
+    children = psutil.Process(pid).children(recursive=True)
+    return next((child for child in children if child.name().startswith("server")), None)
 
 
 def read_run(output: Path, cell: Cell, features: int, meter: CpuMeter, began: float, server_cpu_s: float) -> Outcome:
