@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, median
 
 from pipeline.benchmark import arithmetic, published
@@ -76,49 +77,49 @@ def scaled(found: Sequence[Line], cores: int) -> list[Scaled]:
 
 def _scaled(model: Model, found: Sequence[Line], cores: int) -> Scaled | None:
     spark, server = (_samples(found, model, arm, cores) for arm in ("mllib", "ps-sync"))
-    if len({sample.rows for sample in spark}) < 2 or len({sample.rows for sample in server}) < 2:
+    if any(len({sample.rows for sample in samples}) < 2 for samples in (spark, server)):
         return None
-    if max(sample.rows for sample in spark) < ROWS_TO_FIT:
-        return None
-    most, few = max(sample.tasks for sample in spark), [sample for sample in server if sample.tasks == cores]
-    fitted = [sample for sample in spark if sample.tasks in (cores, most)]
-    task = _driver_s_a_task(found, model, cores, most)
+    largest, most = max(sample.rows for sample in spark), max(sample.tasks for sample in spark)
     push, push_by_socket = _push_s(found, model)
-    if most == cores or push_by_socket is None:
+    if largest < ROWS_TO_FIT or most == cores or push_by_socket is None:
         return None
-    weights = arithmetic.num_weights(model, PROBLEMS[SETTINGS[model].problem].features)
-
-    def here(tasks: int) -> Cluster:
-        return Cluster(cores, tasks, cores, has_network=False)
-
-    def by_spark(costs: SparkCosts, sample: Sample) -> float:
-        return costs.mini_batch_s(sample.rows, sample.batch, weights, here(sample.tasks))
-
-    def by_server(costs: ServerCosts, sample: Sample) -> float:
-        return costs.mini_batch_s(sample.rows, sample.batch, weights, here(sample.tasks))
-
-    def few_rows(samples: Sequence[Sample]) -> list[Sample]:
-        largest = max(sample.rows for sample in samples)
-        return [sample for sample in samples if sample.rows < largest]
-
-    def check(arm: str, seconds: float, sample: Sample) -> Check:
-        units = f"{sample.tasks} {'tasks' if arm == 'mllib' else 'workers'}"
-        return Check(f"{arm}, {sample.batch:,} of {sample.rows:,} rows, {units}", seconds, sample.seconds)
-
-    spark_costs, server_costs = fit_spark(fitted, cores, task), fit_server(few, cores, push)
+    to_spark = partial(fit_spark, cores=cores, task=_driver_s_a_task(found, model, cores, most))
+    to_server = partial(fit_server, cores=cores, push=push)
+    usual_spark = [sample for sample in spark if sample.tasks in (cores, most)]
+    usual_server = [sample for sample in server if sample.tasks == cores]
+    spark_costs, server_costs = to_spark(usual_spark), to_server(usual_server)
     by_socket = replace(server_costs, push=push_by_socket)
-    errors = [abs(by_spark(spark_costs, s) / s.seconds - 1) for s in fitted]
-    errors += [abs(by_server(server_costs, s) / s.seconds - 1) for s in few]
-    # Those of the most rows by the model that is fitted without them; other numbers of tasks by the model itself.
-    without, few_without, checks = few_rows(fitted), few_rows(few), []
-    if len({s.rows for s in without}) > 1:
-        spark_without, server_without = fit_spark(without, cores, task), fit_server(few_without, cores, push)
-        checks += [check("mllib", by_spark(spark_without, s), s) for s in fitted if s not in without]
-        checks += [check("ps-sync", by_server(server_without, s), s) for s in few if s not in few_without]
-    checks += [check("mllib", by_spark(spark_costs, s), s) for s in spark if s not in fitted]
-    checks += [check("ps-sync", by_server(by_socket, s), s) for s in server if s not in few]
+
+    weights = arithmetic.num_weights(model, PROBLEMS[SETTINGS[model].problem].features)
+    held = partial(_held, weights=weights, cores=cores)
+    errors = [
+        abs(each.error)
+        for each in held("mllib", spark_costs, usual_spark) + held("ps-sync", server_costs, usual_server)
+    ]
+    checks = []
+    # The most rows by a model that is fitted without them, other numbers of tasks by the model itself.
+    fewer_spark, fewer_server = ([s for s in samples if s.rows < largest] for samples in (usual_spark, usual_server))
+    if len({sample.rows for sample in fewer_spark}) > 1:
+        checks += held("mllib", to_spark(fewer_spark), [s for s in usual_spark if s.rows == largest])
+        checks += held("ps-sync", to_server(fewer_server), [s for s in usual_server if s.rows == largest])
+    checks += held("mllib", spark_costs, [s for s in spark if s not in usual_spark])
+    checks += held("ps-sync", by_socket, [s for s in server if s not in usual_server])
     predictions = tuple(_predict(model, spark_costs, by_socket, weights))
     return Scaled(model, spark_costs, by_socket, median(errors), max(errors), tuple(checks), predictions)
+
+
+def _held(
+    arm: Arm, costs: SparkCosts | ServerCosts, samples: Sequence[Sample], weights: int, cores: int
+) -> list[Check]:
+    """A model against measurements on this machine, where all share the cores."""
+
+    def check(sample: Sample) -> Check:
+        units = f"{sample.tasks} {'tasks' if arm == 'mllib' else 'workers'}"
+        on = Cluster(cores, sample.tasks, cores, has_network=False)
+        seconds = costs.mini_batch_s(sample.rows, sample.batch, weights, on)
+        return Check(f"{arm}, {sample.batch:,} of {sample.rows:,} rows, {units}", seconds, sample.seconds)
+
+    return [check(sample) for sample in samples]
 
 
 def _samples(found: Sequence[Line], model: Model, arm: Arm, cores: int) -> list[Sample]:
