@@ -24,12 +24,14 @@ from sklearn.linear_model import LogisticRegression
 from pipeline.benchmark import arithmetic, forecast, published, rows, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS, descend
 from pipeline.benchmark.cells import SETTINGS, Cell, of_a_length, to_converge
+from pipeline.benchmark.command import flags, run_benchmark
 from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
 from pipeline.benchmark.run import Loaded, Row, _measure
 from pipeline.benchmark.scaling import Cluster, Sample, ServerCosts, SparkCosts, fit_server, fit_spark
-from pipeline.errors import DataError, JobError
+from pipeline.commandline import parse
+from pipeline.errors import DataError, JobError, UsageError
 from tests.application import run_job
 
 Floats = npt.NDArray[np.float64]
@@ -394,15 +396,22 @@ def test_findings_say_where_mllib_is_the_faster_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("wrong", "said"),
     [
         (["--output", "hdfs://host/x"], "must be a local folder"),
-        (["--output", "OUT", "--models", "forest"], "is not a list of logistic, linear, perceptron"),
-        (["--output", "OUT", "--higgs-rows", "10"], "--higgs-rows must be at least 4000"),
-        (["--output", "OUT", "--year-rows", "5000", "--year", "x.txt"], "leave one out"),
+        (["--models", "forest"], "is not a list of logistic, linear, perceptron"),
+        (["--tasks", "280,x"], "is not a list of whole numbers"),
+        (["--higgs-rows", "10"], "--higgs-rows must be at least 4000"),
+        (["--year-rows", "5000", "--year", "x.txt"], "leave one out"),
     ],
 )
-def test_wrong_usage_is_one_line(tmp_path: Path, flags: list[str], said: str) -> None:
-    done = run_job("benchmark.py", *(str(tmp_path / "out") if flag == "OUT" else flag for flag in flags))
-    assert done.code == 2
-    assert said in done.err
+def test_wrong_usage_is_refused_before_spark_starts(tmp_path: Path, wrong: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run_benchmark(parse(flags(None), ["--output", str(tmp_path / "out"), *wrong]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_usage_is_one_line_of_the_job(tmp_path: Path) -> None:
+    done = run_job("benchmark.py", "--output", tmp_path / "out", "--repeats", "0")
+    assert (done.code, done.err.strip().count("\n")) == (2, 0), done.err
+    assert "--repeats must be at least 1, got 0" in done.err
