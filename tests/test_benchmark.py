@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.benchmark import arithmetic, forecast, published, rows, summary
+from pipeline.benchmark import arithmetic, published, rows, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS, descend
 from pipeline.benchmark.cells import SETTINGS, Cell, of_a_length, to_converge
 from pipeline.benchmark.command import flags, run_benchmark
@@ -29,7 +27,6 @@ from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
 from pipeline.benchmark.run import Loaded, Row, _measure
-from pipeline.benchmark.scaling import Cluster, Sample, ServerCosts, SparkCosts, fit_server, fit_spark
 from pipeline.commandline import parse
 from pipeline.errors import DataError, JobError, UsageError
 from tests.application import run_job
@@ -201,80 +198,6 @@ def test_cells_are_those_of_the_thesis() -> None:
     ]
 
 
-seconds = st.floats(1e-9, 1e-2)
-HERE, THERE = (Cluster(cores, 280, 2, has_network=cores > 2) for cores in (2, 280))
-
-
-@settings(max_examples=50, deadline=None)
-@given(seconds, seconds, seconds, seconds)
-def test_the_model_of_many_nodes_finds_the_costs_that_made_its_samples(
-    job: float, launch: float, scan: float, row: float
-) -> None:
-    true = SparkCosts(job + 1e-3, 1e-4, launch, scan / 1e3, row / 1e3)
-    sizes = [(1000, 1000, 2), (1000, 10, 2), (9000, 90, 2), (500, 500, 2), (1000, 10, 280)]
-    samples = [Sample(n, b, tasks, true.mini_batch_s(n, b, 28, replace(HERE, tasks=tasks))) for n, b, tasks in sizes]
-    found = fit_spark(samples, 2, 1e-4)
-    for n, b in ((2000, 20), (100_000, 100_000)):
-        ours, theirs = (costs.mini_batch_s(n, b, 28, THERE) for costs in (found, true))
-        assert ours == pytest.approx(theirs, rel=1e-3)
-    server = ServerCosts(job, 1e-4, row / 1e3, scan / 1e3)
-    two = replace(HERE, tasks=2)
-    again = fit_server([Sample(n, b, 2, server.mini_batch_s(n, b, 28, two)) for n, b, _ in sizes], 2, 1e-4)
-    for n in (300, 10_000):
-        ours, theirs = (costs.mini_batch_s(n, 300, 28, THERE) for costs in (again, server))
-        assert ours == pytest.approx(theirs, rel=1e-3)
-
-
-def test_more_nodes_help_until_messages_are_all_there_is() -> None:
-    spark = SparkCosts(job=8e-3, task=6e-4, launch=3e-3, scan=2e-8, row=1e-7)
-    server = ServerCosts(step=1e-3, push=1e-4, row=1e-7, draw=1e-7)
-    by_nodes = [spark.mini_batch_s(10**9, 10**6, 28, Cluster(nodes, nodes, 2)) for nodes in (10, 100, 1000, 10_000)]
-    assert by_nodes[0] > by_nodes[1]
-    assert by_nodes[3] > by_nodes[2]  # a task costs the driver 0.3 ms, and there are 10,000
-    for workers in (1, 10, 280):
-        on = Cluster(2 * workers, workers, 2)
-        assert server.mini_batch_s(10**9, 500, 28, on) > server.asynchronous_s(10**9, 500, 28, on)
-    crowded, roomy = (server.parts(9000, 500, 28, Cluster(cores, 8, 2))["workers"] for cores in (2, 8))
-    assert crowded > 3.9 * roomy  # four workers take turns on a core
-
-
-def test_the_model_is_held_against_what_it_was_not_fitted_to() -> None:
-    """Rows that the model itself made are predicted without an error, and one of them that is not, with its own."""
-    spark = SparkCosts(job=2e-2, task=7e-4, launch=3e-3, scan=3e-8, row=1e-7)
-    server = ServerCosts(step=1e-3, push=2e-4, row=1e-7, draw=2e-7)
-    table = []
-    for rows_, tasks in (
-        (10_000, None),
-        (100_000, None),
-        (1_000_000, None),
-        (100_000, 280),
-        (100_000, 70),
-        (100_000, 8),
-    ):
-        on = replace(HERE, tasks=tasks or 2)
-        for batch in (rows_, 500):
-            spent = 1e3 * spark.mini_batch_s(rows_, batch, 28, on), 1e3 * server.mini_batch_s(rows_, batch, 28, on)
-            table.append(line("logistic", rows_, batch, 20, "mllib", spent[0] * (2 if tasks == 70 else 1), tasks=tasks))
-            table[-1]["outcome"]["driver_s"] = 1e-2 + 7e-4 * on.tasks
-            if on.tasks <= 8:
-                table.append(line("logistic", rows_, batch, 20, "ps-sync", spent[1], tasks=tasks))
-                table[-1]["outcome"]["server_s"] = 2e-4
-    [found] = forecast.scaled(summary.lines(table), 2)
-    for got, true in ((found.spark, spark), (found.server, server)):
-        assert vars(got) == pytest.approx(vars(true), rel=1e-6)
-    assert found.largest_error < 1e-9
-    errors = {check.name: check.error for check in found.checks}
-    assert errors.pop("mllib, 500 of 100,000 rows, 70 tasks") == pytest.approx(-0.5)
-    assert errors.pop("mllib, 100,000 of 100,000 rows, 70 tasks") == pytest.approx(-0.5)
-    assert {"mllib, 500 of 1,000,000 rows, 2 tasks", "ps-sync, 500 of 100,000 rows, 8 workers"} <= errors.keys()
-    assert all(abs(error) < 1e-6 for error in errors.values())
-    a_node, a_core = forecast.predicted_gaps([found]) or (0, 0)
-    assert a_node > a_core > 1
-    assert not forecast.scaled(
-        [each for each in summary.lines(table) if not each.tasks], 2
-    )  # what a task costs is unknown
-
-
 FLAGS = ["--quick", "--year-rows", "4000", "--higgs-rows", "4096", "--models", "linear,perceptron", "--batches", "500"]
 FLAGS += ["--sizes", "5000", "--tasks", "3", "--mini-batches", "10", "--arms", "mllib,ps-sync,all-reduce"]
 
@@ -358,41 +281,6 @@ def test_a_set_that_could_not_be_loaded_is_the_error_of_its_runs() -> None:
     stored: Any = SimpleNamespace(data=None, problem=HIGGS)
     done = _measure(bench, Cell("logistic", 9000, 500), asked, replace(loaded, stored=stored))
     assert done == replace(asked, error="3 of 4 parts fit")  # of MLlib's runs alone
-
-
-def line(
-    model: Any,
-    rows: int,
-    batch: int,
-    length: int | None,
-    arm: Any,
-    ms: float,
-    load_s: float = 1.0,
-    tasks: int | None = None,
-) -> dict[str, Any]:
-    outcome = dict.fromkeys(summary.FIGURES, 1.0) | {"converged": True, "load_s": load_s}
-    outcome |= {"compute_s": ms / 1e3, "seconds": ms / 10, "mini_batches": 100}
-    identity = {"model": model, "rows": rows, "batch": batch, "length": length, "arm": arm, "tasks": tasks}
-    return {**identity, "error": "", "loss": None, "gap": None, "outcome": outcome}
-
-
-def test_findings_say_where_mllib_is_the_faster_one() -> None:
-    table = [
-        line("linear", 9000, 500, None, "mllib", 30, load_s=9),
-        line("linear", 9000, 500, None, "ps-sync", 2, load_s=3),
-        line("linear", 9000, 500, None, "all-reduce", 0.5),
-        line("perceptron", 9000, 9000, 20, "mllib", 40),
-        line("perceptron", 9000, 9000, 20, "ps-sync", 80),
-        line("perceptron", 9000, 9000, 20, "ps-async", 50),
-    ]
-    found = summary.findings(summary.lines(table))
-    assert "the same average is 3.3 times, the least 3.3" in found[0]  # 3 + 1 against 0.2 + 1 seconds
-    assert found[1] == (
-        "Rows read into memory a second, linear: MLlib 1,000, the trainer 3,000, Spark tasks with numpy 9,000."
-    )
-    assert "MLlib is faster than both servers in 1 of 2 cells: perceptron, 9,000 of 9,000 rows (0.80)." in found[3]
-    assert "60 times as fast as MLlib (all-reduce" in found[4]
-    assert summary.findings([]) == []
 
 
 @pytest.mark.parametrize(

@@ -2,5 +2,5 @@
 
 problems: what is learned, generated or read; rows, arithmetic: the same in numpy; cells: which comparisons, and what a
 run reports; mllib, server, averaging (and meeting): the arms; timing: how busy the cores were; run: all of it, in order;
-summary: medians, ratios, goals; scaling, forecast: a model of 140 nodes, fitted and tested; published: the thesis's numbers;
-report, command: for people."""
+environment: where it ran; summary: medians, ratios, goals; scaling, forecast: a model of 140 nodes, fitted and tested;
+published: the thesis's numbers; report, command: for people."""

@@ -86,7 +86,7 @@ def _scaled(model: Model, found: Sequence[Line], cores: int) -> Scaled | None:
     to_spark = partial(fit_spark, cores=cores, task=_driver_s_a_task(found, model, cores, most))
     to_server = partial(fit_server, cores=cores, push=push)
     usual_spark = [sample for sample in spark if sample.tasks in (cores, most)]
-    usual_server = [sample for sample in server if sample.tasks == cores]
+    usual_server = _samples([line for line in found if not line.tasks], model, "ps-sync", cores)  # over shared memory
     spark_costs, server_costs = to_spark(usual_spark), to_server(usual_server)
     by_socket = replace(server_costs, push=push_by_socket)
 

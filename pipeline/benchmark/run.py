@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
 import os
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -35,6 +31,7 @@ from pipeline.benchmark.cells import (
     of_many_tasks,
     to_converge,
 )
+from pipeline.benchmark.environment import machine, program
 from pipeline.benchmark.problems import PROBLEMS, Problem, check, from_csv, generated, store
 from pipeline.benchmark.timing import CpuMeter
 from pipeline.dataset import Dataset
@@ -46,7 +43,6 @@ from pipeline.sharding import shard
 from pipeline.strategies.stratified import Stratified
 
 ROWS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"
-LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
 MEMORY_SHARE = 0.75  # of what the executors' memory holds of cached rows, for the largest size (SPEC 9)
 OBJECT_BYTES = 88  # of a row in the JVM beside its numbers: a LabeledPoint, its vector, an array's header, references
 WARM_UP = 20  # mini-batches at a time; of the perceptron, a quarter
@@ -325,29 +321,6 @@ def _run_arm(bench: Bench, cell: Cell, arm: Arm, repeat: int, loaded: Loaded) ->
     return averaging.run(bench.context, stored.data, cell, stored.problem.real, loaded.start, seed, steps, meter)
 
 
-def machine(context: SparkContext, folder: str) -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
-    assert context._jvm is not None
-    name = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
-    return {
-        "processor": name,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "java": context._jvm.System.getProperty("java.version"),
-        "master": context.master,
-        "parallelism": context.defaultParallelism,
-        "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
-        "data": folder,
-        "load_before": round(psutil.getloadavg()[0], 2),
-        **{library: version(library) for library in LIBRARIES},
-    }
-
-
 def as_csv(measured: list[Row]) -> str:
     names = [field.name for field in fields(Outcome) if field.name != "weights"]
     text = io.StringIO()
@@ -364,7 +337,7 @@ def _kept(output: Path, plan: Plan, about: dict[str, Any]) -> dict[tuple[Any, ..
     of another."""
     output.mkdir(parents=True, exist_ok=True)
     same = {key: value for key, value in about.items() if key != "load_before"}
-    mark = json.dumps({"plan": asdict(plan), "machine": same, "program": _program()}, sort_keys=True)
+    mark = json.dumps({"plan": asdict(plan), "machine": same, "program": program()}, sort_keys=True)
     path = output / ROWS_FILE
     if not path.exists():
         _write(path, mark + "\n")
@@ -384,15 +357,6 @@ def _row(line: str) -> Row | None:
     with suppress(ValueError, TypeError):
         return Row(**json.loads(line))
     return None
-
-
-def _program() -> str:
-    """A digest of what the figures depend on: this package and the trainer."""
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, server.ROOT / "trainer"):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,49 @@
+"""Where and by what a run was made: what a reader needs to judge its figures, and what rows of one run must share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark import SparkContext
+
+from pipeline.benchmark.server import ROOT
+
+LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
+
+
+def machine(context: SparkContext, folder: str) -> dict[str, Any]:
+    """What a reader needs to judge the figures."""
+    assert context._jvm is not None
+    name = platform.processor()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
+    return {
+        "processor": name,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "java": context._jvm.System.getProperty("java.version"),
+        "master": context.master,
+        "parallelism": context.defaultParallelism,
+        "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
+        "data": folder,
+        "load_before": round(psutil.getloadavg()[0], 2),
+        **{library: version(library) for library in LIBRARIES},
+    }
+
+
+def program() -> str:
+    """A digest of what the figures depend on: this package and the trainer."""
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, ROOT / "trainer"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
