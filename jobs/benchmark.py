@@ -6,9 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
-from pipeline import cli
 from pipeline.benchmark.command import flags, run_benchmark
-from pipeline.commandline import parse
+from pipeline.command_line import parse
+from pipeline.runs import flags as cli
 
 
 def main() -> int:

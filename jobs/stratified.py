@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
 
-from pipeline import cli
-from pipeline.commandline import parse
-from pipeline.jobs import run_sharding
+from pipeline.command_line import parse
+from pipeline.runs import flags as cli
+from pipeline.runs.command import run_sharding
 from pipeline.strategies.stratified import Stratified
 
 

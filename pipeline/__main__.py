@@ -12,9 +12,9 @@ from importlib import import_module
 from pipeline.errors import JobError
 
 COMMANDS = {
-    "fetch": ("pipeline.fetch", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
-    "sample": ("pipeline.sample", "write a small generated data set in CIFAR-10's binary layout"),
-    "zip": ("pipeline.package", "pack this package for spark-submit --py-files (YARN in cluster mode)"),
+    "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
+    "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
+    "zip": ("pipeline.spark.package", "pack this package for spark-submit --py-files (YARN in cluster mode)"),
 }
 
 

@@ -1,6 +1,6 @@
-"""Jobs one after the other in one process: in the tests' own, or in one Spark application of their own.
+"""Jobs one after the other in one process: the tests' own, or one Spark application.
 
-A spark-submit takes 10 s and more to start, most of it the JVM; a job inside a running application takes one or two.
+A spark-submit takes 10 s and more to start, most of it the JVM. A job inside a running application takes 1 or 2 s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ APPLICATION = """
 import json, sys
 root, plan = sys.argv[1:]
 sys.path.insert(0, root)
-from pipeline.session import spark_context
+from pipeline.spark.session import spark_context
 from tests.application import run_job
 with spark_context():
     done = [vars(run_job(*command)) for command in json.loads(plan)]
@@ -33,7 +33,7 @@ print("RESULT", json.dumps(done))
 
 @dataclass(frozen=True)
 class Ended:
-    """How one job ended: its exit code and what its Python side printed."""
+    """The exit code of one job, and what its Python side printed."""
 
     code: int
     out: str
@@ -41,7 +41,10 @@ class Ended:
 
 
 def run_job(job: str, *arguments: object) -> Ended:
-    """Run jobs/JOB in this process as its command line would, in the folder /, on the Spark that runs here if any."""
+    """Run jobs/JOB in this process as its command line does, with / as the current folder.
+
+    The job uses the Spark session of this process if there is one.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [job, *map(str, arguments)]))
@@ -53,13 +56,13 @@ def run_job(job: str, *arguments: object) -> Ended:
             runpy.run_path(str(ROOT / "jobs" / job), run_name="__main__")
         except SystemExit as end:
             return Ended(int(end.code or 0), out.getvalue(), err.getvalue())
-    raise AssertionError(f"{job} came to its end without an exit code")
+    raise AssertionError(f"{job} ended without an exit code")
 
 
 def run_application(tmp_path: Path, plan: Sequence[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:
-    """Run jobs in one application; how each ended, and all else that the application printed.
+    """Run jobs in one application. Return how each of them ended, and all else that the application printed.
 
-    plan: (job, *arguments) each; submit: keyword arguments of spark_submit().
+    plan: (job, *arguments) for each job. submit: keyword arguments of spark_submit().
     """
     script = tmp_path / "application.py"
     script.write_text(APPLICATION)

@@ -105,9 +105,9 @@ def activation_mb(model: str, batch: int, shape: tuple[int, int, int], num_class
 
 def needed_mb(shards: Path, model: str, batch: int) -> dict[str, float]:
     """What a run cannot do without, whatever it is written in: its rows, vectors and activations."""
+    from trainer.data.shards import open_shards
     from trainer.models import build
-    from trainer.shards import open_shards
-    from trainer.vector import FlatModel
+    from trainer.models.flat_vector import FlatModel
 
     found = open_shards(str(shards))
     layout = FlatModel(build(model, image_shape=found.shape, num_classes=found.num_classes, seed=0).model)

@@ -1,7 +1,7 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same numbers and ends in the same update (trainer.slice.Slice.apply); each process is started by
-trainer.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
+Every way moves the same numbers and ends in the same update (trainer.server.parameter_slice.Slice.apply); each process is started by
+trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Facts
-from trainer.coordinator import Measured
-from trainer.link import Link
-from trainer.messages import Header, Op
-from trainer.slice import Slice, slice_bounds
-from trainer.transport import Secret
+from trainer.coordination.coordinator import Measured
+from trainer.server.parameter_slice import Slice, slice_bounds
+from trainer.transport.messages import Header, Op
+from trainer.transport.sockets import Secret
+from trainer.worker.server_client import Link
 
 Counts = MutableSequence[int]
 Floats = npt.NDArray[np.float32]

@@ -42,7 +42,7 @@ def scikit_learn(folder: Path, output: Path) -> dict[str, float]:
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 
-    from pipeline.records import binary_array
+    from pipeline.input.records import binary_array
 
     seconds, began = {}, time.perf_counter()
 
@@ -79,9 +79,9 @@ def scikit_learn(folder: Path, output: Path) -> dict[str, float]:
 
 def ours(context, folder: Path, output: Path, name: str = "distribution_aware") -> dict[str, float]:
     """The job in a running session, without its report; scikit-learn's names for the phases."""
-    from pipeline.progress import Progress
-    from pipeline.request import Request
-    from pipeline.sharding import shard
+    from pipeline.runs.request import Request
+    from pipeline.runs.shard import shard
+    from pipeline.spark.progress import Progress
     from pipeline.strategies import STRATEGIES
 
     options = {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS} if name != "stratified" else {}
@@ -103,7 +103,7 @@ def child(mode: str, folder: Path, output: Path) -> None:
     if mode == "scikit-learn":
         scikit_learn(folder, output)
     elif mode == "memory":
-        from pipeline.session import spark_context
+        from pipeline.spark.session import spark_context
 
         with spark_context() as context:
             began = time.perf_counter()
@@ -153,9 +153,9 @@ def ssyrk_rate() -> float:
 
 def stock_seconds(context, folder: Path, rows: int) -> dict[str, float]:
     """Stock spark.ml PCA and k-means on the first rows of the set."""
-    from pipeline.progress import Progress
-    from pipeline.request import Request
-    from pipeline.sharding import shard
+    from pipeline.runs.request import Request
+    from pipeline.runs.shard import shard
+    from pipeline.spark.progress import Progress
     from pipeline.strategies import STRATEGIES
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.checkpoint import newest, read_state
+from trainer.checkpoints.read import newest, read_state
 from trainer.config import Config
-from trainer.head import CHECKPOINTS
 from trainer.plan import usable_cores
-from trainer.result import read_pushes
-from trainer.runlog import PUSHES
+from trainer.runlog.events import PUSHES
+from trainer.runlog.result import read_pushes
+from trainer.server.leader import CHECKPOINTS
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = Config.batch_size
@@ -77,9 +77,9 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     """Model, augmentation and arithmetic of a run, with torch's own optimiser. worker: -1 for all shards' rows."""
     import torch
 
-    from trainer.batches import Loader
+    from trainer.data.batches import Loader
+    from trainer.data.shards import Rows, load_worker, open_shards
     from trainer.models import build
-    from trainer.shards import Rows, load_worker, open_shards
 
     torch.set_num_threads(threads)
     shards = open_shards(uri)

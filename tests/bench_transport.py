@@ -18,7 +18,7 @@ import psutil
 
 from tests.bench_peers import RATE, Counts, made_up_slice
 from tests.bench_ways import FLOOR_OF, LOCKED, MEMORY, RAW, TCP, WAYS, Case, Start
-from trainer.processes import Child, context
+from trainer.launch.processes import Child, context
 
 WARM_UP = 3  # round trips of every worker before the first moment
 PATIENCE_S = 120.0

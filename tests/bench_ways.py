@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench_peers import Counts
-from trainer.checkpoint import State, folder_of, write_slice, write_state
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Facts
-from trainer.head import CHECKPOINTS
-from trainer.processes import Child, context
-from trainer.slice import slice_bounds
-from trainer.transport import Secret, local_addresses
+from trainer.launch.processes import Child, context
+from trainer.server.leader import CHECKPOINTS
+from trainer.server.parameter_slice import slice_bounds
+from trainer.transport.sockets import Secret, local_addresses
 
 SECRET = Secret("0123456789abcdef")
 
@@ -52,7 +53,14 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
     _first_checkpoint(config, facts)
     servers = [
         Child(
-            f"server-{index}", folder / f"server-{index}.log", "trainer.server", config, facts, index, addresses, SECRET
+            f"server-{index}",
+            folder / f"server-{index}.log",
+            "trainer.server.process",
+            config,
+            facts,
+            index,
+            addresses,
+            SECRET,
         )
         for index in range(case.servers)
     ]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.session import PACKAGE
+from pipeline.spark.session import PACKAGE
 from tests.clusters import QUICK_START
 
-pytest_plugins = ["tests.cluster_fixtures"]
+pytest_plugins = ["tests.clusters.fixtures"]
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(QUICK_START))  # the drivers of these tests live for seconds
 
 

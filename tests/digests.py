@@ -51,18 +51,39 @@ def main() -> None:
             workers = 1 if name == "random-1" else WORKERS
             _job(args.root, folder, [*job, "--input", str(data), "--workers", str(workers)], name)
             print(f"shards  {name:<26} {_shards(folder / name)}", flush=True)
-        _job(args.root, folder, ["reshard.py", "--input", str(folder / "distribution_aware"), "--workers", "3"], "reshard")
+        _job(
+            args.root,
+            folder,
+            ["reshard.py", "--input", str(folder / "distribution_aware"), "--workers", "3"],
+            "reshard",
+        )
         print(f"shards  {'reshard':<26} {_shards(folder / 'reshard')}", flush=True)
         for name, (shards, *flags) in TRAINING.items():
             length = [] if "--steps" in flags else ["--steps", "12"]
-            command = [sys.executable, "-m", "trainer", "--shards", str(folder / shards), "--output", str(folder / name)]
+            command = [
+                sys.executable,
+                "-m",
+                "trainer",
+                "--shards",
+                str(folder / shards),
+                "--output",
+                str(folder / name),
+            ]
             common = ["--batch-size", "40", "--threads", "1", "--device", "cpu", "--no-report", "--quiet"]
             _run(args.root, folder, [*command, *flags, *length, *common])
             print(f"model   {name:<26} {_digest(folder / name / 'model.safetensors')}", flush=True)
 
 
 def _job(root: Path, folder: Path, job: list[str], name: str) -> None:
-    command = ["spark-submit", "--master", "local[2]", str(root / "jobs" / job[0]), *job[1:], "--output", str(folder / name)]
+    command = [
+        "spark-submit",
+        "--master",
+        "local[2]",
+        str(root / "jobs" / job[0]),
+        *job[1:],
+        "--output",
+        str(folder / name),
+    ]
     _run(root, folder, [*command, "--no-report", "--quiet"])
 
 

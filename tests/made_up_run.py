@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Config
-from trainer.runlog import COLUMNS
+from trainer.runlog.events import COLUMNS
 
 BEGUN = 1_760_000_000.0
 

@@ -8,15 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.assign import (
-    chunk_bounds,
-    count_by_chunk,
-    group_table,
-    keyed_permutation,
-    offsets_by_chunk,
-    ranks,
-)
-from pipeline.writer import deliveries
+from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_chunk
+from pipeline.assignment.groups import group_table
+from pipeline.assignment.permutation import keyed_permutation
+from pipeline.assignment.ranks import ranks
+from pipeline.output.writer import deliveries
 
 groups_of_rows = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.augment import PAD, augment, crop_and_flip, normalise
-from trainer.batches import Loader, indices
-from trainer.shards import Rows
+from trainer.data.augment import PAD, augment, crop_and_flip, normalise
+from trainer.data.batches import Loader, indices
+from trainer.data.shards import Rows
 
 torch.set_num_threads(1)
 SHAPE = (3, 8, 8)

@@ -27,7 +27,7 @@ from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem, from_csv, generated, store
 from pipeline.benchmark.report import render
 from pipeline.benchmark.run import Loaded, Row, _measure
-from pipeline.commandline import parse
+from pipeline.command_line import parse
 from pipeline.errors import DataError, JobError, UsageError
 from tests.application import run_job
 

@@ -1,4 +1,4 @@
-"""What loads what: the trainer never needs Spark, the pipeline and its jobs never need torch, --help needs neither."""
+"""What loads what: the trainer never needs Spark, the pipeline never needs torch, and no folder imports from one above it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session import PACKAGE
+ROOT = Path(__file__).resolve().parents[1]
 
-ROOT = PACKAGE.parent
+# Lowest first; a room imports from its own floor's earlier rooms and from floors below. A folder is one room.
+GROUND_FLOOR = (
+    "errors", "arrays", "hashing", "seeds", "atomic", "storage", "shardset", "reporting", "command_line",
+)  # fmt: skip
+UPPER_FLOORS = (
+    "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "runs", "benchmark",
+)  # fmt: skip
+TRAINER = (
+    "protocols", "coordination", "models", "config", "plan", "data", "transport", "checkpoints", "runlog",
+    "report", "server", "worker", "evaluation", "options", "launch", "flags",
+)  # fmt: skip
+FACES = {"__init__", "__main__"}  # the package's face and its command: they stand above all
 
 
 def modules_of(package: str) -> list[str]:
@@ -34,6 +45,17 @@ def imported_by(path: Path) -> set[str]:
     return found
 
 
+def room_of(path: Path) -> str:
+    """The file or folder right below its package that a file belongs to."""
+    return path.relative_to(ROOT).with_suffix("").parts[1]
+
+
+def rooms_entered(path: Path, package: str) -> set[str]:
+    """The rooms of a package that a file imports from."""
+    inside = set(modules_of(package)) - {package}
+    return {name.split(".")[1] for name in imported_by(path) & inside}
+
+
 def loaded_with(modules: list[str]) -> set[str]:
     """The packages in a fresh interpreter that has imported some modules."""
     program = (
@@ -47,23 +69,47 @@ def loaded_with(modules: list[str]) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_the_trainer_and_all_of_the_pipeline_that_it_uses_need_no_spark():
-    inside = set(modules_of("pipeline"))
-    used = {name for path in (ROOT / "trainer").rglob("*.py") for name in imported_by(path)} & inside
-    assert "pipeline.fetch" in used  # a late import: one that only running the function would load
-    packages = loaded_with([*modules_of("trainer"), *sorted(used)])
+@pytest.mark.parametrize(("package", "floors"), [("pipeline", GROUND_FLOOR + UPPER_FLOORS), ("trainer", TRAINER)])
+def test_no_room_imports_from_one_that_stands_above_it(package: str, floors: tuple[str, ...]) -> None:
+    files = [path for path in (ROOT / package).rglob("*.py") if room_of(path) not in FACES]
+    assert {room_of(path) for path in files} == set(floors), "a new room needs its floor in this test"
+    upwards = {
+        f"{path.relative_to(ROOT)} -> {room}"
+        for path in files
+        for room in rooms_entered(path, package)
+        if floors.index(room) > floors.index(room_of(path))
+    }
+    assert not upwards
+
+
+def test_the_trainer_enters_the_ground_floor_of_the_pipeline_and_no_other() -> None:
+    entered = {room for path in (ROOT / "trainer").rglob("*.py") for room in rooms_entered(path, "pipeline")}
+    assert "shardset" in entered
+    assert entered <= set(GROUND_FLOOR)
+
+
+def test_the_ground_floor_needs_neither_spark_nor_torch() -> None:
+    ground = [name for name in modules_of("pipeline") if name.split(".")[1:2] and name.split(".")[1] in GROUND_FLOOR]
+    assert len(ground) > len(GROUND_FLOOR)
+    assert loaded_with(["pipeline", "trainer", *ground]).isdisjoint({"pyspark", "py4j", "torch"})
+
+
+def test_the_trainer_needs_no_spark() -> None:
+    packages = loaded_with(modules_of("trainer"))
     assert "torch" in packages
     assert packages.isdisjoint({"pyspark", "py4j"})
 
 
-def test_the_pipeline_and_its_jobs_need_no_torch():
+def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
+    """The benchmark stands above both packages: it may enter the trainer's public face, when it runs."""
     packages = loaded_with(modules_of("pipeline"))
     assert "pyspark" in packages
     assert packages.isdisjoint({"torch", "trainer"})
-    for path in [*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "jobs").glob("*.py")]:
+    below = [path for path in (ROOT / "pipeline").rglob("*.py") if room_of(path) not in {"benchmark", "__main__"}]
+    for path in [*below, *(ROOT / "jobs").glob("*.py")]:
         assert {name.partition(".")[0] for name in imported_by(path)}.isdisjoint({"torch", "trainer"}), path
 
 
-@pytest.mark.parametrize("module", ["pipeline.commandline", "trainer.__main__", "trainer.supervisor"])
-def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module):
+@pytest.mark.parametrize("module", ["pipeline.command_line", "trainer.__main__", "trainer.launch.supervisor"])
+def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: str) -> None:
     assert loaded_with([module]).isdisjoint({"pyspark", "torch"})

@@ -20,27 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.atomic import write_durably
 from pipeline.errors import DataError
-from trainer import checkpoint
-from trainer.checkpoint import (
-    State,
-    discard_after,
-    folder_of,
-    mark_evaluated,
-    newest,
-    prune,
-    read_slice_range,
-    read_state,
-    read_vector,
-    reopen,
-    slice_name,
-    unevaluated,
-    versions,
-    whole,
-    write_durably,
-    write_slice,
-    write_state,
-)
+from trainer.checkpoints import read as checkpoint
+from trainer.checkpoints.prune import discard_after, prune
+from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
+from trainer.checkpoints.state import State, folder_of, slice_name
+from trainer.checkpoints.write import mark_evaluated, reopen, write_slice, write_state
 
 CHANGES = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
 

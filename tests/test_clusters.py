@@ -1,4 +1,4 @@
-"""Clusters on this machine start, say what is wrong, and leave nothing behind."""
+"""Clusters on this machine start, report what is wrong, and leave nothing behind."""
 
 import contextlib
 import os
@@ -14,15 +14,17 @@ import pytest
 from hdfs_native import Client
 
 from pipeline.errors import JobError, UsageError
-from tests import clusters
-from tests.clusters import Hdfs
+from tests.clusters import ROOT, Hdfs, free_ports
+from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_classpath
+from tests.clusters.command import read_running
+from tests.clusters.machine import cache_folder, port_is_free
 from tests.test_on_hdfs import put, wait_for
 
 
 def run_cli(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.clusters", *map(str, arguments)]
     env = {**os.environ, "SHARDING_CACHE": str(cache)}
-    return subprocess.run(command, cwd=clusters.ROOT, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
 
 
 # Nothing is left behind
@@ -33,10 +35,10 @@ def test_nothing_is_left_of_a_cluster_that_ended() -> None:
         pids = cluster.pids()
         assert len(pids) == 2
         assert all(psutil.pid_exists(pid) for pid in pids)
-        assert not clusters.port_is_free(cluster.rpc_port)
+        assert not port_is_free(cluster.rpc_port)
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not cluster.folder.exists()
-    assert clusters.port_is_free(cluster.rpc_port)
+    assert port_is_free(cluster.rpc_port)
 
 
 def test_nothing_is_left_of_a_cluster_whose_test_process_was_killed() -> None:
@@ -47,7 +49,7 @@ with Standalone(workers=1) as cluster:
     print(cluster.folder, *cluster.pids(), flush=True)
     time.sleep(300)
 """
-    test = subprocess.Popen([sys.executable, "-c", program], cwd=clusters.ROOT, stdout=subprocess.PIPE, text=True)
+    test = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert test.stdout is not None
     with test.stdout:
         folder, *pids = test.stdout.readline().split()
@@ -60,7 +62,7 @@ with Standalone(workers=1) as cluster:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether the process runs: where nobody reaps orphans, a killed one stays in the table as a zombie."""
+    """Whether the process runs. Where no init process reaps orphans, a killed one stays as a zombie."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -70,9 +72,9 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def test_hdfs_up_and_down_keep_the_files_and_can_be_repeated(tmp_path: Path) -> None:
-    clusters.hadoop_classpath()
-    (tmp_path / "hadoop").symlink_to(clusters.cache_folder() / "hadoop")
-    rpc_port, http_port = clusters.free_ports(2)
+    hadoop_classpath()
+    (tmp_path / "hadoop").symlink_to(cache_folder() / "hadoop")
+    rpc_port, http_port = free_ports(2)
     up = ("hdfs", "up", "--port", rpc_port, "--http-port", http_port)
     uri = f"hdfs://127.0.0.1:{rpc_port}"
     try:
@@ -85,13 +87,13 @@ def test_hdfs_up_and_down_keep_the_files_and_can_be_repeated(tmp_path: Path) -> 
         assert (again.returncode, again.stdout.splitlines()[0]) == (0, "HDFS is already up")
         assert "3 live DataNodes" in run_cli("hdfs", "status", cache=tmp_path).stdout
         assert run_cli("hdfs", "down", cache=tmp_path).returncode == 0
-        assert clusters.port_is_free(rpc_port)
+        assert port_is_free(rpc_port)
         assert run_cli("hdfs", "status", cache=tmp_path).returncode == 1
         assert run_cli("hdfs", "down", cache=tmp_path).returncode == 0
         assert run_cli(*up, cache=tmp_path).returncode == 0
         assert Client(uri).read("/kept").read() == b"kept"
     finally:
-        running = clusters.read_running(tmp_path / "hdfs")
+        running = read_running(tmp_path / "hdfs")
         deleted = run_cli("hdfs", "down", "--delete", cache=tmp_path)
     assert deleted.returncode == 0
     assert not (tmp_path / "hdfs").exists()
@@ -121,13 +123,13 @@ def test_java_home_comes_before_path_and_path_before_the_environments_own(tmp_pa
 
     home, on_path, own = java("home"), java("path"), java(".venv/java")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(on_path.parent)}
-    assert clusters.find_java(environ, tmp_path) == home
+    assert find_java(environ, tmp_path) == home
     del environ["JAVA_HOME"]
-    assert clusters.find_java(environ, tmp_path) == on_path
-    assert clusters.find_java({"PATH": ""}, tmp_path) == own
+    assert find_java(environ, tmp_path) == on_path
+    assert find_java({"PATH": ""}, tmp_path) == own
     own.unlink()
     with pytest.raises(UsageError, match="no java in JAVA_HOME"):
-        clusters.find_java({"PATH": ""}, tmp_path)
+        find_java({"PATH": ""}, tmp_path)
 
 
 def test_a_download_without_a_network_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +137,6 @@ def test_a_download_without_a_network_says_so_in_one_line(tmp_path: Path, monkey
     monkeypatch.setenv("JDK_JAVA_OPTIONS", nowhere)
     monkeypatch.setenv("MAVEN_OPTS", f"{nowhere} -Dmaven.repo.local={tmp_path}/repository")
     with pytest.raises(JobError, match=r"could not download hadoop-client-minicluster-3\.5\.0\.jar \(.*") as error:
-        clusters.fetch_jar(*clusters.MINICLUSTER, "3.5.0", "56 MB", tmp_path / "jars")
+        fetch_jar(*MINICLUSTER, "3.5.0", "56 MB", tmp_path / "jars")
     assert "\n" not in str(error.value)
     assert list((tmp_path / "jars").iterdir()) == []

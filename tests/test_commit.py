@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.commit import Attempt, refuse_unless
 from pipeline.errors import DataError, JobError, UsageError
-from pipeline.manifest import missing_file, open_committed, read_committed
-from pipeline.storage import Store
+from pipeline.shardset.commit import Attempt, refuse_unless
+from pipeline.shardset.manifest import missing_file, open_committed, read_committed
+from pipeline.storage.store import Store
 
 FATAL = ("create", "makedirs", "rename", "delete")
 
@@ -139,7 +139,7 @@ def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_on
 def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path):
     commit(Store(), tmp_path, "old", 3)
     script = (
-        "import sys; from pathlib import Path; from tests.test_commit import commit; from pipeline.storage import Store\n"
+        "import sys; from pathlib import Path; from tests.test_commit import commit; from pipeline.storage.store import Store\n"
         "print('go', flush=True)\n"
         "while True: commit(Store(), Path(sys.argv[1]), 'a', 3); commit(Store(), Path(sys.argv[1]), 'b', 2)"
     )
@@ -171,7 +171,9 @@ def test_a_live_attempt_is_never_cleaned_away(tmp_path):
 
 
 def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.commit._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1})
+    monkeypatch.setattr(
+        "pipeline.shardset.commit._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
+    )
     first = Attempt(Store(), str(tmp_path))
     Store().makedirs(first.folder)
     first._beat()

@@ -26,14 +26,14 @@ from hypothesis.stateful import (
 )
 
 from trainer.config import Config, Facts
-from trainer.coordinator import Coordinator, Measured, Order, Phase, Record
-from trainer.holder import Holder
-from trainer.messages import Header, Op
+from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Record
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.protocols.bsp import BSP
 from trainer.protocols.ssp import SSP
-from trainer.slice import Slice
+from trainer.server.parameter_slice import Slice
+from trainer.server.slice_server import Holder
+from trainer.transport.messages import Header, Op
 
 SILENCE_S = 10.0
 START_WAIT_S = 30.0

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.dataset import discover, ranges, serial
 from pipeline.errors import DataError, UsageError
-from pipeline.formats.cifar_pickle import load
-from pipeline.scan import scan
-from pipeline.storage import Store
+from pipeline.input.dataset import discover, ranges, serial
+from pipeline.input.formats.cifar_pickle import load
+from pipeline.input.scan import scan
+from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_binary, write_pickles
 
 STORE = Store()

@@ -13,12 +13,12 @@ from pyspark.sql import functions as F
 from sklearn.decomposition import PCA as ReferencePCA
 from sklearn.metrics import adjusted_rand_score
 
-from pipeline import kmeans as kmeans_module
-from pipeline.columns import matrix_to_vector
+from pipeline.clustering import kmeans as kmeans_module
+from pipeline.clustering.columns import matrix_to_vector
+from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
+from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from pipeline.errors import UsageError
-from pipeline.images import Images
-from pipeline.kmeans import BlockKMeans, BlockKMeansModel
-from pipeline.pca import BlockPCA, BlockPCAModel
+from pipeline.spark.images import Images
 from tests.conftest import make_rows, write_binary
 from tests.test_dataset import found
 from tests.test_strategies import make, read, run

@@ -26,16 +26,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from pipeline.errors import DataError
-from trainer import evaluator, models
-from trainer.checkpoint import State, folder_of, is_evaluated, mark_evaluated, reopen, slice_name
-from trainer.checkpoint import write_slice as save_slice
-from trainer.checkpoint import write_state as save_state
+from trainer import models
+from trainer.checkpoints.read import is_evaluated
+from trainer.checkpoints.state import State, folder_of, slice_name
+from trainer.checkpoints.write import mark_evaluated, reopen
+from trainer.checkpoints.write import write_slice as save_slice
+from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
-from trainer.evaluator import BEST, FINAL, batches, evaluate, is_over, main, penalty, recalibrate, sample_rows
-from trainer.result import best, read_events, read_pushes, summarise, surviving
-from trainer.runlog import COLUMNS, METRICS
-from trainer.shards import Rows, open_shards
-from trainer.vector import FlatModel
+from trainer.data.shards import Rows, open_shards
+from trainer.evaluation import process as evaluator
+from trainer.evaluation.process import BEST, FINAL, evaluate, is_over, main, penalty
+from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.models.flat_vector import FlatModel
+from trainer.runlog.events import COLUMNS, METRICS
+from trainer.runlog.result import best, read_events, read_pushes, summarise, surviving
 
 SHAPE, CLASSES, DECAY = (3, 8, 8), 4, 0.01
 CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.features import feature_batch
+from pipeline.datasets.features import feature_batch
 from tests.application import run_job
-from trainer.shards import load_eval, load_worker, open_shards
+from trainer.data.shards import load_eval, load_worker, open_shards
 
 ROWS, FEATURES = 300, 7
 

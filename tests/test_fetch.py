@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import fetch
 from pipeline.__main__ import main
-from pipeline.download import ResumingDownloader, first_byte, validator
+from pipeline.datasets import cifar as fetch
+from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive, target_of
 from pipeline.errors import DataError, JobError, UsageError
-from pipeline.fetch import ARCHIVES, RECORD, Archive, read_site, target_of, webhdfs_address
+from pipeline.storage.hadoop_conf import read_site, webhdfs_address
+from pipeline.storage.http import ResumingDownloader, first_byte, validator
 from tests.clusters import Hdfs
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}

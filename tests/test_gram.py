@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
-from pipeline import gram
+from pipeline.clustering import gram
 from pipeline.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session import PACKAGE
+from pipeline.spark.session import PACKAGE
 from tests.application import Ended, run_job
 from tests.clusters import spark_submit
 from tests.conftest import make_rows, write_binary

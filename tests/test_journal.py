@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.coordinator import Measured, Record
-from trainer.journal import Journal
+from trainer.coordination.coordinator import Measured, Record
+from trainer.runlog.journal import Journal
 
 
 def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp_path: Path) -> None:

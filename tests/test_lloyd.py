@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from pipeline import lloyd
-from pipeline.gram import Spectrum
-from pipeline.projection import grid_exponent, quantise
+from pipeline.clustering import lloyd
+from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.projection import grid_exponent, quantise
 
 
 def blobs(rows=3000, p=8, k=6, seed=0):

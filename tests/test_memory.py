@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.session import PACKAGE
-from trainer.memory import NONCE_BYTES, SEALS, SharedVectors, WorkerMemory, open_memory
-from trainer.messages import Malformed
+from pipeline.spark.session import PACKAGE
+from trainer.transport.messages import Malformed
+from trainer.transport.shared_memory import NONCE_BYTES, SEALS, SharedVectors, WorkerMemory, open_memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has sealed anonymous files")
 
@@ -30,7 +30,7 @@ SIZE = NONCE_BYTES + 8 * NUMBERS
 NONCE = "0123456789abcdef" * 4
 WORKER = """
 import json, sys
-from trainer.memory import WorkerMemory
+from trainer.transport.shared_memory import WorkerMemory
 memory = WorkerMemory(int(sys.argv[1]))
 print(json.dumps(memory.invitation()), flush=True)
 for line in sys.stdin:

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.manifest import ShardSet, missing_file, read_committed
-from pipeline.progress import Progress
-from pipeline.request import Request
-from pipeline.session import package_zip
-from pipeline.sharding import Outcome, shard
-from pipeline.storage import Store
+from pipeline.runs.request import Request
+from pipeline.runs.shard import Outcome, shard
+from pipeline.shardset.manifest import ShardSet, missing_file, read_committed
+from pipeline.spark.progress import Progress
+from pipeline.spark.session import package_zip
+from pipeline.storage.store import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.application import run_application
 from tests.clusters import ROOT, Hdfs, Standalone, Yarn, end_tree, spark_submit
@@ -406,7 +406,7 @@ def test_a_namenode_that_is_not_there_is_one_line_before_spark_starts(tmp_path: 
 # Never creates a client itself: a fork of one would share its connections.
 KILL_AT_EVERY_CHANGE = """
 import os, sys
-from pipeline.storage import Store
+from pipeline.storage.store import Store
 from tests.test_commit import commit, killed_at
 steps, died = 0, True
 while died:

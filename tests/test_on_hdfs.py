@@ -11,7 +11,8 @@ import pytest
 from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 
-from pipeline.storage import Store, patiently
+from pipeline.storage.retries import patiently
+from pipeline.storage.store import Store
 from tests.clusters import Hdfs, Standalone, Yarn, spark_submit
 
 MEGABYTE = os.urandom(1 << 20)

@@ -15,11 +15,11 @@ from scipy.spatial.distance import cdist
 from scipy.stats import chi2_contingency
 from scipy.stats.contingency import association
 
-from pipeline import quality
 from pipeline.errors import DataError
-from pipeline.manifest import ShardSet
-from pipeline.measure import measure
-from pipeline.storage import Store
+from pipeline.quality import metrics as quality
+from pipeline.quality.measure import measure
+from pipeline.shardset.manifest import ShardSet
+from pipeline.storage.store import Store
 
 Images = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -256,7 +256,7 @@ def test_local_steps_and_their_results_survive_the_way_to_an_executor(tmp_path: 
 
 
 def test_the_sample_is_the_same_whatever_the_sharding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.measure.SAMPLE_ROWS", 50)
+    monkeypatch.setattr("pipeline.quality.measure.SAMPLE_ROWS", 50)
     images, labels = make_images(500)
     samples = []
     for number, worker in enumerate([np.arange(500) % 3, np.arange(500) // 167]):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session import PACKAGE
+from pipeline.spark.session import PACKAGE
 
 ROOT = PACKAGE.parent
 README = (ROOT / "README.md").read_text()

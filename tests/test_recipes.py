@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.recipes import INVERSE_SQRT, RECIPES, learning_rate
+from trainer.coordination.schedules import INVERSE_SQRT, RECIPES, learning_rate
 
 RATES = [  # epoch, ch6, ch4: base 0.1
     (0, 0.1, 0.1),

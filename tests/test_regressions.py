@@ -15,14 +15,14 @@ from pyspark.mllib.classification import LogisticRegressionWithSGD
 from pyspark.mllib.regression import LabeledPoint, LinearRegressionWithSGD
 
 from pipeline.benchmark import arithmetic
-from pipeline.features import feature_batch
-from pipeline.progress import Progress
-from pipeline.request import Request
-from pipeline.sharding import shard
+from pipeline.datasets.features import feature_batch
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import Progress
 from pipeline.strategies.stratified import Stratified
 from tests.trainer_runs import Training
-from trainer.batches import bernoulli
-from trainer.shards import load_worker, open_shards
+from trainer.data.batches import bernoulli
+from trainer.data.shards import load_worker, open_shards
 
 ROWS, FEATURES, WORKERS, SEED = 403, 6, 3, 5  # rows that three workers cannot share evenly
 TOLERANCE, RATE, DECAY = 1e-3, 1.0, 0.01

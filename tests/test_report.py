@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import figures, report
 from pipeline.errors import DataError
-from pipeline.measure import measure
-from pipeline.verdict import verdict
+from pipeline.quality import figures, report
+from pipeline.quality.measure import measure
+from pipeline.quality.verdict import verdict
 from tests.test_quality import commit, make_images, shard_set
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{1}$ {{ 7*7 }}"

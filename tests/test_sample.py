@@ -14,8 +14,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
 from pipeline.__main__ import main
-from pipeline.errors import JobError
-from pipeline.sample import (
+from pipeline.datasets.synthetic import (
     Dice,
     Draw,
     SampleSpec,
@@ -27,6 +26,7 @@ from pipeline.sample import (
     training_batches,
     write,
 )
+from pipeline.errors import JobError
 
 SMALL = SampleSpec(rows=1003, test_rows=50, classes=4, seed=5)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.slice import CHUNK, Slice, slice_bounds
+from trainer.server.parameter_slice import CHUNK, Slice, slice_bounds
 
 Floats = npt.NDArray[np.float32]
 EDGES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3]

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from pipeline import storage
-from pipeline.storage import HdfsFiles, HdfsWriter, is_transient, within
+from pipeline.storage import hdfs as storage
+from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
+from pipeline.storage.retries import is_transient, within
 
 
 def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:

@@ -14,15 +14,15 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
-from pipeline import images as images_module
-from pipeline.dataset import ranges
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import open_committed
-from pipeline.progress import Progress
-from pipeline.request import Request
-from pipeline.resharding import reshard
-from pipeline.sharding import shard
-from pipeline.storage import Store
+from pipeline.input.dataset import ranges
+from pipeline.runs.request import Request
+from pipeline.runs.reshard import reshard
+from pipeline.runs.shard import shard
+from pipeline.shardset.manifest import open_committed
+from pipeline.spark import images as images_module
+from pipeline.spark.progress import Progress
+from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.stratified import Stratified

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import commandline
+from pipeline import command_line
 from pipeline.errors import DataError, JobError, UsageError
-from pipeline.session import PACKAGE
+from pipeline.spark.session import PACKAGE
 from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.trainer_runs import Training
 from trainer.__main__ import main
@@ -25,8 +25,8 @@ from trainer.config import Config, Facts
 from trainer.flags import config_of, flags, options_of
 from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
-from trainer.output import OWNED, Run, Start, listing, locked, resolve_output, settle
 from trainer.plan import describe, plan
+from trainer.runlog.run_folder import OWNED, Run, Start, listing, locked, resolve_output, settle
 
 ROOT = PACKAGE.parent
 NEEDED = ["--shards", "shards", "--output", "run"]
@@ -44,7 +44,7 @@ def trainer(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def parsed(*args: object) -> tuple[Config, Options]:
-    args_of = commandline.parse(flags(), [*NEEDED, *map(str, args)])
+    args_of = command_line.parse(flags(), [*NEEDED, *map(str, args)])
     return config_of(args_of), options_of(args_of)
 
 
@@ -144,7 +144,7 @@ def raising(error: BaseException) -> Any:
 )
 def test_every_end_of_a_program_has_its_exit_code_and_one_line(capsys, error, code, line):
     with pytest.raises(SystemExit) as end:
-        commandline.execute(raising(error), interrupted="go on")
+        command_line.execute(raising(error), interrupted="go on")
     assert end.value.code == code
     assert capsys.readouterr().err == f"{line}\n"
 
@@ -152,7 +152,7 @@ def test_every_end_of_a_program_has_its_exit_code_and_one_line(capsys, error, co
 def test_debug_shows_the_trace_before_the_line(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", "--debug"])
     with pytest.raises(SystemExit):
-        commandline.execute(raising(ValueError("odd")), interrupted="")
+        command_line.execute(raising(ValueError("odd")), interrupted="")
     assert capsys.readouterr().err.startswith("Traceback")
 
 
@@ -426,7 +426,7 @@ def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished):
 
 def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished):
     before = content(unfinished)
-    program = "from pathlib import Path; import sys; from trainer.output import locked\n"
+    program = "from pathlib import Path; import sys; from trainer.runlog.run_folder import locked\n"
     program += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", program, str(unfinished)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.trainer_runs import Training, until
 from tests.trainer_sets import copy_of, make_sets
-from trainer.checkpoint import whole
+from trainer.checkpoints.read import whole
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
 LONG = ("--steps", 100_000)  # ended by the test

@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError, UsageError
 from tests.made_up_run import MadeUpRun, eventful_run
 from tests.test_report import HOSTILE, Page
-from trainer import figures, history
-from trainer.progress import Progress, line
-from trainer.report import write_report
-from trainer.result import read_events, surviving
-from trainer.tensorboard import TensorBoardWriter
-from trainer.wording import duration
+from trainer.report import figures, history
+from trainer.report.findings import duration
+from trainer.report.page import write_report
+from trainer.report.progress import Progress, line
+from trainer.report.tensorboard import TensorBoardWriter
+from trainer.runlog.result import read_events, surviving
 
 STATUS: dict[str, Any] = {
     "accepted": 50,

@@ -17,17 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.dataset import Block
 from pipeline.errors import DataError, UsageError
-from pipeline.formats import Columns, Layout
-from pipeline.progress import Progress
-from pipeline.records import record_batch, record_schema
-from pipeline.request import Request
-from pipeline.sharding import shard
+from pipeline.input.dataset import Block
+from pipeline.input.formats import Columns
+from pipeline.input.records import record_batch
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import record_schema
+from pipeline.spark.progress import Progress
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary
-from trainer.shards import load_eval, load_worker, open_shards, store_of
+from trainer.data.shards import load_eval, load_worker, open_shards, store_of
 
 SHAPE = (3, 4, 4)
 PIXELS = 48

@@ -23,18 +23,19 @@ import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeline.errors import UsageError
-from pipeline.session import PACKAGE
+from pipeline.spark.session import PACKAGE
 from tests.clusters import free_ports
 from tests.trainer_runs import until
 from tests.trainer_sets import own_address
-from trainer import transport
-from trainer.checkpoint import State, folder_of, write_slice, write_state
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Facts
-from trainer.coordinator import Measured
-from trainer.link import Link, MustRejoin, Turn
-from trainer.messages import IN_MEMORY, Header, Op, pack_json
-from trainer.slice import slice_bounds
-from trainer.transport import Secret, connect, local_addresses
+from trainer.coordination.coordinator import Measured
+from trainer.server.parameter_slice import slice_bounds
+from trainer.transport import sockets as transport
+from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
+from trainer.transport.sockets import Secret, connect, local_addresses
+from trainer.worker.server_client import Link, MustRejoin, Turn
 
 ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
@@ -45,8 +46,8 @@ EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
 import json, sys
 from trainer.config import Config, Facts
-from trainer.server import main
-from trainer.transport import Secret
+from trainer.server.process import main
+from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
 main(Config(**config), Facts(**facts), index, addresses, Secret(token))
 """
@@ -267,7 +268,7 @@ def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, ...]:
 def test_a_sign_of_life_that_overtakes_the_wish_to_join_does_not_undo_it(
     alone: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.link.BEAT_S", 0.01)
+    monkeypatch.setattr("trainer.worker.server_client.BEAT_S", 0.01)
     link = Link(FACTS, 0, alone.addresses, SECRET, use_memory=False)
     send_join = link._send_join
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.progress import Progress
-from pipeline.request import Request
-from pipeline.sharding import shard
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import Progress
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 from tests.trainer_runs import Training, until
-from trainer.batches import Loader
-from trainer.checkpoint import whole
+from trainer.checkpoints.read import whole
+from trainer.data.batches import Loader
+from trainer.data.shards import load_worker, open_shards
 from trainer.models import build
-from trainer.shards import load_worker, open_shards
-from trainer.worker import step_seed
+from trainer.worker.step import step_seed
 
 SHAPE = (3, 8, 8)
 STEPS = 150  # some seconds: time to be disturbed in

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.errors import UsageError
-from trainer.batches import Batch
 from trainer.config import Config
+from trainer.data.batches import Batch
 from trainer.models import build
-from trainer.vector import FlatModel
-from trainer.worker import Step
+from trainer.models.flat_vector import FlatModel
+from trainer.worker.step import Step
 
 SHAPE = (3, 8, 8)
 KINDS = [("resnet20", {}), ("resnet20", {"shortcut": "conv", "norm": "group"}), ("cnn", {}), ("perceptron", {})]

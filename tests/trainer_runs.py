@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pandas as pd
 import psutil
 
-from pipeline.session import PACKAGE
-from trainer.checkpoint import newest, read_vector
-from trainer.result import read_events, read_pushes
+from pipeline.spark.session import PACKAGE
+from trainer.checkpoints.read import newest, read_vector
+from trainer.runlog.result import read_events, read_pushes
 
 ROOT = PACKAGE.parent
 

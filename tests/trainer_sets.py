@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 
-from pipeline.progress import Progress
-from pipeline.request import Request
-from pipeline.sharding import shard
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import Progress
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 

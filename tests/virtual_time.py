@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from trainer.coordinator import Coordinator, Measured, Order, Record
+from trainer.coordination.coordinator import Coordinator, Measured, Order, Record
 from trainer.protocols.base import Protocol
-from trainer.slice import Slice, slice_bounds
+from trainer.server.parameter_slice import Slice, slice_bounds
 
 Vector = npt.NDArray[np.float64]
 Gradient = Callable[[Vector, int, int], Vector]  # (parameters, worker, clock)

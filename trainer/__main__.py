@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import commandline
+from pipeline import command_line
 from trainer.config import Config
 from trainer.flags import config_of, flags, options_of
+from trainer.launch.processes import preload
 from trainer.options import Options, Role
-from trainer.output import Run, Start, settle
 from trainer.plan import check_shares
-from trainer.processes import preload
+from trainer.runlog.run_folder import Run, Start, settle
 
 INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
-    args = commandline.parse(flags(), argv)
+    args = command_line.parse(flags(), argv)
     config, options = config_of(args), options_of(args)
     if options.has(Role("server", 0)) and _is_finished(config, options):
         return 0
     preload()
-    from trainer.supervisor import run
+    from trainer.launch.supervisor import run
 
     return run(config, options)
 
 
 def _is_finished(config: Config, options: Options) -> bool:
     """Whether there is nothing left to do; if there is, the folder is ready for it. Raises UsageError and DataError."""
-    from trainer.shards import open_shards  # takes a second to load
+    from trainer.data.shards import open_shards  # takes a second to load
 
     output = Path(config.output)
     shards = open_shards(config.shards)
@@ -45,4 +45,4 @@ def _is_finished(config: Config, options: Options) -> bool:
 
 
 if __name__ == "__main__":
-    commandline.execute(main, interrupted=INTERRUPTED)
+    command_line.execute(main, interrupted=INTERRUPTED)

@@ -6,14 +6,15 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from pipeline import commandline
-from pipeline.commandline import Parser
-from pipeline.storage import Store, split_uri
+from pipeline import command_line
+from pipeline.command_line import Parser
+from pipeline.storage.store import Store
+from pipeline.storage.uri import split_uri
 from trainer.config import Config
+from trainer.coordination.schedules import RECIPES
 from trainer.options import Options, parse_addresses, parse_roles
-from trainer.output import resolve_output
 from trainer.protocols import PROTOCOLS
-from trainer.recipes import RECIPES
+from trainer.runlog.run_folder import resolve_output
 
 PROG = "python -m trainer"
 DESCRIPTION = "Train a model on committed shards with worker, server and evaluator processes."
@@ -28,7 +29,7 @@ report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1
 
 def flags() -> Parser:
     """A flag for every field of Config and of Options, by its name; Config holds the built-in defaults."""
-    parser = commandline.parser(PROG, DESCRIPTION, EPILOG)
+    parser = command_line.parser(PROG, DESCRIPTION, EPILOG)
     _add_data(parser)
     _add_model(parser)
     _add_optimiser(parser)
@@ -219,7 +220,7 @@ def _add_run(parser: Parser) -> None:
     length.add_argument("--steps", type=int, metavar="K", help="mini-batches of each worker, instead of --epochs")
     group.add_argument(
         "--seed",
-        type=commandline.seed,
+        type=command_line.seed,
         metavar="S",
         help="of initial parameters, order of examples, augmentation and dropout (default %(default)s)",
     )

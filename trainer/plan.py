@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pipeline.commandline import aligned
 from pipeline.errors import UsageError
+from pipeline.reporting.tables import aligned
 from trainer.config import Config, Facts
+from trainer.coordination.schedules import INVERSE_SQRT, RECIPES
 from trainer.protocols import PROTOCOLS
-from trainer.recipes import INVERSE_SQRT, RECIPES
 
 FLOAT_BYTES = 4
 

@@ -19,7 +19,7 @@ from pipeline.benchmark.cells import Cell, Outcome
 from pipeline.benchmark.meeting import hub
 from pipeline.benchmark.rows import arrays
 from pipeline.benchmark.timing import CpuMeter
-from pipeline.dataset import Dataset, ranges
+from pipeline.input.dataset import Dataset, ranges
 
 LOCAL_STEPS = 10
 Floats = npt.NDArray[np.float64]

@@ -7,18 +7,19 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline import cli
 from pipeline.benchmark import published, summary
 from pipeline.benchmark.cells import ARMS, MOST_WORKERS, SETTINGS, TOLERANCE, Plan
 from pipeline.benchmark.mllib import BLOCK_ROWS
 from pipeline.benchmark.problems import HIGGS, YEAR
 from pipeline.benchmark.summary import Line
-from pipeline.commandline import Parser
-from pipeline.commandline import seed as seed_type
+from pipeline.command_line import Parser
+from pipeline.command_line import seed as seed_type
 from pipeline.errors import UsageError
-from pipeline.progress import Progress
-from pipeline.session import spark_context
-from pipeline.storage import Store, split_uri
+from pipeline.runs import flags as cli
+from pipeline.spark.progress import Progress
+from pipeline.spark.session import spark_context
+from pipeline.storage.store import Store
+from pipeline.storage.uri import split_uri
 
 REPORT = "report.html"
 # MLlib's perceptron takes the mean over blocks of 128 rows, in which a smaller last one weighs too much: there is none.

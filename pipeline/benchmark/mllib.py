@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.benchmark import arithmetic
 from pipeline.benchmark.cells import Cell, Outcome
 from pipeline.benchmark.timing import CpuMeter, timed
-from pipeline.columns import matrix_to_vector
+from pipeline.clustering.columns import matrix_to_vector
 from pipeline.errors import JobError
 
 WARM, WARM_UP_RUNS = 0.05, 6

@@ -19,10 +19,10 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dataset import ranges
+from pipeline.datasets.features import feature_batch
 from pipeline.errors import DataError
-from pipeline.features import feature_batch
-from pipeline.modelfile import store_of
+from pipeline.input.dataset import ranges
+from pipeline.spark.store import store_of
 
 BLOCK_ROWS = 8192  # generated at a time, each block from a seed of its own
 CORRELATION = 0.5  # of neighbouring features: eigenvalues of the covariance from 1/3 to 3

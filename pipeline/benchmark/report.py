@@ -9,19 +9,19 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from pipeline import figures
 from pipeline.benchmark import forecast, published, summary
 from pipeline.benchmark.averaging import LOCAL_STEPS
 from pipeline.benchmark.cells import ARMS, SETTINGS, Arm
 from pipeline.benchmark.summary import Line, Spread
-from pipeline.report import Picture, picture, plain, template
+from pipeline.reporting import plots
+from pipeline.reporting.page import Picture, picture, plain, template
 
 LOOK: dict[Arm, tuple[str, str, str]] = {  # colour, hatch, marker
-    "mllib": (figures.ORANGE, "//", "s"),
-    "ps-sync": (figures.BLUE, "", "o"),
-    "ps-async": (figures.SKY, "..", "D"),
-    "averaging": (figures.GREEN, "\\\\", "^"),
-    "all-reduce": (figures.PURPLE, "xx", "v"),
+    "mllib": (plots.ORANGE, "//", "s"),
+    "ps-sync": (plots.BLUE, "", "o"),
+    "ps-async": (plots.SKY, "..", "D"),
+    "averaging": (plots.GREEN, "\\\\", "^"),
+    "all-reduce": (plots.PURPLE, "xx", "v"),
 }
 
 
@@ -33,7 +33,7 @@ def render(result: Mapping[str, Any]) -> str:
     sizes = {(line.model, line.rows) for line in converge}
     here = [line for line in found if (line.model, line.rows) in sizes]
     scaled = forecast.scaled(every, int(result["machine"]["parallelism"]))
-    page: str = template("benchmark.html").render(
+    page: str = template("pipeline.benchmark", "benchmark.html").render(
         headline=headline(found),
         goals=summary.goals(found),
         machine=result["machine"],
@@ -79,7 +79,7 @@ def _ms(spread: Spread) -> str:
 def _converge_pictures(found: Sequence[Line]) -> list[Picture]:
     if not any(line.figures for line in found):
         return []
-    with figures.style():
+    with plots.style():
         seconds = bars(found, "seconds", "seconds to converge")
         counts = bars(found, "mini_batches", "mini-batches to converge; a line: the thesis", marks=True)
         return [
@@ -91,7 +91,7 @@ def _converge_pictures(found: Sequence[Line]) -> list[Picture]:
 def _each_pictures(found: Sequence[Line]) -> list[Picture]:
     if not any(line.figures for line in found):
         return []
-    with figures.style():
+    with plots.style():
         return [
             picture(
                 over_batches(found, "compute_s", "ms of computing a mini-batch"), "Computing against mini-batch size"
@@ -104,14 +104,14 @@ def _size_pictures(found: Sequence[Line]) -> list[Picture]:
     timed = [line for line in found if line.figures and (line.length or line.size == "all")]
     if len({(line.model, line.rows) for line in timed}) == len({line.model for line in timed}):
         return []
-    with figures.style():
+    with plots.style():
         return [picture(over_sizes(timed), "Milliseconds of a mini-batch against the number of rows")]
 
 
 def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False) -> Figure:
     """A group of bars a cell, one an arm, from the least to the most on a log scale; marks: the thesis's numbers."""
     cells = list(dict.fromkeys((line.model, line.size) for line in found))
-    drawn, (ax,) = figures.canvas(1.2 + 0.62 * len(cells))
+    drawn, (ax,) = plots.canvas(1.2 + 0.62 * len(cells))
     height = 0.8 / len(ARMS)
     for number, arm in enumerate(ARMS):
         mine = [line for line in found if line.arm == arm and figure in line.figures]
@@ -121,20 +121,20 @@ def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False)
         reach = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]] if mine else None
         colour, hatch, _ = LOOK[arm]
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3, "label": arm}
-        ax.barh(at, middle, height * 0.92, xerr=reach, error_kw={"lw": 1, "ecolor": figures.BLACK}, **look)
+        ax.barh(at, middle, height * 0.92, xerr=reach, error_kw={"lw": 1, "ecolor": plots.BLACK}, **look)
         for line, place in zip(mine, at, strict=True) if marks else ():
             if told := thesis(line):
-                ax.plot([told, told], [place - height / 2, place + height / 2], color=figures.BLACK, lw=2.2)
+                ax.plot([told, told], [place - height / 2, place + height / 2], color=plots.BLACK, lw=2.2)
     ax.set(xlabel=label, xscale="log")
     _plain_ticks(ax.xaxis)
-    figures.name_rows(ax, [f"{model}, {size}" for model, size in cells])
-    ax.legend(**figures.ABOVE, ncols=len(ARMS))
+    plots.name_rows(ax, [f"{model}, {size}" for model, size in cells])
+    ax.legend(**plots.ABOVE, ncols=len(ARMS))
     return drawn
 
 
 def _plain_ticks(axis: Any) -> None:
     """Numbers, not powers, on a log scale."""
-    figures.separate_thousands(axis)
+    plots.separate_thousands(axis)
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -149,7 +149,7 @@ def over_batches(found: Sequence[Line], figure: str, label: str) -> Figure:
             )
             if not mine:
                 continue
-            values = [max(1e3 * line.figures[figure].median, figures.FLOOR) for line in mine]
+            values = [max(1e3 * line.figures[figure].median, plots.FLOOR) for line in mine]
             colour, _, marker = LOOK[arm]
             ax.plot([line.batch for line in mine], values, marker=marker, color=colour, label=arm)
         _log_log(ax, model, "examples in a mini-batch")
@@ -179,7 +179,7 @@ def over_sizes(found: Sequence[Line]) -> Figure:
 
 def _panels(found: Sequence[Line]) -> tuple[Figure, dict[str, Any]]:
     models = [model for model in SETTINGS if any(line.model == model and line.figures for line in found)]
-    drawn, axes = figures.canvas(3.4, len(models))
+    drawn, axes = plots.canvas(3.4, len(models))
     return drawn, dict(zip(models, axes, strict=True))
 
 

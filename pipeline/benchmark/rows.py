@@ -12,8 +12,8 @@ from pyspark import SparkContext
 
 from pipeline.benchmark import arithmetic
 from pipeline.benchmark.cells import Cell, Model
-from pipeline.dataset import Dataset, discover, ranges, serial
-from pipeline.modelfile import store_of
+from pipeline.input.dataset import Dataset, discover, ranges, serial
+from pipeline.spark.store import store_of
 
 Floats = npt.NDArray[np.float64]
 T = TypeVar("T")

@@ -34,12 +34,12 @@ from pipeline.benchmark.cells import (
 from pipeline.benchmark.environment import machine, program
 from pipeline.benchmark.problems import PROBLEMS, Problem, check, from_csv, generated, store
 from pipeline.benchmark.timing import CpuMeter
-from pipeline.dataset import Dataset
 from pipeline.errors import UsageError
-from pipeline.modelfile import store_of
-from pipeline.progress import Progress
-from pipeline.request import Request
-from pipeline.sharding import shard
+from pipeline.input.dataset import Dataset
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import Progress
+from pipeline.spark.store import store_of
 from pipeline.strategies.stratified import Stratified
 
 ROWS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.assign import GroupTable, Ints, SparseIf, Start
-from pipeline.dataset import Block
-from pipeline.images import Images
-from pipeline.scan import Scan
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import GroupTable, SparseIf, Start
+from pipeline.input.dataset import Block
+from pipeline.input.scan import Scan
+from pipeline.spark.images import Images
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from typing import ClassVar
 import numpy as np
 from pyspark import RDD
 
-from pipeline.assign import Ints, Start, count_by_chunk
-from pipeline.dataset import Block
-from pipeline.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_gathered
-from pipeline.lloyd import Fit, nearest
-from pipeline.projection import Projection
+from pipeline.arrays import Ints
+from pipeline.assignment.chunks import count_by_chunk
+from pipeline.assignment.groups import Start
+from pipeline.clustering.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_gathered
+from pipeline.clustering.lloyd import Fit, nearest
+from pipeline.clustering.projection import Projection
+from pipeline.input.dataset import Block
 from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
 from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
 

@@ -8,13 +8,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pyspark import RDD
 
-from pipeline.assign import Ints, SparseIf, Start, count_by_chunk
-from pipeline.dataset import Block
+from pipeline.arrays import Ints
+from pipeline.assignment.chunks import count_by_chunk
+from pipeline.assignment.groups import SparseIf, Start
+from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
+from pipeline.clustering.lloyd import nearest
+from pipeline.clustering.pca import BlockPCAModel
+from pipeline.clustering.projection import Neighbourhoods
 from pipeline.errors import UsageError
-from pipeline.kmeans import BlockKMeans, BlockKMeansModel
-from pipeline.lloyd import nearest
-from pipeline.pca import BlockPCAModel
-from pipeline.projection import Neighbourhoods
+from pipeline.input.dataset import Block
 from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
 from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from pyspark import RDD, StorageLevel
 
-from pipeline.dataset import Block
+from pipeline.clustering.kmeans import Points
+from pipeline.clustering.lloyd import SAMPLE_ROWS
+from pipeline.clustering.pca import BlockPCA, BlockPCAModel
+from pipeline.clustering.projection import Projection
 from pipeline.errors import UsageError
-from pipeline.kmeans import Points
-from pipeline.lloyd import SAMPLE_ROWS
-from pipeline.pca import BlockPCA, BlockPCAModel
-from pipeline.projection import Projection
+from pipeline.input.dataset import Block
 from pipeline.strategies.base import Context
 
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.assign import GroupTable, Ints, keyed_permutation
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import GroupTable
+from pipeline.assignment.permutation import keyed_permutation
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
 
 

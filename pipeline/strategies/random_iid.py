@@ -5,7 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.assign import GroupTable, Ints, keyed_hash
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import GroupTable
+from pipeline.hashing import keyed_hash
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
 
 

@@ -11,13 +11,13 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.ml.stat import Summarizer
 from pyspark.sql import functions as F
 
-from pipeline.columns import matrix_to_vector
+from pipeline.clustering.columns import matrix_to_vector
+from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.kmeans import BlockKMeansModel
+from pipeline.clustering.lloyd import Fit
+from pipeline.clustering.pca import BlockPCAModel
+from pipeline.clustering.projection import quantise
 from pipeline.errors import UsageError
-from pipeline.gram import Spectrum
-from pipeline.kmeans import BlockKMeansModel
-from pipeline.lloyd import Fit
-from pipeline.pca import BlockPCAModel
-from pipeline.projection import quantise
 from pipeline.strategies.base import Context
 
 

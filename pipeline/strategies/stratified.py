@@ -5,9 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.assign import GroupTable, Ints, Start, keyed_permutation
-from pipeline.dataset import Block
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import GroupTable, Start
+from pipeline.assignment.permutation import keyed_permutation
 from pipeline.errors import UsageError
+from pipeline.input.dataset import Block
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
 
 

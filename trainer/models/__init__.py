@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import UsageError
+from pipeline.seeds import Purpose, word
 from trainer.config import Config
+from trainer.data.shards import Shards
 from trainer.models.cnn import CNN
 from trainer.models.linear import linear, logistic, perceptron
 from trainer.models.resnet import Norm, ResNet, Shortcut
-from trainer.shards import Shards
-
-INITIALISATION = 0  # what a seed sequence [seed, purpose] is for
 
 
 class Task(Protocol):
@@ -132,13 +130,9 @@ def build(
     real = spec.regresses and targets
     with torch.random.fork_rng(devices=[]):
         # The CPU's generator only: torch.manual_seed would re-seed those of the devices, which the fork leaves out.
-        torch.default_generator.manual_seed(_torch_seed(seed))
+        torch.default_generator.manual_seed(word(seed, Purpose.INITIALISATION))
         model = spec.make(image_shape, 1 if real else num_classes, **options)
     return Built(model, spec.task, real)
-
-
-def _torch_seed(seed: int) -> int:
-    return int(np.random.SeedSequence([seed, INITIALISATION]).generate_state(1, np.uint64)[0])
 
 
 _DEFAULTS = {"norm": "batch", "shortcut": "pad", "intercept": True}

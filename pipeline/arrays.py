@@ -1,0 +1,8 @@
+"""Names of numpy array types."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]

@@ -1,0 +1,19 @@
+"""x"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.arrays import Ints
+
+
+def ranks(groups: Ints, offsets: Ints) -> Ints:
+    """0-based rank of each row in its group, in the order given; advances ``offsets`` [groups] in place. O(r log r)."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    counts = np.bincount(ordered, minlength=len(offsets)).astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    result = np.empty(len(groups), np.int64)
+    result[order] = np.arange(len(groups)) - firsts[ordered] + offsets[ordered]
+    offsets += counts
+    return result

@@ -1,0 +1,224 @@
+"""K-means on integer points, exact and therefore free of order: Lloyd's iterations in (local, merge, finish) parts.
+
+Points and centres are integers on one grid, small enough that every squared distance is an integer below 2^53, exact
+in float64 whatever its BLAS does. Sums are integers too. So the same points give the same centres, bit for bit, for any
+partitioning, in one task or in many. Ties go to the lower index. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import UsageError
+from pipeline.hashing import keyed_hash
+
+Ints = npt.NDArray[np.int64]
+BLOCK_ROWS = 2048
+SAMPLE_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """k clusters at most; at most max_iter iterations of each of n_init starts; tol: see ``iterate``."""
+
+    k: int
+    max_iter: int
+    tol: float
+    seed: int
+    n_init: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.k, self.n_init, self.max_iter) < 1:
+            raise UsageError(
+                f"clusters, starts and iterations must be at least 1, got {self.k}, {self.n_init}, {self.max_iter}"
+            )
+
+
+@dataclass(frozen=True)
+class Sums:
+    """One pass over points: sums int64 [k, p], counts int64 [k], inertia: the summed squared distance, exact."""
+
+    sums: Ints
+    counts: Ints
+    inertia: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """centres int64 [k, p], in canonical order: clusters by size descending, then lexicographically."""
+
+    centres: Ints
+    sizes: Ints
+    inertia: int
+    iterations: int
+
+
+def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
+    """Index of the nearest centre, int64 [rows], and the squared distance, float64 [rows] holding integers.
+
+    2 * rows * k * p flop."""
+    index = np.empty(len(points), np.int64)
+    distance = np.empty(len(points))
+    c = centres.astype(np.float64)
+    c_squared = np.einsum("kp,kp->k", c, c)
+    minus_2c = -2 * c.T
+    for low in range(0, len(points), BLOCK_ROWS):
+        block = points[low : low + BLOCK_ROWS].astype(np.float64)
+        to_centres = block @ minus_2c + c_squared
+        best = to_centres.argmin(axis=1)
+        index[low : low + len(block)] = best
+        squared = np.einsum("np,np->n", block, block)
+        distance[low : low + len(block)] = to_centres[np.arange(len(block)), best] + squared
+    return index, distance
+
+
+def exact_sum(values: npt.NDArray[np.float64]) -> int:
+    """The sum of integers below 2^53, of any number of them."""
+    whole = values.astype(np.int64)
+    return (int((whole >> 26).sum()) << 26) + int((whole & ((1 << 26) - 1)).sum())
+
+
+class Pass:
+    """Repeated passes over the same points. Remembers who was where, so that a pass moves only rows that changed
+    cluster: exact in integers, and most rows stay after a few iterations."""
+
+    def __init__(self, points: npt.NDArray[np.int32], k: int) -> None:
+        self.points = points
+        self.index = np.full(len(points), -1, np.int64)
+        self.sums = np.zeros((k, points.shape[1]), np.int64)
+
+    def __call__(self, centres: Ints) -> Sums:
+        index, distance = nearest(self.points, centres)
+        moved = np.flatnonzero(index != self.index)
+        self._add(moved, index[moved], 1)
+        left = moved[self.index[moved] >= 0]
+        self._add(left, self.index[left], -1)
+        self.index = index
+        counts = np.bincount(index, minlength=len(centres)).astype(np.int64)
+        return Sums(self.sums.copy(), counts, exact_sum(distance))
+
+    def _add(self, rows: Ints, clusters: Ints, sign: int) -> None:
+        """Add rows to (or take them from) the sums of their clusters, by a one-hot product of blocks."""
+        k = len(self.sums)
+        for low in range(0, len(rows), BLOCK_ROWS):
+            part = clusters[low : low + BLOCK_ROWS]
+            one_hot = np.zeros((k, len(part)))
+            one_hot[part, np.arange(len(part))] = sign
+            block = self.points[rows[low : low + BLOCK_ROWS]].astype(np.float64)
+            self.sums += (one_hot @ block).astype(np.int64)
+
+
+def merge(left: Sums, right: Sums) -> Sums:
+    return Sums(left.sums + right.sums, left.counts + right.counts, left.inertia + right.inertia)
+
+
+def move(centres: Ints, total: Sums) -> Ints:
+    """Each centre to the rounded mean of its rows; a centre without rows stays."""
+    counts = np.maximum(total.counts, 1)[:, None]
+    means = (2 * total.sums + counts) // (2 * counts)  # round half up, in integers
+    return np.where(total.counts[:, None] > 0, means, centres)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows with the smallest hash of id, and the moments of all rows: mergeable, so independent of partitioning.
+
+    keys uint64 [m], points int32 [m, p]; count; sums, squares: Python integers by feature."""
+
+    keys: npt.NDArray[np.uint64]
+    points: npt.NDArray[np.int32]
+    count: int
+    sums: tuple[int, ...]
+    squares: tuple[int, ...]
+
+    @property
+    def mean_variance(self) -> float:
+        """The mean over features of the population variance, as scikit-learn scales its tolerance."""
+        features = zip(self.sums, self.squares, strict=True)
+        return sum((q * self.count - s * s) / self.count**2 for s, q in features) / len(self.sums)
+
+
+def sample(ids: Ints, points: npt.NDArray[np.int32], seed: int) -> Sample:
+    keys = keyed_hash(ids, seed)
+    order = np.argsort(keys, kind="stable")[:SAMPLE_ROWS]
+    whole = points.astype(np.int64)
+    squares = [exact_sum((whole[:, j] ** 2).astype(np.float64)) for j in range(points.shape[1])]
+    sums = [int(s) for s in whole.sum(axis=0)]
+    return Sample(keys[order], points[order], len(ids), tuple(sums), tuple(squares))
+
+
+def merge_samples(left: Sample, right: Sample) -> Sample:
+    keys = np.concatenate([left.keys, right.keys])
+    order = np.argsort(keys, kind="stable")[:SAMPLE_ROWS]
+    points = np.concatenate([left.points, right.points])[order]
+    return Sample(
+        keys[order],
+        points,
+        left.count + right.count,
+        tuple(a + b for a, b in zip(left.sums, right.sums, strict=True)),
+        tuple(a + b for a, b in zip(left.squares, right.squares, strict=True)),
+    )
+
+
+def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
+    """Greedy k-means++ (Arthur and Vassilvitskii 2007, with scikit-learn's 2 + log k trials a centre).
+
+    int64 [min(k, distinct points), p]: fewer centres where the sample holds fewer distinct points."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    whole = points.astype(np.float64)
+    trials = 2 + int(np.log(k)) if k > 1 else 1
+    centres = [points[int(rng.integers(len(points)))].astype(np.int64)]
+    closest = ((whole - centres[0]) ** 2).sum(axis=1)
+    while len(centres) < k and closest.any():
+        cumulative = np.cumsum(closest)
+        picks = np.searchsorted(cumulative, rng.random(trials) * cumulative[-1], side="right")
+        picks = np.minimum(picks, len(points) - 1)
+        options = np.minimum(closest, ((whole[None] - whole[picks][:, None]) ** 2).sum(axis=2))
+        best = int(options.sum(axis=1).argmin())
+        centres.append(points[picks[best]].astype(np.int64))
+        closest = options[best]
+    return np.array(centres)
+
+
+def iterate(
+    run_pass: Callable[[Ints], Sums],
+    centres: Ints,
+    settings: Settings,
+    mean_variance: float,
+    report: Callable[[int, int], None] = lambda iteration, inertia: None,
+) -> Fit:
+    """Lloyd's iterations to a fixed point, to a total squared movement of ``tol * mean_variance``, or ``max_iter``."""
+    iterations = 0
+    for iterations in range(1, settings.max_iter + 1):
+        total = run_pass(centres)
+        report(iterations, total.inertia)
+        moved = move(centres, total)
+        shift = int(((moved - centres) ** 2).sum())
+        centres = moved
+        if shift <= settings.tol * mean_variance:
+            break
+    total = run_pass(centres)
+    order = np.lexsort((*centres.T[::-1], -total.counts))
+    return Fit(centres[order], total.counts[order], total.inertia, iterations)
+
+
+def fit(
+    make_pass: Callable[[int], Callable[[Ints], Sums]],
+    drawn: Sample,
+    settings: Settings,
+    report: Callable[[int, int], None] = lambda iteration, inertia: None,
+) -> Fit:
+    """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres."""
+    fits = []
+    for start in range(settings.n_init):
+        centres = plus_plus(drawn.points, settings.k, settings.seed + start)
+        fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
+    return min(fits, key=lambda one: one.inertia)
+
+
+def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: Settings) -> Fit:
+    """Everything in this process."""
+    return fit(lambda k: Pass(points, k), sample(ids, points, settings.seed), settings)

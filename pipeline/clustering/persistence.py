@@ -1,0 +1,74 @@
+"""Saving and loading of fitted models whose state is a few arrays: spark.ml's metadata beside one .npz file."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark import SparkContext
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+
+from pipeline.clustering.projection import to_bytes
+from pipeline.spark.store import store_of
+from pipeline.storage.store import Store
+
+
+class ArrayWritable(MLWritable):
+    """A model that is ``arrays()`` and its params."""
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        raise NotImplementedError
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+        raise NotImplementedError
+
+    def write(self) -> MLWriter:
+        return _Writer(self)
+
+
+class ArrayReadable(MLReadable[Any]):
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        return _Reader(cls)
+
+
+class _Writer(MLWriter):
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        context = SparkContext.getOrCreate()
+        store = store_of(context)
+        save_model(self.instance, store, store.resolve(path), context)
+
+
+def save_model(model: Any, store: Store, uri: str, context: SparkContext) -> None:
+    """spark.ml's own layout (metadata/part-00000, one line of JSON) without the Spark job that usually writes it."""
+    files = {
+        "metadata/part-00000": DefaultParamsWriter._get_metadata_to_save(model, context).encode() + b"\n",
+        "metadata/_SUCCESS": b"",
+        "arrays.npz": to_bytes(**model.arrays()),
+    }
+    store.makedirs(f"{uri}/metadata")
+    for name, data in files.items():
+        store.write_new(f"{uri}/{name}", data)
+
+
+class _Reader(MLReader[Any]):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def load(self, path: str) -> Any:
+        context = SparkContext.getOrCreate()
+        metadata = DefaultParamsReader.loadMetadata(path, context)
+        store = store_of(context)
+        with np.load(io.BytesIO(store.read(f"{store.resolve(path)}/arrays.npz")), allow_pickle=False) as data:
+            model = self.kind.from_arrays(dict(data))
+        model._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(model, metadata)
+        return model

@@ -1,0 +1,78 @@
+"""Fitted models as integers: images to grid points, grid points to neighbourhoods. Pure numpy, exact, picklable.
+
+Floating point ends where a model is fitted. From there on pixels, weights, points and centres are integers, held in
+float64 only while BLAS multiplies them, and bounded so that nothing is ever rounded by it."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.lloyd import nearest
+
+BLOCK_ROWS = 2048
+
+
+def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
+    """The finest grid 2^-g on which squared distances between points with |value_j| <= bounds_j stay below 2^52 and
+    the points within int32."""
+    spread = float(((2 * bounds) ** 2).sum())
+    if spread == 0:
+        return 0
+    return min(math.floor((52 - math.log2(spread)) / 2), math.floor(30 - math.log2(float(bounds.max()))))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """weights: integers in float64 [d, k]; a point is (pixels @ weights) rounded to 2^-shift, in units of 2^-exponent."""
+
+    weights: npt.NDArray[np.float64]
+    shift: int
+    exponent: int
+
+    @property
+    def dimensions(self) -> int:
+        return int(self.weights.shape[1])
+
+    def __call__(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+        """uint8 [rows, d] to int32 [rows, k]. 2 * rows * d * k flop in float64."""
+        points = np.empty((len(images), self.weights.shape[1]), np.int32)
+        half = 1 << self.shift >> 1
+        for low in range(0, len(images), BLOCK_ROWS):
+            block = images[low : low + BLOCK_ROWS].astype(np.float64) @ self.weights
+            points[low : low + len(block)] = (block.astype(np.int64) + half) >> self.shift
+        return points
+
+
+def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
+    """A spectrum as an integer projection; ``whiten`` divides each component by its standard deviation."""
+    known = whiten & (spectrum.variances > 0)
+    scale = np.sqrt(np.where(known, spectrum.variances, 1.0))
+    weights = (spectrum.components / scale[:, None]).T
+    bounds = 255 * np.abs(weights).sum(axis=0)
+    exponent = grid_exponent(bounds)
+    fine = math.floor(51 - math.log2(float(bounds.max())))
+    return Projection(np.rint(weights * 2.0**fine), fine - exponent, exponent)
+
+
+@dataclass(frozen=True)
+class Neighbourhoods:
+    """Nearest-centre assignment: projection, then centres int64 [k, p] on the same grid."""
+
+    projection: Projection
+    centres: npt.NDArray[np.int64]
+
+    def __call__(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        return nearest(self.projection(images), self.centres)[0]
+
+
+def to_bytes(**arrays: npt.NDArray[np.generic]) -> bytes:
+    """An .npz file; numpy stamps no time into it, so equal arrays give equal bytes."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()

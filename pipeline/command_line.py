@@ -1,0 +1,131 @@
+"""What every command line shares, with Spark or without: flags over conf/*.toml over built-in defaults, one-line errors,
+exit codes. No Spark."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.errors import JobError, UsageError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+UNSET = object()
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with the one-line errors of the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def parser(prog: str, description: str | None, epilog: str) -> Parser:
+    return Parser(
+        prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def seed(text: str) -> int:
+    """The type of --seed."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys.
+
+    The file is --config, else conf/NAME.toml where there is one: NAME of NAME.py, or of python -m NAME. A flag also
+    wins over a key of the file that excludes it."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    built_in = {action.dest: action.default for action in flags._actions}
+    early, _ = _config_only().parse_known_args(argv)
+    path = early.config or CONF / f"{Path(flags.prog.split()[-1]).stem}.toml"
+    if early.config or path.is_file():
+        flags.set_defaults(**_defaults(path, flags))
+    groups = [[action.dest for action in group._group_actions] for group in flags._mutually_exclusive_groups]
+    unset = argparse.Namespace(**{dest: UNSET for group in groups for dest in group})
+    args = flags.parse_args(argv, unset)
+    for group in groups:
+        is_given = any(getattr(args, dest) is not UNSET for dest in group)
+        for dest in group:
+            if getattr(args, dest) is UNSET:
+                setattr(args, dest, built_in[dest] if is_given else flags.get_default(dest))
+    return args
+
+
+def _config_only() -> Parser:
+    early = Parser(add_help=False)
+    early.add_argument("--config", type=Path)
+    return early
+
+
+def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"--config {path} does not exist") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    actions = {action.dest: action for action in flags._actions}
+    for known in actions.values():
+        if known.dest in values:
+            known.required = False
+    result = {}
+    for key, value in values.items():
+        action = actions.get(key.replace("-", "_"))
+        if action is None or key in ("config", "help"):
+            raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
+        flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
+        if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
+            raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
+        try:
+            result[action.dest] = value if flag else flags._get_value(action, str(value))
+        except argparse.ArgumentError as error:
+            raise UsageError(f"--config {path}: {key} = {value!r}: {error.message}") from None
+        if action.choices is not None and result[action.dest] not in action.choices:
+            raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
+    return result
+
+
+def unforeseen(error: Exception) -> tuple[str, int]:
+    """The line and exit code of an error that nobody wrote a line for."""
+    text = str(error).strip()
+    detail = f": {text.splitlines()[0][:300]}" if text else ""
+    return f"{type(error).__name__}{detail} (--debug shows the whole trace)", 1
+
+
+def execute(
+    main: Callable[[], int], *, interrupted: str, cause: Callable[[Exception], tuple[str, int]] = unforeseen
+) -> NoReturn:
+    """Run a program's main and leave with the contract's exit code and one line for every foreseen error.
+
+    interrupted: what to tell after Ctrl-C; cause: the line and exit code of an unforeseen error."""
+    debug = "--debug" in sys.argv
+    try:
+        code = main()
+    except JobError as error:
+        code = _fail(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        code = _fail(f"interrupted; {interrupted}", 1, debug)
+    except (OSError, MemoryError) as error:
+        code = _fail(str(error) or type(error).__name__, 1, debug)
+    except Exception as error:
+        line, code = cause(error)
+        code = _fail(line, code, debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _fail(line: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    return code

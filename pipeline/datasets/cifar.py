@@ -1,0 +1,319 @@
+"""Download CIFAR-10 or CIFAR-100 from its home page and publish the official files in a folder or on HDFS.
+
+The archive is downloaded into a cache folder, where a broken download goes on at its last byte, and pooch
+checks its MD5. The files then appear all at once: they are written to a hidden folder beside the target,
+which is renamed. ``_fetched.json`` among them names their sizes, so that a rerun sees whether all are there.
+"""
+
+import argparse
+import getpass
+import json
+import logging
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+from urllib.parse import urlparse
+
+import pooch
+import requests
+
+from pipeline.errors import DataError, JobError, UsageError
+from pipeline.storage.hadoop_conf import hadoop_conf, webhdfs_address
+from pipeline.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
+
+HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
+RECORD = "_fetched.json"  # names that begin with _ or . are no data to Spark and Hadoop
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published tar file: its name below the home page, its checksum, its folder and the files wanted."""
+
+    name: str
+    md5: str
+    folder: str
+    members: tuple[str, ...]
+
+
+_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+ARCHIVES: Mapping[tuple[str, str], Archive] = {
+    ("cifar10", "bin"): Archive(
+        "cifar-10-binary.tar.gz",
+        "c32a1d4ab5d03f1284b67883e8d87530",
+        "cifar-10-batches-bin",
+        ("batches.meta.txt", *(f"{name}.bin" for name in _BATCHES), "test_batch.bin"),
+    ),
+    ("cifar10", "py"): Archive(
+        "cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        "cifar-10-batches-py",
+        ("batches.meta", *_BATCHES, "test_batch"),
+    ),
+    ("cifar100", "bin"): Archive(
+        "cifar-100-binary.tar.gz",
+        "03b5dce01913d631647c71ecec9e9cb8",
+        "cifar-100-binary",
+        ("coarse_label_names.txt", "fine_label_names.txt", "train.bin", "test.bin"),
+    ),
+    ("cifar100", "py"): Archive(
+        "cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        "cifar-100-python",
+        ("meta", "train", "test"),
+    ),
+}
+
+
+def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BACKOFF_S) -> Path:
+    """The archive in the cache folder, checked; downloaded unless it is there already. Raises JobError."""
+    pooch.get_logger().setLevel(logging.ERROR)
+    url = f"{base_url.rstrip('/')}/{archive.name}"
+    cache.mkdir(parents=True, exist_ok=True)
+    # Archives of one name from two mirrors never share a part.
+    part = cache / f"{archive.name}.{archive.md5[:8]}.part"
+    try:
+        found = pooch.retrieve(
+            url,
+            known_hash=f"md5:{archive.md5}",
+            fname=archive.name,
+            path=cache,
+            downloader=ResumingDownloader(part, backoff_s),
+        )
+    except ValueError as error:  # pooch's word for a wrong checksum; the file is gone by now
+        if "hash" not in str(error):
+            raise UsageError(f"{url} is no address to download from: {error}") from error
+        raise JobError(
+            f"{url} is not the published file: its MD5 is not {archive.md5}; run it again, or name another --base-url"
+        ) from error
+    except requests.RequestException as error:
+        raise UsageError(f"{url} is no address to download from: {innermost(error)}; check --base-url") from error
+    return Path(found)
+
+
+# ------------------------------------------------------------------------------------------ the target folder
+
+
+class Target(Protocol):
+    """A folder to be published. ``sizes`` is None where it does not exist."""
+
+    def sizes(self) -> dict[str, int] | None: ...
+    def read(self, name: str) -> bytes: ...
+    def publish(self, fill: Callable[[Path], None]) -> None: ...
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    folder: Path
+
+    def sizes(self) -> dict[str, int] | None:
+        if not self.folder.exists():
+            return None
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.folder} is a file; give --to a folder that does not exist yet")
+        return {entry.name: entry.stat().st_size for entry in self.folder.iterdir()}
+
+    def read(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def publish(self, fill: Callable[[Path], None]) -> None:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{self.folder.name}.", dir=self.folder.parent, ignore_cleanup_errors=True
+        ) as work:
+            files = Path(work) / "files"  # a temporary folder itself is private; this one has the usual rights
+            files.mkdir()
+            fill(files)
+            os.replace(files, self.folder)  # refuses a folder that holds anything
+
+
+class HdfsTarget:
+    """A folder on HDFS through WebHDFS, which passes gateways and needs no Java."""
+
+    def __init__(self, path: str, webhdfs: str, kerberos: bool = False) -> None:
+        self.path = path.rstrip("/")
+        self.webhdfs = webhdfs
+        self._client = _webhdfs_client(webhdfs, kerberos)
+
+    def sizes(self) -> dict[str, int] | None:
+        with self._errors():
+            status = self._client.status(self.path, strict=False)
+            if status is None:
+                return None
+            if status["type"] != "DIRECTORY":
+                raise UsageError(f"{self.path} is a file; give --to a folder that does not exist yet")
+            return {name: entry["length"] for name, entry in self._client.list(self.path, status=True)}
+
+    def read(self, name: str) -> bytes:
+        with self._errors(), self._client.read(f"{self.path}/{name}") as reader:
+            return bytes(reader.read())
+
+    def publish(self, fill: Callable[[Path], None]) -> None:
+        parent, _, name = self.path.rpartition("/")
+        partial = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}"
+        with tempfile.TemporaryDirectory() as work, self._errors():
+            fill(Path(work))
+            try:
+                self._client.makedirs(partial)
+                for file in sorted(Path(work).iterdir()):
+                    self._client.upload(f"{partial}/{file.name}", str(file), chunk_size=CHUNK_BYTES)
+                # HDFS moves a folder *into* an existing one, so an empty one goes first.
+                if self._client.status(self.path, strict=False) is not None:
+                    self._client.delete(self.path)  # not recursive: refuses a folder that holds anything
+                self._client.rename(partial, self.path)
+            finally:
+                self._client.delete(partial, recursive=True)  # nothing there after the rename: returns False
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        import hdfs
+
+        try:
+            yield
+        except hdfs.HdfsError as error:
+            first = str(error).splitlines()[0]
+            raise JobError(f"{self.webhdfs} refused {self.path}: {first}; check its rights and --to") from error
+        except requests.RequestException as error:
+            raise JobError(
+                f"{self.webhdfs} cannot be reached: {innermost(error)}; start HDFS, or name its web address with --webhdfs"
+            ) from error
+
+
+def _webhdfs_client(webhdfs: str, kerberos: bool) -> Any:
+    if not kerberos:
+        import hdfs
+
+        return hdfs.InsecureClient(webhdfs, user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser())
+    try:
+        from hdfs.ext.kerberos import KerberosClient
+    except ImportError as error:
+        raise UsageError(f"{webhdfs} asks for Kerberos: install hdfs[kerberos] and run kinit first") from error
+    return KerberosClient(webhdfs)
+
+
+def target_of(uri: str, webhdfs: str | None) -> Target:
+    parts = urlparse(uri)
+    if parts.scheme in ("", "file"):
+        return LocalTarget(Path(os.path.abspath(parts.path if parts.scheme else uri)))
+    if parts.scheme != "hdfs":
+        raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use a path or hdfs://")
+    if not parts.path.strip("/"):
+        raise UsageError(f"{uri} names no folder; write hdfs://host:port/folder")
+    conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
+    if not (webhdfs or parts.netloc or conf.get("fs.defaultFS")):
+        raise UsageError(f"{uri} names no host and HADOOP_CONF_DIR sets none; write hdfs://host:port/folder")
+    kerberos = conf.get("hadoop.security.authentication") == "kerberos"
+    return HdfsTarget(parts.path, webhdfs or webhdfs_address(parts.netloc, conf), kerberos)
+
+
+# -------------------------------------------------------------------------------------------------- the whole
+
+
+def extract(archive: Archive, source: Path, folder: Path) -> None:
+    """Write the archive's members into ``folder`` under their own names, and the record. Raises DataError.
+
+    Only members asked for by name are read, as plain files: no path of the archive reaches the disk."""
+    sizes = {}
+    try:
+        with tarfile.open(source) as tar:
+            for name in archive.members:
+                try:
+                    packed: IO[bytes] | None = tar.extractfile(f"{archive.folder}/{name}")
+                except KeyError:
+                    packed = None
+                if packed is None:
+                    raise DataError(f"{source} holds no file {archive.folder}/{name}; delete it and run it again")
+                with packed, open(folder / name, "wb") as file:
+                    shutil.copyfileobj(packed, file, CHUNK_BYTES)
+                    sizes[name] = file.tell()
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{source} cannot be unpacked: {error}; delete it and run it again") from error
+    record = {"archive": archive.name, "md5": archive.md5, "files": sizes}
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def is_complete(archive: Archive, target: Target, uri: str) -> bool:
+    """Whether the target holds the archive's files, by size. Raises UsageError if it holds anything else."""
+    sizes = target.sizes()
+    if not sizes:
+        return False
+    try:
+        record = json.loads(target.read(RECORD)) if RECORD in sizes else {}
+        expected = record["files"] if record.get("md5") == archive.md5 else {}
+    except (ValueError, KeyError, AttributeError):
+        expected = {}
+    if expected and all(sizes.get(name) == size for name, size in expected.items()):
+        return True
+    missing = [name for name, size in expected.items() if sizes.get(name) != size]
+    what = f"lost or changed {missing[0]} since it was fetched" if missing else "holds other files"
+    raise UsageError(f"{uri} {what}; delete it, or give --to another folder")
+
+
+def fetch(
+    archive: Archive,
+    to: str,
+    *,
+    base_url: str,
+    webhdfs: str | None,
+    cache: Path,
+    backoff_s: float = BACKOFF_S,
+) -> bool:
+    """Publish the archive's files at ``to``; False where they were there already. Raises JobErrors."""
+    target = target_of(to, webhdfs)
+    try:
+        if is_complete(archive, target, to):
+            return False
+        source = download(archive, base_url, cache, backoff_s)
+        target.publish(lambda folder: extract(archive, source, folder))
+    except OSError as error:
+        raise JobError(
+            f"{error.filename or to}: {error.strerror or error}; free space or choose another --to"
+        ) from error
+    return True
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline fetch",
+        description="Download a data set from its home page and publish its official files; "
+        "a broken download goes on where it stopped.",
+    )
+    parser.add_argument("name", choices=sorted({name for name, _ in ARCHIVES}), help="data set")
+    parser.add_argument(
+        "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (%(default)s)"
+    )
+    parser.add_argument("--to", required=True, metavar="DIR-OR-URI", help="folder to create, local or hdfs://")
+    parser.add_argument(
+        "--webhdfs", metavar="URL", help="NameNode's web address, e.g. http://host:9870 (default: found)"
+    )
+    parser.add_argument("--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (%(default)s)")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(pooch.os_cache("sharding")),
+        metavar="DIR",
+        help="for archives (%(default)s)",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str], archives: Mapping[tuple[str, str], Archive] = ARCHIVES) -> None:
+    args = parse(argv)
+    archive = archives[args.name, args.layout]
+    fresh = fetch(
+        archive,
+        args.to,
+        base_url=args.base_url,
+        webhdfs=args.webhdfs,
+        cache=args.cache,
+        backoff_s=BACKOFF_S,
+    )
+    note = "complete" if fresh else "already complete, nothing downloaded"
+    print(f"fetch: {args.name} in {args.to}: {note} ({len(archive.members)} files)", file=sys.stdout)

@@ -1,0 +1,218 @@
+"""A set of labelled images of one size, addressed by dense ids: found by the driver, read by tasks. No Spark.
+
+``id`` is the position in (sorted path, record) order, whatever the way the work is split (SPEC section 0)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import DataError, UsageError
+from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
+from pipeline.shardset.layout import Layout
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+BLOCK_ROWS = 2048
+# Files that official CIFAR archives carry beside the records.
+COMPANIONS = {
+    "batches.meta", "batches.meta.txt", "meta", "readme.html",
+    "fine_label_names.txt", "coarse_label_names.txt",
+}  # fmt: skip
+EVALUATION = re.compile(r"(test|val|validation|eval)(?![A-Za-z])")  # test_batch.bin, val-0.parquet; not values.parquet
+
+T = TypeVar("T")
+R = TypeVar("R")
+Run = Callable[[Callable[[T], R], Sequence[T]], list[R]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows. ids int64 [rows]; labels, coarse_labels, neighbourhoods int32 [rows]; targets float32 [rows];
+    images uint8 [rows, bytes]."""
+
+    ids: npt.NDArray[np.int64]
+    columns: Columns
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        return self.columns.labels
+
+    @property
+    def images(self) -> npt.NDArray[np.uint8]:
+        assert self.columns.images is not None, "read with images=True"
+        return self.columns.images
+
+    def numbers(self, layout: Layout) -> npt.NDArray[np.uint8 | np.float32]:
+        """The images as what they hold, [rows, C, H*W]; without a copy where they lie in one piece."""
+        values = np.ascontiguousarray(self.images).view(layout.dtype)
+        return values.reshape(len(self.ids), layout.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where the rows are. Picklable and small: O(files), never O(rows)."""
+
+    store: Store
+    uri: str
+    format: str
+    files: tuple[DataFile, ...]
+    layout: Layout
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def record_bytes(self) -> int:
+        return self.layout.record_bytes
+
+    def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
+        """Rows with start <= id < stop, in id order, in blocks of at most 2,048. Raises DataError for broken records."""
+        kind = FORMATS[self.format]
+        first = 0
+        for file in self.files:
+            low, high = max(start - first, 0), min(stop - first, file.rows)
+            if low < high:
+                at = first + low
+                try:
+                    for columns in kind.read(self.store, file, low, high, self.layout, images):
+                        rows = len(columns.labels)
+                        yield Block(np.arange(at, at + rows, dtype=np.int64), columns)
+                        at += rows
+                except PermissionError:
+                    raise DataError(f"{file.path} cannot be read: permission denied") from None
+            first += file.rows
+
+    def where(self, row: int) -> str:
+        """The file and the place in it of one id, for error lines."""
+        for file in self.files:
+            if row < file.rows:
+                return FORMATS[self.format].where(file, row, self.layout)
+            row -= file.rows
+        raise IndexError(row)
+
+    def listing(self) -> str:
+        """A digest of names, sizes and times: equal means the same bytes without reading them."""
+        text = "\n".join(f"{file.path} {file.bytes} {file.modified_ms}" for file in self.files)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
+    """[start, stop) cut into ``pieces`` half-open ranges whose lengths differ by at most one; empty ones left out."""
+    cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
+    return [(low, high) for low, high in pairwise(cuts) if low < high]
+
+
+def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
+    """The data files of a folder: no companions, and of an official folder the side (training, test) asked for."""
+    files = []
+    for entry in entries:
+        if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
+            continue
+        if entry.is_dir:
+            raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
+        files.append(entry)
+    tests = [file for file in files if EVALUATION.match(file.name)]
+    if tests and len(tests) < len(files):
+        files = tests if evaluation else [file for file in files if file not in tests]
+    if not files:
+        raise DataError(f"{uri} holds no data files; expected CIFAR binaries, CIFAR pickles or Parquet")
+    return files
+
+
+def reachable(store: Store, uri: str) -> FileInfo:
+    """The entry of an input. Raises DataError where there is none or it may not be seen."""
+    try:
+        return store.info(uri)
+    except FileNotFoundError:
+        raise DataError(f"{uri} does not exist; check --input") from None
+    except PermissionError as error:
+        raise DataError(f"{uri} cannot be read: permission denied ({error})") from None
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise DataError(f"{uri} does not exist: {error.strerror}; check --input") from None
+        raise
+
+
+def _listed(store: Store, uri: str) -> list[FileInfo]:
+    try:
+        return store.list(uri)
+    except PermissionError:
+        raise DataError(f"{uri} cannot be listed: permission denied") from None
+
+
+def discover(
+    store: Store,
+    uri: str,
+    *,
+    run: Run[Any, Any],
+    format: str | None = None,
+    shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+    evaluation: bool = False,
+) -> Dataset:
+    """Find the files, the layout and the number of rows of an input.
+
+    run(fn, items): how to map over files (tasks for the job, a list comprehension elsewhere); files that must be
+    opened to be counted are opened there, not on the driver. O(files) memory. Raises DataError (empty or mixed
+    folder, truncated file, unreadable path) and UsageError (unknown format)."""
+    uri = store.resolve(uri)
+    info = reachable(store, uri)
+    entries = _choose(_listed(store, uri), uri, evaluation) if info.is_dir else [info]
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
+    name = format or recognise(store, entries, shape)
+    kind: Format = FORMATS[name]
+    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape), entries)
+    files, layouts = [], []
+    for entry, (file, layout, error) in zip(entries, surveys, strict=True):
+        if error:
+            raise DataError(error)
+        if file.rows == 0 and kind.may_be_empty and len(entries) > 1:
+            continue
+        if file.rows == 0:
+            raise DataError(f"{entry.path} is empty: 0 rows; remove it or restore it")
+        files.append(file)
+        layouts.append((entry, layout))
+    if not files:
+        raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
+    first_entry, merged = layouts[0]
+    for entry, layout in layouts[1:]:
+        if layout != merged:
+            raise DataError(
+                f"mixed layouts: {first_entry.path} holds {merged.describe()}, {entry.path} holds {layout.describe()}"
+            )
+    if num_classes is not None:
+        merged = replace(merged, num_classes=num_classes)
+    return Dataset(store, uri, name, tuple(files), merged)
+
+
+def _survey(
+    kind: Format, store: Store, entry: FileInfo, shape: tuple[int, int, int] | None
+) -> tuple[DataFile | None, Layout | None, str | None]:
+    """One file's rows and layout, or the line that says what is wrong with it: errors travel as values, because a
+    task that raises is retried and wrapped in a stack trace."""
+    try:
+        return *kind.survey(store, entry, shape), None
+    except DataError as error:
+        return None, None, str(error)
+    except PermissionError:
+        return None, None, f"{entry.path} cannot be read: permission denied"
+
+
+def serial(fn: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """``run`` without a cluster."""
+    return [fn(item) for item in items]

@@ -1,0 +1,58 @@
+"""What a layout must offer, and the plain data that passes between a layout and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.shardset.layout import Layout
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+
+@dataclass(frozen=True)
+class DataFile:
+    path: str
+    bytes: int
+    modified_ms: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """labels, coarse_labels, neighbourhoods: int32 [rows]; targets: float32 [rows]; images: uint8 [rows, bytes], planar,
+    the bytes of C*H*W numbers."""
+
+    labels: npt.NDArray[np.int32]
+    images: npt.NDArray[np.uint8] | None
+    coarse_labels: npt.NDArray[np.int32] | None = None
+    neighbourhoods: npt.NDArray[np.int32] | None = None
+    targets: npt.NDArray[np.float32] | None = None
+
+
+class Format(Protocol):
+    @property
+    def opens(self) -> bool:
+        """Whether a survey must open the file, so belongs into a task."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a file without rows among others is ordinary, as Spark writes them."""
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        """Whether a file that begins with ``head`` (up to 256 KiB) has this layout."""
+
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        """Rows and layout of one file, reading as little as the layout allows. Raises DataError."""
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        """Records start <= r < stop of one file in blocks of at most 2,048. Raises DataError."""
+
+    def where(self, file: DataFile, record: int, layout: Layout) -> str:
+        """The place of one record, for an error line."""

@@ -1,0 +1,92 @@
+"""CIFAR's binary layout: fixed-size records of one label byte (two for CIFAR-100: coarse, fine) and planar pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import DataError
+from pipeline.input.formats.base import Columns, DataFile
+from pipeline.shardset.layout import CIFAR_SHAPE, Layout
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+BLOCK_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class FixedRecords:
+    """label_bytes: how many label bytes lead a record; limits: the number of classes of each."""
+
+    label_bytes: int
+    limits: tuple[int, ...]
+    opens: bool = False
+    may_be_empty: bool = False
+
+    def record_bytes(self, shape: tuple[int, int, int] | None) -> int:
+        return self.label_bytes + math.prod(shape or CIFAR_SHAPE)
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        size = self.record_bytes(shape)
+        if file.bytes == 0 or file.bytes % size or head[:1] == b"\x80" or head[:4] == b"PAR1":
+            return False
+        records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
+        # A size that both record lengths divide is told apart by its label bytes; an out-of-range label in a file
+        # that only this length fits is left to the scan, which names its offset.
+        other = {1: size + 1, 2: size - 1}[self.label_bytes]
+        if file.bytes % other:
+            return True
+        return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
+
+    def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        """Whether the labels of a file of odd length look right at this record length: then it is a broken one of
+        these."""
+        size = self.record_bytes(shape)
+        records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
+        return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
+
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        size = self.record_bytes(shape)
+        rows, rest = divmod(file.bytes, size)
+        if rest:
+            raise DataError(
+                f"{file.path}: truncated or wrong record size: record {rows} at offset {rows * size} has {rest} of"
+                f" {size} bytes; restore the file or declare its --image-shape"
+            )
+        declared = shape is not None and shape != CIFAR_SHAPE
+        classes = None if declared else self.limits[-1]
+        coarse = self.limits[0] if self.label_bytes == 2 else None
+        return DataFile(file.path, file.bytes, file.modified_ms, rows), Layout(shape or CIFAR_SHAPE, classes, coarse)
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        size = self.record_bytes(layout.shape)
+        for low in range(start, stop, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, stop - low)
+            data = store.read_range(file.path, low * size, rows * size)
+            if len(data) != rows * size:
+                raise DataError(f"{file.path} ends at offset {low * size + len(data)}: it was cut while it was read")
+            records = np.frombuffer(data, np.uint8).reshape(rows, size)
+            labels = records[:, : self.label_bytes].astype(np.int32)
+            yield Columns(
+                labels=labels[:, -1],
+                images=records[:, self.label_bytes :] if images else None,
+                coarse_labels=labels[:, 0] if self.label_bytes == 2 else None,
+            )
+
+    def where(self, file: DataFile, record: int, layout: Layout) -> str:
+        return f"{file.path}, offset {record * self.record_bytes(layout.shape)} (record {record})"
+
+
+class Cifar10Binary(FixedRecords):
+    def __init__(self) -> None:
+        super().__init__(label_bytes=1, limits=(10,))
+
+
+class Cifar100Binary(FixedRecords):
+    def __init__(self) -> None:
+        super().__init__(label_bytes=2, limits=(20, 100))

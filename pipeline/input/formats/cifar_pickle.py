@@ -1,0 +1,142 @@
+"""CIFAR's python layout: a pickled dict of a uint8 matrix and label lists, read by an unpickler that admits no more.
+
+A pickle can name any function to be called on loading. Here only the few names that these files hold resolve, and each
+to a guarded stand-in; anything else is refused before it runs."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import DataError
+from pipeline.input.formats.base import Columns, DataFile
+from pipeline.shardset.layout import CIFAR_SHAPE, Layout
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+BLOCK_ROWS = 2048
+_reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
+
+
+def _empty_array(kind: type, shape: tuple[int, ...], typecode: bytes) -> Any:
+    """numpy's array shell: always empty in honest pickles, so a huge shape is a memory bomb."""
+    if kind is not np.ndarray or tuple(shape) != (0,):
+        raise pickle.UnpicklingError("an array shell that is not empty")
+    return _reconstruct(kind, (0,), b"b")
+
+
+def _plain_dtype(code: Any, *flags: Any) -> np.dtype[Any]:
+    """Numbers only: no object, no structured types."""
+    dtype = np.dtype(code if isinstance(code, str) else code.decode("ascii"))
+    if dtype.kind not in "iub":
+        raise pickle.UnpicklingError(f"an array of {dtype}")
+    return dtype
+
+
+def _from_buffer(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> Any:
+    """numpy's array of protocol 5: as large as its bytes and no larger."""
+    return np.frombuffer(bytes(data), dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"an encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _plain_dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class CifarUnpickler(pickle.Unpickler):
+    """Loads dicts, lists, strings, numbers and integer arrays; refuses every other name a pickle may call."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return ADMITTED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+
+
+def load(data: bytes, path: str) -> dict[bytes, Any]:
+    """The batch as a dict with bytes keys. Raises DataError for what is no CIFAR pickle, hostile ones included."""
+    try:
+        batch = CifarUnpickler(data).load()
+    except Exception as error:  # a broken pickle raises almost anything
+        raise DataError(f"{path} is not a CIFAR pickle: {error or type(error).__name__}; it was not loaded") from None
+    if not isinstance(batch, dict):
+        raise DataError(f"{path} is not a CIFAR pickle: it holds a {type(batch).__name__}, not a dict")
+    batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
+    images = batch.get(b"data")
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2:
+        raise DataError(f"{path} has no b'data' matrix of uint8 [rows, pixels]; it is not a CIFAR batch")
+    return batch
+
+
+def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    values = batch[key]
+    try:
+        labels = np.asarray(values)
+        if labels.dtype.kind not in "iu" or labels.shape != (rows,):
+            raise ValueError
+        if rows and not 0 <= labels.min() <= labels.max() < 1 << 31:
+            raise DataError(f"{path}: {key.decode()} holds a label outside 0..{(1 << 31) - 1}")
+    except ValueError:
+        raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one a row of data") from None
+    return labels.astype(np.int32)
+
+
+class CifarPickle:
+    """One file is one pickle: it is read whole, by the task that needs it, never by the driver."""
+
+    opens = True
+    may_be_empty = False
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")
+
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        batch = load(store.read(file.path), file.path)
+        rows, pixels = batch[b"data"].shape
+        shape = shape or CIFAR_SHAPE
+        if pixels != int(np.prod(shape)):
+            size = "x".join(map(str, shape))
+            raise DataError(f"{file.path}: rows of {pixels} pixels are not {size} images; declare --image-shape")
+        if b"fine_labels" in batch:
+            layout = Layout(shape, 100, 20 if b"coarse_labels" in batch else None)
+        elif b"labels" in batch:
+            layout = Layout(shape, 10)
+        else:
+            raise DataError(f"{file.path} has neither labels nor fine_labels; it is not a CIFAR batch")
+        return DataFile(file.path, file.bytes, file.modified_ms, rows), layout
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        batch = load(store.read(file.path), file.path)
+        data = batch[b"data"]
+        if len(data) != file.rows:
+            raise DataError(f"{file.path} had {file.rows} rows and now has {len(data)}: it changed while it was read")
+        key = b"fine_labels" if b"fine_labels" in batch else b"labels"
+        labels = _labels(batch, key, file.path, len(data))
+        coarse = _labels(batch, b"coarse_labels", file.path, len(data)) if layout.coarse else None
+        for low in range(start, stop, BLOCK_ROWS):
+            rows = slice(low, min(low + BLOCK_ROWS, stop))
+            yield Columns(labels[rows], data[rows] if images else None, coarse[rows] if coarse is not None else None)
+
+    def where(self, file: DataFile, record: int, layout: Layout) -> str:
+        return f"{file.path}, row {record}"

@@ -1,0 +1,178 @@
+"""Parquet with an image column: raw bytes of a declared shape, or encoded PNG/JPEG, bare or in Hugging Face's struct."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from pipeline.errors import DataError
+from pipeline.input.formats.base import Columns, DataFile
+from pipeline.shardset.layout import CIFAR_SHAPE, Dtype, Layout
+from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+BLOCK_ROWS = 2048
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "labels", "fine_label")
+ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
+
+
+def _open(store: Store, path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(store.open(path))
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _pick(schema: pa.Schema, names: tuple[str, ...], path: str) -> str:
+    for name in names:
+        if name in schema.names:
+            return name
+    raise DataError(f"{path} has no column {' or '.join(names)}; its columns are {', '.join(schema.names)}")
+
+
+def _payload(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The bytes of an image column, whether bare or in a struct."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.field("bytes") if pa.types.is_struct(array.type) else array
+
+
+def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
+    dtype = declared(schema, column).get("dtype", "uint8")
+    if dtype not in DTYPES:
+        raise DataError(f"{path}: column {column} is declared as {dtype}; the jobs read {' and '.join(DTYPES)}")
+    return cast(Dtype, dtype)
+
+
+def is_encoded(data: bytes, pixels: int) -> bool:
+    """Whether an image is PNG or JPEG. Raw pixels may begin like one, but have the raw length."""
+    return data.startswith(ENCODED) and len(data) != pixels
+
+
+def decode(data: bytes) -> npt.NDArray[np.uint8]:
+    """An encoded image as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB."""
+    with Image.open(io.BytesIO(data)) as image:
+        pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+class ParquetImages:
+    opens = True
+    may_be_empty = True
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return head[:4] == b"PAR1"
+
+    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        with broken_is_data_error(file.path):
+            return self._survey(store, file, shape)
+
+    def _survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        parquet = _open(store, file.path)
+        schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+        image = _pick(schema, IMAGE_COLUMNS, file.path)
+        _pick(schema, LABEL_COLUMNS, file.path)
+        data = DataFile(file.path, file.bytes, file.modified_ms, rows)
+        layout = Layout(
+            declared_shape(schema, image) or shape or CIFAR_SHAPE,
+            coarse=20 if "coarse_label" in schema.names else None,
+            dtype=_dtype(schema, image, file.path),
+            targets=TARGET_COLUMN in schema.names and pa.types.is_floating(schema.field(TARGET_COLUMN).type),
+        )
+        if rows == 0:
+            return data, layout
+        first = _payload(next(parquet.iter_batches(1, columns=[image])).column(0))[0].as_py()
+        if first is None:
+            raise DataError(f"{file.path}, row 0: the image is null")
+        if not isinstance(first, bytes):
+            raise DataError(f"{file.path}: column {image} is {schema.field(image).type}, not binary images")
+        if layout.dtype == "uint8" and is_encoded(first, layout.record_bytes):
+            channels, height, width = decode(first).shape
+            layout = replace(layout, shape=(channels, height, width))
+        elif len(first) != layout.record_bytes:
+            size = "x".join(map(str, layout.shape)) + (" float32" if layout.dtype == "float32" else "")
+            raise DataError(f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape")
+        return data, layout
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        parquet = _open(store, file.path)
+        if parquet.metadata.num_rows != file.rows:
+            raise DataError(f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed")
+        label = _pick(parquet.schema_arrow, LABEL_COLUMNS, file.path)
+        image = _pick(parquet.schema_arrow, IMAGE_COLUMNS, file.path)
+        beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
+        names = [label, *beside, *([image] if images else [])]
+        first = 0
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            low, high = max(start - first, 0), min(stop - first, rows)
+            if low < high:
+                with broken_is_data_error(file.path):
+                    table = parquet.read_row_group(group, columns=names).slice(low, high - low)
+                for at in range(0, high - low, BLOCK_ROWS):
+                    part = table.slice(at, BLOCK_ROWS)
+                    record = first + low + at
+                    yield Columns(
+                        labels=_whole(part.column(label), label, file.path, record),
+                        images=self._images(part.column(image), layout, file.path, record) if images else None,
+                        coarse_labels=_whole(part.column("coarse_label"), "coarse_label", file.path, record)
+                        if layout.coarse
+                        else None,
+                        targets=_targets(part.column(TARGET_COLUMN), file.path, record) if layout.targets else None,
+                    )
+            first += rows
+
+    def _images(self, column: Any, layout: Layout, path: str, first: int) -> npt.NDArray[np.uint8]:
+        size = layout.record_bytes
+        values = _payload(column)
+        if values.null_count:
+            row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise DataError(f"{path}, row {row}: the image is null")
+        if layout.dtype != "uint8" or not is_encoded(values[0].as_py(), size):
+            return raw_images(values, size, path, first)
+        out = np.empty((len(values), size), np.uint8)
+        for at, value in enumerate(values):
+            try:
+                image = decode(value.as_py())
+            except Exception as error:  # Pillow raises many kinds for a broken image
+                raise DataError(f"{path}, row {first + at}: the image cannot be decoded ({error})") from None
+            if image.shape != layout.shape:
+                raise DataError(f"{path}, row {first + at}: the image is {image.shape}, the first one {layout.shape}")
+            out[at] = image.reshape(-1)
+        return out
+
+    def where(self, file: DataFile, record: int, layout: Layout) -> str:
+        return f"{file.path}, row {record}"
+
+
+def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:
+    values = np.asarray(column.cast(pa.float32()).to_numpy(zero_copy_only=False))
+    broken = np.flatnonzero(~np.isfinite(values))
+    if len(broken):
+        raise DataError(f"{path}, row {first + int(broken[0])}: {TARGET_COLUMN} is {values[broken[0]]}, not a number")
+    return values
+
+
+def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:
+    if column.null_count:
+        row = first + int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise DataError(f"{path}, row {row}: {name} is null")
+    if not pa.types.is_integer(column.type):
+        raise DataError(f"{path}: {name} is {column.type}, not whole numbers")
+    try:
+        return np.asarray(column.cast(pa.int32()).to_numpy())
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}, near row {first}: {name}: {error}") from None

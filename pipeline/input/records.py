@@ -1,0 +1,41 @@
+"""The columns of a shard: the schema that others read, and rows as Arrow batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.input.dataset import Block
+
+
+def binary_array(images: npt.NDArray[np.uint8]) -> pa.Array:
+    """uint8 [rows, bytes] as a binary column, without a copy where the rows are contiguous."""
+    rows, pixels = images.shape
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(pixels)
+    data = pa.py_buffer(np.ascontiguousarray(images).reshape(-1))
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
+
+
+def record_batch(
+    schema: pa.Schema,
+    block: Block,
+    rows: npt.NDArray[np.int64] | None = None,
+    **extra: npt.NDArray[Any],
+) -> pa.RecordBatch:
+    """The given rows of a block (all without ``rows``) under a schema; ``extra`` holds columns the block lacks."""
+    take = slice(None) if rows is None else rows
+    values: dict[str, Any] = {"id": block.ids[take], "label": block.labels[take]}
+    if block.columns.coarse_labels is not None:
+        values["coarse_label"] = block.columns.coarse_labels[take]
+    if block.columns.targets is not None:
+        values["target"] = block.columns.targets[take]
+    arrays = []
+    for field in schema:
+        if field.name == "image":
+            arrays.append(binary_array(block.images[take]))
+        else:
+            arrays.append(pa.array({**values, **extra}[field.name], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

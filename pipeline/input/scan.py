@@ -1,0 +1,132 @@
+"""The first pass over the rows: every label and record checked, counted and fingerprinted, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from pipeline.assignment.chunks import count_by_chunk
+from pipeline.errors import DataError
+from pipeline.hashing import splitmix64
+from pipeline.input.dataset import Block, Dataset, Run, ranges
+
+MAX_CLASSES = 65_536  # histograms are dense
+WORD = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Scan:
+    """label_counts int64 [chunks, classes]; channel_sums [channels], int64 for pixels and float64 for real numbers;
+    fingerprint: 64-bit sum over rows."""
+
+    rows: int
+    label_counts: npt.NDArray[np.int64]
+    channel_sums: npt.NDArray[Any]
+    fingerprint: int
+    problem: tuple[int, str] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.label_counts.shape[1])
+
+    def channel_means(self, pixels_a_channel: int) -> list[float]:
+        return [round(float(total) / (self.rows * pixels_a_channel), 6) for total in self.channel_sums]
+
+
+def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
+    """A sum over rows of hash(id, labels, target, pixels), modulo 2^64: equal for equal sets, however they are cut or
+    ordered.
+
+    It notices a lost, doubled, relabelled or altered row. About 0.7 microseconds a CIFAR row."""
+    take = slice(None) if rows is None else rows
+    with np.errstate(over="ignore"):
+        seeds = splitmix64(block.ids[take].astype(np.uint64))
+        seeds = splitmix64(seeds + block.labels[take].astype(np.uint64))
+        if block.columns.coarse_labels is not None:
+            seeds = splitmix64(seeds + block.columns.coarse_labels[take].astype(np.uint64) + np.uint64(1))
+        if block.columns.targets is not None:
+            seeds = splitmix64(seeds + block.columns.targets[take].view(np.uint32).astype(np.uint64) + np.uint64(2))
+    images = block.images[take]
+    data, pixels = np.ascontiguousarray(images).reshape(-1).data, images.shape[1]
+    digest = xxhash.xxh3_64_intdigest
+    total = sum(
+        digest(data[at : at + pixels], seed)
+        for at, seed in zip(range(0, len(data), pixels), seeds.tolist(), strict=True)
+    )
+    return int(total) & WORD
+
+
+def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
+    """The first row whose label is out of range, as (id, line)."""
+    columns = block.columns
+    limit = dataset.layout.num_classes or MAX_CLASSES
+    checks = [(columns.labels, limit, "label")]
+    if columns.coarse_labels is not None:
+        checks.append((columns.coarse_labels, dataset.layout.coarse or MAX_CLASSES, "coarse label"))
+    for labels, classes, name in checks:
+        bad = np.flatnonzero((labels < 0) | (labels >= classes))
+        if len(bad):
+            row = int(block.ids[bad[0]])
+            value = labels[bad[0]]
+            return row, f"{dataset.where(row)}: {name} {value} is not in 0..{classes - 1}"
+    if dataset.layout.dtype == "float32":
+        broken = np.flatnonzero(~np.isfinite(block.numbers(dataset.layout)).all(axis=(1, 2)))
+        if len(broken):
+            row = int(block.ids[broken[0]])
+            return row, f"{dataset.where(row)}: the image holds numbers that are not finite"
+    return None
+
+
+def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> Scan:
+    """One task's share. Problems come back as values: a task that raises is retried and wrapped in a stack trace."""
+    classes = dataset.layout.num_classes or 1
+    layout = dataset.layout
+    counts = np.zeros((len(bounds), classes), np.int64)
+    sums: npt.NDArray[Any] = np.zeros(layout.shape[0], np.int64 if layout.dtype == "uint8" else np.float64)
+    mark = rows = 0
+    try:
+        for block in dataset.read(*piece):
+            problem = _invalid(block, dataset)
+            if problem:
+                return Scan(rows, counts, sums, mark, problem)
+            counts = _add(counts, count_by_chunk(
+                block.ids, block.labels.astype(np.int64), max(classes, int(block.labels.max()) + 1), list(bounds)
+            ))  # fmt: skip
+            sums += block.numbers(layout).sum(axis=(0, 2), dtype=sums.dtype)
+            mark = (mark + fingerprint(block)) & WORD
+            rows += len(block.ids)
+    except DataError as error:
+        return Scan(rows, counts, sums, mark, (piece[0] + rows, str(error)))
+    return Scan(rows, counts, sums, mark)
+
+
+def _add(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Sum of count tables of different numbers of classes."""
+    classes = max(left.shape[1], right.shape[1])
+    return np.pad(left, ((0, 0), (0, classes - left.shape[1]))) + np.pad(right, ((0, 0), (0, classes - right.shape[1])))
+
+
+def merge(left: Scan, right: Scan) -> Scan:
+    problems = [part.problem for part in (left, right) if part.problem]
+    return Scan(
+        left.rows + right.rows,
+        _add(left.label_counts, right.label_counts),
+        left.channel_sums + right.channel_sums,
+        (left.fingerprint + right.fingerprint) & WORD,
+        min(problems, default=None),
+    )
+
+
+def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], Scan]) -> Scan:
+    """Check and count all rows. Raises DataError with the file and offset of the first broken row."""
+    parts = run(lambda piece: scan_piece(dataset, bounds, piece), ranges(0, dataset.rows, pieces))
+    total = reduce(merge, parts)
+    if total.problem:
+        raise DataError(total.problem[1])
+    return total

@@ -1,0 +1,80 @@
+"""The manifest's entries, from what was scanned and written. Pure."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from pipeline.assignment.groups import GroupTable
+from pipeline.errors import UsageError
+from pipeline.output.writer import WrittenChunk, WrittenFile
+from pipeline.spark.source import Source
+
+LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
+
+
+def describe_workers(written: list[WrittenChunk], num_workers: int, allow_empty: bool) -> list[dict[str, Any]]:
+    by_worker: list[list[WrittenFile]] = [[] for _ in range(num_workers)]
+    for chunk in written:
+        for file in chunk.files:
+            by_worker[file.worker].append(file)
+    empty = [index for index, files in enumerate(by_worker) if not files]
+    if empty and not allow_empty:
+        raise UsageError(
+            f"{len(empty)} of {num_workers} workers would get no rows (the first is {empty[0]});"
+            f" use fewer workers, --start carry where the strategy has it, or --allow-empty"
+        )
+    return [
+        {
+            "index": index,
+            "rows": sum(file.rows for file in files),
+            "copies": sum(file.copies for file in files),
+            "files": _files(files),
+            "label_histogram": _histogram(files),
+        }
+        for index, files in enumerate(by_worker)
+    ]
+
+
+def _files(files: list[WrittenFile]) -> list[dict[str, Any]]:
+    return [{"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256} for f in files]
+
+
+def _histogram(files: list[WrittenFile]) -> list[int]:
+    return np.sum([file.label_counts for file in files], axis=0).tolist() if files else []
+
+
+def describe_neighbourhoods(table: GroupTable) -> list[dict[str, Any]]:
+    """Size and fate of each neighbourhood, by its number."""
+    pairs = zip(table.sizes, table.sparse, strict=True)
+    return [{"size": int(size), "sparse": bool(sparse)} for size, sparse in pairs]
+
+
+def describe_image(source: Source) -> dict[str, Any]:
+    """Shape, dtype, layout and the mean of each channel over all rows."""
+    channels, height, width = source.dataset.layout.shape
+    means = source.scan.channel_means(height * width)
+    return {"shape": [channels, height, width], "dtype": source.dataset.layout.dtype, "layout": "CHW", "mean": means}
+
+
+def describe_labels(source: Source) -> dict[str, Any]:
+    layout = source.dataset.layout
+    columns = ["label"] + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
+    return {"columns": columns, "num_classes": source.scan.num_classes}
+
+
+def describe_eval(source: Source, written: list[WrittenChunk]) -> dict[str, Any]:
+    files = [file for chunk in written for file in chunk.files]
+    return {
+        "rows": source.dataset.rows,
+        "files": _files(files),
+        "label_histogram": _histogram(files),
+        "input": source.describe(),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}

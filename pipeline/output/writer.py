@@ -1,0 +1,207 @@
+"""Writing one chunk of rows as one Parquet file a worker, in one task: decide, cut, write, hash, in a single pass.
+
+Images go from the input straight to the file of their worker. Row groups hold about 1,000 rows, so that a reader who
+samples pays milliseconds; values are plain and uncompressed, because photographs do not compress and readers map them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import GroupTable
+from pipeline.assignment.ranks import ranks
+from pipeline.input.dataset import Block, Dataset
+from pipeline.input.records import record_batch
+from pipeline.input.scan import WORD, fingerprint
+from pipeline.shardset.schema import record_schema
+from pipeline.storage.store import Store
+from pipeline.strategies.base import Grouping
+
+ROW_GROUP_ROWS = 1000
+SHARD_FOLDER = "worker={worker:03d}"
+BUFFER_BYTES = 512 << 20  # of buffered images a task; many workers get smaller row groups instead of more memory
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """staged: where the file is now; path: its place under OUTPUT. label_counts: int64 [classes]."""
+
+    staged: str
+    path: str
+    worker: int
+    rows: int
+    copies: int
+    bytes: int
+    sha256: str
+    label_counts: Ints
+
+
+@dataclass(frozen=True)
+class WrittenChunk:
+    """rows, fingerprint: of the owners (copy 0), as written, to be held against the scan."""
+
+    files: list[WrittenFile]
+    rows: int
+    fingerprint: int
+
+
+@dataclass
+class HashingFile:
+    """A write-only file that knows the size and sha256 of what went through it."""
+
+    raw: BinaryIO
+    bytes: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    closed: bool = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.digest.update(view)
+        self.raw.write(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.raw.close()
+
+
+@dataclass
+class ShardWriter:
+    """One worker's file of one chunk: buffers batches, writes row groups of between a half and one and a half times
+    ``group_rows``."""
+
+    store: Store
+    staged: str
+    path: str
+    worker: int
+    schema: pa.Schema
+    num_classes: int
+    group_rows: int
+
+    def __post_init__(self) -> None:
+        self.file = HashingFile(self.store.create(self.staged))
+        self.writer = pq.ParquetWriter(
+            self.file,
+            self.schema,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=[name for name in self.schema.names if name != "image"],
+            store_schema=True,
+        )
+        self.batches: list[pa.RecordBatch] = []
+        self.buffered = self.rows = self.copies = 0
+        self.label_counts = np.zeros(self.num_classes, np.int64)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self.batches.append(batch)
+        self.buffered += len(batch)
+        self.rows += len(batch)
+        self.copies += int(np.count_nonzero(batch.column("copy").to_numpy()))
+        self.label_counts += np.bincount(batch.column("label").to_numpy(), minlength=self.num_classes)
+        while self.buffered >= 2 * self.group_rows:
+            self._write(self.group_rows)
+
+    def _write(self, rows: int) -> None:
+        table = pa.Table.from_batches(self.batches, self.schema)
+        self.writer.write_table(table.slice(0, rows), row_group_size=rows)
+        self.batches = table.slice(rows).to_batches()
+        self.buffered -= rows
+
+    def close(self) -> WrittenFile:
+        if self.buffered > 1.5 * self.group_rows:
+            self._write(self.buffered // 2)
+        if self.buffered:
+            self._write(self.buffered)
+        self.writer.close()
+        self.file.close()
+        return WrittenFile(
+            self.staged,
+            self.path,
+            self.worker,
+            self.rows,
+            self.copies,
+            self.file.bytes,
+            self.file.digest.hexdigest(),
+            self.label_counts,
+        )
+
+
+@dataclass(frozen=True)
+class ChunkJob:
+    """All that a task needs to write any chunk. Picklable.
+
+    staging: the attempt's folder; generation: goes into file names, so that two sets never share one."""
+
+    dataset: Dataset
+    grouping: Grouping
+    table: GroupTable
+    offsets: Ints
+    bounds: list[tuple[int, int]]
+    staging: str
+    generation: str
+    num_classes: int
+    folder: str = SHARD_FOLDER
+
+    def write(self, chunk: int, task: str) -> WrittenChunk:
+        """Write one chunk. task: unique to this try, so that a retried or speculative task never meets its twin."""
+        schema = record_schema(self.dataset.layout, neighbourhood=self.grouping.neighbourhoods)
+        writers: dict[int, ShardWriter] = {}
+        total = mark = 0
+        for block, groups, owners in self.placed(chunk):
+            extra = {"neighbourhood": groups} if self.grouping.neighbourhoods else {}
+            for worker, rows, copy in deliveries(owners, self.table.sparse[groups], self.table.num_workers):
+                batch = record_batch(schema, block, rows, copy=copy, **{k: v[rows] for k, v in extra.items()})
+                if worker not in writers:
+                    writers[worker] = self._open(worker, chunk, task, schema)
+                writers[worker].append(batch)
+                owned = rows[copy == 0]
+                total += len(owned)
+                mark = (mark + fingerprint(block, owned)) & WORD
+        return WrittenChunk([writers[worker].close() for worker in sorted(writers)], total, mark)
+
+    def placed(self, chunk: int) -> Iterator[tuple[Block, Ints, Ints]]:
+        """(block, groups, owners) for every block of a chunk, in id order."""
+        offsets = self.offsets[chunk].copy()
+        for block in self.dataset.read(*self.bounds[chunk]):
+            groups = self.grouping.groups(block)
+            yield block, groups, self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
+
+    def _open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
+        folder = self.folder.format(worker=worker)
+        path = f"{folder}/part-{chunk:05d}-{self.generation}.parquet"
+        staged = f"{self.staging}/{task}/{path}"
+        self.dataset.store.makedirs(staged.rpartition("/")[0])
+        limit = BUFFER_BYTES // (2 * self.table.num_workers * self.dataset.record_bytes)
+        group_rows = max(1, min(ROW_GROUP_ROWS, limit))
+        return ShardWriter(self.dataset.store, staged, path, worker, schema, self.num_classes, group_rows)
+
+
+def deliveries(
+    owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
+) -> Iterator[tuple[int, Ints, npt.NDArray[np.int32]]]:
+    """(worker, rows, copy) for each worker that receives any row of a block, rows ascending.
+
+    A broadcast row goes to every worker: copy 0 at its owner, 1..n-1 at the others in worker order."""
+    everywhere = np.flatnonzero(broadcast)
+    for worker in range(num_workers):
+        mine = owners == worker
+        if len(everywhere):
+            rows = np.flatnonzero(mine | broadcast)
+            copy = np.where(mine[rows], 0, worker + (worker < owners[rows]))
+        else:
+            rows = np.flatnonzero(mine)
+            copy = np.zeros(len(rows), np.int64)
+        if len(rows):
+            yield worker, rows, copy.astype(np.int32)

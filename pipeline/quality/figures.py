@@ -1,0 +1,212 @@
+"""The pictures of a report: plain data in, one matplotlib Figure out.
+
+Colours are those of Okabe and Ito, which stay apart for the colour-blind; what a colour says is also said by a shape, a
+hatch or a label. Nothing here reads a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from scipy.stats.contingency import expected_freq
+
+from pipeline.quality.metrics import Floats, Ints
+from pipeline.reporting.plots import (
+    ABOVE,
+    BLACK,
+    BLUE,
+    BOXES,
+    FLOOR,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PALE,
+    PALETTE,
+    RED,
+    SKY,
+    canvas,
+    name_rows,
+    number_ticks,
+    separate_thousands,
+    short,
+)
+
+
+def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
+    """Mean and standard deviation [W, L] of a random split with these shard and class sizes (hypergeometric), and by how
+    many standard deviations the table is off; 0 where it cannot be."""
+    total = table.sum()
+    mean = expected_freq(table)
+    shards, classes = table.sum(axis=1, keepdims=True), table.sum(axis=0, keepdims=True)
+    deviation = np.sqrt(mean * (1 - classes / total) * (total - shards) / max(total - 1, 1))
+    off = np.divide(table - mean, deviation, out=np.zeros(table.shape), where=deviation > 0)
+    return mean, deviation, off
+
+
+def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
+    """Rows a worker, duplicates stacked on top."""
+    figure, (ax,) = canvas(2.6)
+    workers = np.arange(len(owners))
+    ax.bar(workers, owners, color=BLUE, label="own examples")
+    if any(copies):
+        ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="duplicates")
+        ax.legend(**ABOVE, ncols=2)
+    ax.set(xlabel="worker", ylabel="rows", xlim=(-0.6, len(owners) - 0.4))
+    number_ticks(ax.xaxis, len(owners))
+    separate_thousands(ax.yaxis)
+    return figure
+
+
+def class_heat_map(table: Ints) -> Figure:
+    """Owners [W, L], coloured by how many standard deviations of a random split they are off."""
+    *_, off = against_chance(table)
+    farthest = float(np.abs(off).max())
+    limit = min(max(3.0, farthest), 10.0)
+    workers, classes = table.shape
+    figure, (ax,) = canvas(min(1.5 + 0.28 * workers, 6.0))
+    image = ax.imshow(off, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    if workers <= MANY and classes <= 12:
+        for (worker, label), count in np.ndenumerate(table):
+            ink = "white" if abs(off[worker, label]) > 0.65 * limit else "#111"
+            ax.text(label, worker, f"{count:,}", ha="center", va="center", color=ink, size=9)
+    ax.set(xlabel="class", ylabel="worker")
+    ax.spines[:].set_visible(False)
+    number_ticks(ax.xaxis, classes)
+    number_ticks(ax.yaxis, workers)
+    extend = "both" if farthest > limit else "neither"
+    bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01, extend=extend)
+    bar.set_label("fewer   ←   sd from expected   →   more")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def class_boxes(table: Ints) -> Figure:
+    """For each class the spread of its counts [W, L] over the workers, against a random split (Provatas et al. 2021,
+    Fig. 7). Of more than BOXES classes, those that stray farthest from the expected count are shown."""
+    mean, deviation, off = against_chance(table)
+    shown = np.sort(np.argsort(-np.abs(off).max(axis=0), kind="stable")[:BOXES])
+    centre, spread = mean[:, shown].mean(axis=0), deviation[:, shown].mean(axis=0)
+    positions = np.arange(len(shown))
+    figure, (ax,) = canvas(3.6)
+    low = np.maximum(centre - 2 * spread, 0)  # counts cannot be negative, nor does the band go there
+    band = centre + 2 * spread - low
+    ax.bar(positions, band, 0.92, bottom=low, color=PALE, label="random split: expected ± 2 sd")
+    ax.hlines(centre, positions - 0.46, positions + 0.46, color=GREY, lw=1, ls="--", label="expected count")
+    boxes = ax.boxplot(
+        table[:, shown],
+        positions=positions,
+        widths=0.5,
+        whis=(0, 100),
+        patch_artist=True,
+        manage_ticks=False,
+        boxprops={"facecolor": SKY, "edgecolor": BLUE},
+        whiskerprops={"color": BLUE},
+        capprops={"color": BLUE},
+        medianprops={"color": "#111", "lw": 1.5},
+    )
+    boxes["boxes"][0].set_label("over the workers: quartiles, median, least to most")
+    ax.set(xlabel="class", ylabel="examples on a worker", xlim=(-0.6, len(shown) - 0.4))
+    ax.legend(**ABOVE, ncols=3)
+    number_ticks(ax.xaxis, len(shown))
+    # A tick names its class, not its place among those shown.
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(shown[int(at)]) if 0 <= at < len(shown) else ""))
+    separate_thousands(ax.yaxis)
+    return figure
+
+
+def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -> Figure:
+    """Size of every neighbourhood, largest first, on a log scale; the sparse ones orange, hatched and crossed."""
+    sizes = np.array([group["size"] for group in groups])
+    sparse = np.array([group["sparse"] for group in groups], bool)
+    positions = np.arange(len(sizes))
+    figure, (ax,) = canvas(3.0)
+    heights = np.maximum(sizes, 1) - 0.5  # on a foot of 0.5, or a neighbourhood of one example has no height
+    for chosen, colour, hatch, label in (
+        (~sparse, BLUE, None, "dense: divided among the workers"),
+        (sparse, ORANGE, "///", "sparse: copied to every worker"),
+    ):
+        if chosen.any():
+            look = {"bottom": 0.5, "color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3}
+            ax.bar(positions[chosen], heights[chosen], label=label, **look)
+    ax.plot(positions[sparse], sizes[sparse] * 1.35, "x", color="#111", ms=5, mew=1.3)
+    ax.axhline(num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each")
+    ax.set_yscale("log")
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.set(xlabel="neighbourhood, by size", ylabel="examples (log scale)", xlim=(-0.6, len(sizes) - 0.4))
+    ax.set_ylim(0.5, max(float(sizes.max()), num_workers) * 2)
+    ax.legend(**ABOVE, ncols=3)
+    number_ticks(ax.xaxis, len(sizes))
+    separate_thousands(ax.yaxis)
+    return figure
+
+
+def shard_ratios(ratios: Sequence[float | None], mean: float, shard_sd: float | None) -> Figure:
+    """Each shard's distance from the whole set relative to a random split, and what such a split may give."""
+    values = np.array(ratios, float)  # None becomes nan, which is not drawn
+    figure, (ax,) = canvas(2.6)
+    if shard_sd is not None:
+        ax.axhspan(max(1 - 2 * shard_sd, 0), 1 + 2 * shard_sd, color=PALE, label="random split ± 2 sd")
+    ax.axhline(1, color=GREY, lw=1.2, ls="--", label="random split on average = 1")
+    ax.axhline(mean, color=RED, lw=1.2, label=f"mean of these shards = {mean:.2f}")
+    ax.plot(values, "o", color=BLUE, ms=6 if len(values) <= MANY else 3, label="shard")
+    ax.set(xlabel="worker", ylabel="distance ratio", xlim=(-0.6, len(values) - 0.4))
+    if np.nanmax(values) > 8:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0)
+    separate_thousands(ax.yaxis)
+    number_ticks(ax.xaxis, len(values))
+    ax.legend(**ABOVE, ncols=4)
+    return figure
+
+
+def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Seconds by phase, one stacked bar a row: {name: {phase: seconds}}."""
+    phases = list(dict.fromkeys(phase for seconds in rows.values() for phase in seconds))
+    figure, (ax,) = canvas(1.5 + 0.36 * len(rows))
+    left = np.zeros(len(rows))
+    widest = max(sum(seconds.values()) for seconds in rows.values())
+    for index, phase in enumerate(phases):
+        width = np.array([seconds.get(phase, 0.0) for seconds in rows.values()])
+        colour, hatch = PALETTE[index % len(PALETTE)], (None, "///", "...")[index // len(PALETTE) % 3]
+        label = short(phase, 18) + (f" {width[0]:.2f} s" if len(rows) == 1 else "")
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.5}
+        ax.barh(range(len(rows)), width, 0.6, left=left, label=label, **look)
+        ink = "white" if colour in (BLUE, RED, BLACK, GREEN) else "#111"
+        for row in np.flatnonzero(width > 0.06 * widest):
+            middle = left[row] + width[row] / 2
+            ax.text(middle, row, f"{width[row]:.1f}", ha="center", va="center", color=ink, size=9)
+        left += width
+    for row, total in enumerate(left):
+        ax.text(total, row, f" {total:.1f} s", va="center", size=10)
+    ax.set(xlabel="seconds", xlim=(0, max(widest, 1e-9) * 1.1))
+    name_rows(ax, list(rows))
+    if phases:
+        ax.legend(**ABOVE, ncols=7 if len(rows) > 1 else 5)
+    return figure
+
+
+def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
+    """Bars that start at 1, where a random split lies: to the left better, to the right worse, on a log scale."""
+    figure, (ax,) = canvas(0.9 + 0.34 * len(rows))
+    known = [max(value, FLOOR) for value in rows.values() if value is not None]
+    for row, value in enumerate(rows.values()):
+        if value is None:
+            ax.text(1, row, "  not measured", va="center", color=GREY, size=9)
+            continue
+        end = max(value, FLOOR)
+        colour, hatch, side = (BLUE, None, "right") if end <= 1 else (ORANGE, "///", "left")
+        ax.barh(row, end - 1, 0.6, left=1, color=colour, hatch=hatch, edgecolor="white")
+        text = f" {value:,.0f} " if value >= 1000 else f" {value:.3g} "
+        ax.text(end, row, text, va="center", ha=side, size=9)
+    ax.axvline(1, color="#111", lw=1)
+    ax.set_xscale("log")
+    ax.set(xlabel=label, xlim=(min([0.5, *known]) / 2.4, max([2.0, *known]) * 2.4))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    separate_thousands(ax.xaxis)
+    name_rows(ax, list(rows))
+    return figure

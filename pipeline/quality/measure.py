@@ -1,0 +1,190 @@
+"""What the quality figures and the report take from a committed set: two passes over its files, nothing else.
+
+A pass is a local function of one file and a merge on the driver, which holds one small record a file; ``run(fn, items)``
+carries the local functions out: ``dataset.serial`` here, a Spark job in ``jobs.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError
+from pipeline.input.dataset import BLOCK_ROWS, Block, Run, serial
+from pipeline.input.formats import Columns
+from pipeline.quality.metrics import (
+    Floats,
+    Ints,
+    Moments,
+    Quality,
+    assess,
+    mean_distance,
+    merge,
+    moments,
+    spread_evenly,
+    thumbnails,
+)
+from pipeline.shardset.manifest import ShardFile, ShardSet
+from pipeline.shardset.schema import raw_images
+from pipeline.storage.store import Store
+
+SAMPLE_ROWS = 3000
+SPARSE_IMAGES = 24
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a task must know of a set to read its files; small, unlike the manifest.
+
+    shape: channels, height, width. limits: the whole-number columns to read, each with its values' upper bound."""
+
+    store: Store
+    uri: str
+    shape: tuple[int, int, int]
+    limits: dict[str, int]
+
+    def owners(self, file: ShardFile) -> Iterator[Block]:
+        """The rows with copy 0 in file order, at most 2,048 at a time.
+
+        Raises DataError for a file that is not Parquet or disagrees with the manifest."""
+        path = f"{self.uri}/{file.path}"
+        names = [*self.limits, "image"]
+        with self.store.open(path) as handle:
+            try:
+                parquet = pq.ParquetFile(handle)
+            except pa.ArrowInvalid as error:
+                raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from None
+            rows, found = parquet.metadata.num_rows, parquet.schema_arrow.names
+            if rows != file.rows or not set(names) <= set(found):
+                raise DataError(
+                    f"{path} has {rows} rows of {', '.join(found)}, the manifest says {file.rows} of {', '.join(names)}; "
+                    "rerun the job with --overwrite"
+                )
+            at = 0
+            for batch in parquet.iter_batches(BLOCK_ROWS, columns=names):
+                yield self._owned(batch, path, at)
+                at += len(batch)
+
+    def _owned(self, batch: pa.RecordBatch, path: str, at: int) -> Block:
+        for name, limit in self.limits.items():
+            values = batch.column(name)
+            ends = pc.min_max(values)
+            if values.null_count or not 0 <= ends["min"].as_py() <= ends["max"].as_py() < limit:
+                raise DataError(
+                    f"{path} has a {name} that is null or not in [0, {limit}); rerun the job with --overwrite"
+                )
+        owned = batch.column("copy").to_numpy() == 0
+        pixels = raw_images(batch.column("image"), math.prod(self.shape), path, at)[owned]
+        numbers = {name: batch.column(name).to_numpy()[owned] for name in self.limits}
+        return Block(numbers["id"], Columns(numbers["label"], pixels, None, numbers.get("neighbourhood")))
+
+    def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """uint8 [rows, C*H*W] as [rows, C, H, W]."""
+        return pixels.reshape(len(pixels), *self.shape)
+
+
+class Sample(NamedTuple):
+    """Rows spread evenly over the ids, in id order: the same for every sharding of one input."""
+
+    ids: Ints  # [rows]
+    groups: Ints  # [rows] neighbourhoods, or labels in a set without them
+    features: Floats  # [rows, F] thumbnails
+
+
+class SparseImage(NamedTuple):
+    """One image of a sparse neighbourhood: uint8 [C, H, W]."""
+
+    id: int
+    label: int
+    neighbourhood: int
+    pixels: npt.NDArray[np.uint8]
+
+
+def join(parts: Sequence[Sample]) -> Sample:
+    """All rows of one or more samples, by id, so that the order of the files does not matter."""
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[0])
+    return Sample(*(column[order] for column in columns))
+
+
+def rarest(found: Sequence[SparseImage]) -> list[SparseImage]:
+    """The first SPARSE_IMAGES, from the smallest neighbourhood (the highest number) up, then by id."""
+    return sorted(found, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
+
+
+def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> tuple[Sample, list[SparseImage]]:
+    """First pass: of one file the owners among the ``wanted`` ids, and some of the sparse neighbourhoods' images."""
+    samples, images = [], []
+    for block in reader.owners(file):
+        near, planes = block.columns.neighbourhoods, reader.planes(block.images)
+        chosen = np.isin(block.ids, wanted)
+        groups = block.labels if near is None else near
+        samples.append(Sample(block.ids[chosen], groups[chosen], thumbnails(planes[chosen])))
+        if near is not None:
+            for at in np.flatnonzero(np.isin(near, sparse)):
+                images.append(SparseImage(int(block.ids[at]), int(block.labels[at]), int(near[at]), planes[at].copy()))
+    return join(samples), rarest(images)
+
+
+def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels: Ints, near: Ints | None) -> Moments:
+    """The sums over some rows: pixels [rows, C*H*W], labels [rows], near (neighbourhoods) [rows] or None."""
+    features = thumbnails(reader.planes(pixels))
+    limits = reader.limits
+    groups = labels[:0] if near is None else near
+    return moments(features, labels, groups, limits["label"], limits.get("neighbourhood", 0), bandwidth)
+
+
+def no_moments(reader: Reader, bandwidth: float) -> Moments:
+    """The sums over no row: the start of every merge, and all there is of an empty shard."""
+    return sums(reader, bandwidth, np.zeros((0, math.prod(reader.shape)), np.uint8), np.zeros(0, np.int64), None)
+
+
+def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
+    """Second pass: the sums over the owners of one file."""
+    total = no_moments(reader, bandwidth)
+    for block in reader.owners(file):
+        total = merge(total, sums(reader, bandwidth, block.images, block.labels, block.columns.neighbourhoods))
+    return total
+
+
+def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Sample, list[SparseImage]]:
+    """The figures of a committed set, the sample they rest on and the images of its rarest neighbourhoods.
+
+    Reads every file twice: the kernel's bandwidth must be known before the sums are taken. Raises DataError where a file
+    disagrees with the manifest."""
+    manifest = shards.manifest
+    rows, workers, groups = manifest["rows"], manifest["workers"], manifest["neighbourhoods"] or []
+    limits = {"id": rows, "copy": len(workers), "label": manifest["labels"]["num_classes"]}
+    if groups:
+        limits["neighbourhood"] = len(groups)
+    reader = Reader(shards.store, shards.uri, tuple(manifest["image"]["shape"]), limits)
+    listed = [
+        (worker, ShardFile(**file)) for worker, entry in enumerate(workers) for file in entry["files"] if file["rows"]
+    ]
+    files = [file for _, file in listed]
+
+    sparse = np.flatnonzero([group["sparse"] for group in groups])
+    samples, images = zip(
+        *run(partial(sample_file, reader, spread_evenly(rows, SAMPLE_ROWS), sparse), files), strict=True
+    )
+    sample = join(samples)
+    bandwidth = mean_distance(sample.features)
+    totals = [no_moments(reader, bandwidth) for _ in workers]
+    for (worker, _), part in zip(listed, run(partial(file_moments, reader, bandwidth), files), strict=True):
+        totals[worker] = merge(totals[worker], part)
+    owners = sum(total.rows for total in totals)
+    if owners != rows:
+        raise DataError(
+            f"{shards.uri}: the shards own {owners} examples, the manifest says {rows}; rerun with --overwrite"
+        )
+    dense = [not group["sparse"] for group in groups]
+    figures = assess([entry["rows"] for entry in workers], totals, dense, sample.features, bandwidth)
+    return figures, sample, rarest([image for part in images for image in part])

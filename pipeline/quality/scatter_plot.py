@@ -1,0 +1,98 @@
+"""The picture of the images in two dimensions: a sample on its principal axes, and where each shard's mean lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Ellipse, Patch
+
+from pipeline.quality.measure import Sample, SparseImage
+from pipeline.quality.metrics import Floats, Ints, Quality, expected_shift, thumbnails
+from pipeline.reporting.plots import BLUE, MANY, ORANGE, PALE, PALETTE, canvas
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+NUMBERED = 5  # shard centres that carry their worker's number
+INSIDE_95 = 2.45  # sqrt(5.99) standard deviations hold 95 % of a two-dimensional normal
+
+
+def principal_axes(features: Floats) -> Floats:
+    """The two leading principal axes [F, 2]; one that does not exist is zero.
+
+    Each axis' largest entry is positive, so that the picture does not flip from run to run."""
+    leading = np.linalg.svd(features - features.mean(axis=0), full_matrices=False)[2][:2].T
+    axes = np.zeros((features.shape[1], 2))
+    signs = np.sign(leading[np.abs(leading).argmax(axis=0), range(leading.shape[1])])
+    axes[:, : leading.shape[1]] = leading * np.where(signs == 0, 1, signs)
+    return axes
+
+
+def projection(measured: Quality, sample: Sample, by: str, num_groups: int, sparse: Sequence[SparseImage]) -> Figure:
+    """The sample by group, the sparse images crossed, and, of more than one worker, the shards' centres beside it."""
+    mean, axes = sample.features.mean(axis=0), principal_axes(sample.features)
+    points = (sample.features - mean) @ axes
+    workers = len(measured.shards)
+    figure, panels = canvas(4.9, 2, width_ratios=(1.25, 1)) if workers > 1 else canvas(4.9)
+    scatter_groups(panels[0], points, sample.groups, by, num_groups)
+    if sparse:
+        rare = (thumbnails(np.stack([image.pixels for image in sparse])) - mean) @ axes
+        panels[0].scatter(*rare.T, s=70, marker="X", color=ORANGE, edgecolor="#111", label="sparse", zorder=3)
+    if num_groups <= MANY:
+        panels[0].legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.12),
+            ncols=7,
+            columnspacing=0.8,
+            handletextpad=0.1,
+            markerscale=1.5,
+        )
+    if workers > 1:
+        owners = np.array([shard.owners for shard in measured.shards])
+        filled = owners > 0
+        whole = np.average(measured.feature_means[filled], axis=0, weights=owners[filled])
+        shard_rows = round(measured.rows / workers)
+        shard_sd = np.sqrt([expected_shift(shard_rows, measured.rows, float(v)) for v in points.var(axis=0)])
+        draw_centres(panels[1], (measured.feature_means - whole) @ axes, shard_sd)
+    for ax in panels:
+        ax.set(xlabel="first principal component", ylabel="second")
+        ax.tick_params(labelsize=8)
+    return figure
+
+
+def scatter_groups(ax: Any, points: Floats, groups: Ints, by: str, num_groups: int) -> None:
+    """Scatter points [rows, 2], a colour and a marker for each group; a colour scale beyond MANY groups."""
+    ax.set_title(f"{len(points):,} images by {by}")
+    if num_groups > MANY:
+        image = ax.scatter(*points.T, c=groups, s=7, cmap="viridis", lw=0, rasterized=True)
+        bar = ax.figure.colorbar(image, ax=ax, fraction=0.04, pad=0.01, label=f"{by} number")
+        bar.outline.set_visible(False)
+        return
+    for group in np.unique(groups):
+        colour, marker = PALETTE[group % len(PALETTE)], MARKERS[group // len(PALETTE) % len(MARKERS)]
+        look = {"s": 11, "color": colour, "marker": marker, "alpha": 0.75, "lw": 0, "rasterized": True}
+        ax.scatter(*points[groups == group].T, label=str(group), **look)
+
+
+def draw_centres(ax: Any, centres: Floats, shard_sd: Floats) -> None:
+    """Shard means less the whole set's mean [W, 2], over the ellipse where random shards would lie; shard_sd: [2]."""
+    ax.add_patch(Ellipse((0, 0), *(2 * INSIDE_95 * shard_sd), color=PALE, zorder=0))
+    ax.plot(0, 0, "+", color="#111", ms=12, mew=1.5)
+    ax.plot(*centres.T, "o", color=BLUE, ms=5 if len(centres) <= MANY else 3)
+    # Near the cross numbers would cover each other, and those shards are the ones nobody asks about.
+    distance = np.nan_to_num(np.hypot(*centres.T), nan=-1.0)
+    for worker in np.argsort(-distance, kind="stable")[:NUMBERED]:
+        if distance[worker] >= 0:
+            ax.annotate(str(worker), centres[worker], xytext=(4, 3), textcoords="offset points", size=9)
+    reach = 1.15 * max(INSIDE_95 * float(shard_sd.max()), float(np.nanmax(np.abs(centres), initial=0.0)), 1e-9)
+    ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
+    ax.set_title("centres of the shards, enlarged")
+    shard = f"shard (farthest {min(NUMBERED, len(centres))} numbered)"
+    handles = [
+        Line2D([], [], color=BLUE, marker="o", ls="", label=shard),
+        Line2D([], [], color="#111", marker="+", ls="", ms=9, label="whole set"),
+        Patch(color=PALE, label="where 95 % of random shards lie"),
+    ]
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)

@@ -1,0 +1,60 @@
+"""What the figures say in plain language: how a set compares with a random split."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pipeline.quality.metrics import ChiSquare, Quality
+
+SURE = 0.01  # call a split other than random only if chance gives such a one in less than 1 % of cases
+MANY_DUPLICATES = 0.01  # of all examples
+
+
+class Finding(NamedTuple):
+    level: Literal["better", "as random", "worse", "note"]
+    text: str
+
+
+def verdict(measured: Quality) -> list[Finding]:
+    """One finding a line: sizes, duplicates, classes, neighbourhoods, images."""
+    if len(measured.shards) == 1:
+        return [Finding("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]
+    sizes = f"{len(measured.shards)} shards hold {measured.min_rows:,} to {measured.max_rows:,} rows"
+    if measured.min_rows == measured.max_rows:
+        sizes = f"Each of the {len(measured.shards)} shards holds {measured.max_rows:,} rows"
+    ratio = "" if measured.size_ratio is None else f" (largest / smallest = {measured.size_ratio:.3f})"
+    findings = [Finding("note", f"{sizes}{ratio}.")]
+    if measured.min_rows == 0:
+        findings.append(Finding("worse", "At least one shard is empty: its worker has nothing to train on."))
+    if measured.copies:
+        share = measured.duplicate_share
+        text = f"{measured.copies:,} rows are duplicates of sparse examples ({share:.2%} of all examples)."
+        findings.append(Finding("worse" if share > MANY_DUPLICATES else "note", text))
+    if measured.classes:
+        findings.append(spread_finding(measured.classes, "Classes"))
+    if measured.neighbourhoods:
+        findings.append(spread_finding(measured.neighbourhoods, "Dense neighbourhoods"))
+    if measured.mmd_ratio is not None:
+        findings.append(distance_finding(measured.mmd_ratio, measured.mmd_ratio_sd))
+    return findings
+
+
+def spread_finding(test: ChiSquare, what: str) -> Finding:
+    """Judge a chi-square test two-sided: too even is as telling as too uneven."""
+    aside = f"chi-square / dof = {test.per_dof:,.3f}, random ≈\u00a01"
+    if test.p_value < SURE:
+        return Finding("worse", f"{what} are spread less evenly over the workers than by chance ({aside}).")
+    if test.p_value > 1 - SURE:
+        return Finding("better", f"{what} are spread more evenly over the workers than by chance ({aside}).")
+    return Finding("as random", f"{what} are spread as evenly over the workers as chance would ({aside}).")
+
+
+def distance_finding(ratio: float, sd: float | None) -> Finding:
+    """Judge the mean MMD ratio against two standard deviations of a random split."""
+    band = 2 * (sd or 0.0)
+    aside = f"distance ratio {ratio:.2f}, random 1.00\u00a0±\u00a0{band:.2f}"
+    if ratio < 1 - band:
+        return Finding("better", f"The shards' images resemble the whole set more than random shards would ({aside}).")
+    if ratio > 1 + band:
+        return Finding("worse", f"The shards' images resemble the whole set less than random shards would ({aside}).")
+    return Finding("as random", f"The shards' images resemble the whole set as random shards would ({aside}).")

@@ -1,0 +1,100 @@
+"""How every figure looks, and how one gets onto a page."""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import rc_context, rcdefaults, rcParams
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image
+
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW, BLACK = "#CC79A7", "#56B4E9", "#D9C900", "#222222"
+GREY, PALE = "#666666", "#E3E3E3"
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK)
+WIDTH = 10.0  # inches
+MANY = 24  # beyond this many workers, classes or groups, labels give way to a scale
+BOXES = 100  # classes in one box plot
+FLOOR = 1e-3  # a bar on a log scale ends here
+ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # a legend over its axes
+STYLE: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "figure.constrained_layout.use": True,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "report",  # the same data give the same bytes
+    "savefig.dpi": 130,
+    "text.parse_math": False,  # names of strategies and phases come from a file: a dollar sign is no formula
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and save figures inside this block: the report's look, whatever the user's matplotlibrc says."""
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        yield
+
+
+def canvas(height: float, columns: int = 1, **options: Any) -> tuple[Figure, npt.NDArray[Any]]:
+    """A figure of the report's width, outside pyplot's global state, and its axes [columns]."""
+    figure = Figure(figsize=(WIDTH, height))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, squeeze=False, **options)
+    return figure, axes[0]
+
+
+def svg_uri(figure: Figure) -> str:
+    """The figure as a data: URI. As an image its ids cannot collide with another figure's on the page."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + b64encode(buffer.getvalue()).decode()
+
+
+def png_uri(image_CHW: npt.NDArray[np.uint8]) -> str:
+    """One image as a data: URI: three or more channels as RGB, fewer as grey."""
+    pixels = np.moveaxis(image_CHW[:3], 0, -1) if len(image_CHW) >= 3 else image_CHW[0]
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
+    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode()
+
+
+def short(name: str, limit: int) -> str:
+    """A name cut to ``limit`` characters."""
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def separate_thousands(axis: Any) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def number_ticks(axis: Any, count: int) -> None:
+    """Number every position while they are few, some of them when they are many."""
+    if count <= MANY:
+        axis.set_ticks(range(count))
+    else:
+        axis.set_major_locator(MaxNLocator(12, integer=True))
+
+
+def name_rows(ax: Any, names: Sequence[str]) -> None:
+    """Name the rows of a horizontal bar chart, from the top."""
+    ax.set_yticks(range(len(names)), [short(name, 24) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)

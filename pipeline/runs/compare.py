@@ -1,0 +1,81 @@
+"""Every strategy on one input: each committed to a folder of its own, then one table and one page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+from pipeline.errors import UsageError
+from pipeline.runs import flags as cli
+from pipeline.runs.command import replace_below, report
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import Progress
+from pipeline.spark.session import spark_context
+from pipeline.spark.store import store_of
+from pipeline.strategies import STRATEGIES, Strategy
+
+COLUMNS = (
+    ("strategy", "strategy", "{}"),
+    ("total_s", "seconds", "{:.1f}"),
+    ("min_rows", "min rows", "{:,}"),
+    ("max_rows", "max rows", "{:,}"),
+    ("copies", "copies", "{:,}"),
+    ("class_chi_square_per_dof", "class chi2/dof", "{:.3f}"),
+    ("neighbourhood_chi_square_per_dof", "nbhd chi2/dof", "{:.3f}"),
+    ("mmd_ratio", "MMD2 ratio", "{:.2f}"),
+)
+
+
+def strategies_of(args: argparse.Namespace) -> list[Strategy]:
+    """The asked strategies with those of the flags that are fields of theirs. Raises UsageError for an unknown one."""
+    result = []
+    for name in filter(None, args.strategies.split(",")):
+        if name not in STRATEGIES:
+            raise UsageError(f"--strategies: {name!r} is not one of {', '.join(STRATEGIES)}")
+        kind = STRATEGIES[name]
+        own = {field.name for field in fields(kind)}
+        result.append(kind(**{key: value for key, value in vars(args).items() if key in own}))
+    if not result:
+        raise UsageError("--strategies names none")
+    return result
+
+
+def run_comparison(args: argparse.Namespace) -> int:
+    """Returns the exit code. A set that is committed already is measured as it stands."""
+    from pipeline.quality.report import comparison_row, render_comparison
+
+    strategies = strategies_of(args)
+    request = cli.request_of(args)
+    cli.preflight(request)
+    rows: list[dict[str, Any]] = []
+    with spark_context(debug=args.debug) as context:
+        store = store_of(context)
+        output = store.resolve(request.output)
+        for strategy in strategies:
+            progress = Progress(context, quiet=args.quiet)
+            if not args.quiet:
+                print(f"-- {strategy.name}")
+            shards = shard(context, replace(request, output=f"{output}/{strategy.name}"), strategy, progress).shards
+            with progress.phase("report"):
+                row = comparison_row(shards.manifest, report(context, shards))
+            rows.append({**row, "total_s": sum(shards.manifest["seconds"].values())})
+        replace_below(store, output, "compare.json", json.dumps(rows, indent=1).encode())
+        replace_below(store, output, "compare.html", render_comparison(rows).encode())
+    print(table(rows))
+    print(f"report: {output}/compare.html")
+    return 0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The comparison as aligned text; a dash where a figure does not apply."""
+    cells = [[title for _, title, _ in COLUMNS]]
+    cells += [["-" if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS] for row in rows]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if at == 0 else cell.rjust(w) for at, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    )

@@ -1,0 +1,224 @@
+"""The command line that all jobs share: their flags, what these ask for, and what Spark's errors come down to."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline import command_line
+from pipeline.command_line import Parser
+from pipeline.errors import UsageError
+from pipeline.input.dataset import reachable
+from pipeline.input.formats import FORMATS
+from pipeline.reporting.tables import aligned
+from pipeline.runs.request import Request, check_output
+from pipeline.runs.shard import Outcome
+from pipeline.storage.store import Store
+from pipeline.storage.uri import split_uri
+from pipeline.strategies import Strategy
+
+MAX_IMAGE_BYTES = 1 << 28
+EPILOG = """\
+Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
+replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
+(on YARN in cluster mode the cluster's own 0 or 1)."""
+
+
+def parser(prog: str, description: str | None) -> Parser:
+    return command_line.parser(prog, description, EPILOG)
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
+    if not match or not all(map(int, match.groups())):
+        raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
+    channels, height, width = map(int, match.groups())
+    if channels * height * width > MAX_IMAGE_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
+    return channels, height, width
+
+
+def add_input_flags(flags: argparse.ArgumentParser) -> None:
+    group = flags.add_argument_group("input")
+    group.add_argument(
+        "--input",
+        required=True,
+        metavar="URI",
+        help="folder or file of labelled images; of a folder with training and test files, the training side",
+    )
+    group.add_argument(
+        "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
+    )
+    group.add_argument("--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)")
+    group.add_argument(
+        "--image-shape",
+        type=image_shape,
+        metavar="CxHxW",
+        help="image size where files do not tell (default 3x32x32)",
+    )
+    group.add_argument("--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's)")
+
+
+def add_output_flags(flags: argparse.ArgumentParser) -> None:
+    group = flags.add_argument_group("output")
+    group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
+    group.add_argument("--workers", required=True, type=int, metavar="N", help="number of shards")
+    group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
+    group.add_argument("--allow-empty", action="store_true", help="allow workers without rows")
+    group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
+
+
+def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
+    group = flags.add_argument_group("run")
+    if seed:
+        group.add_argument(
+            "--seed", type=command_line.seed, default=0, metavar="S", help="seed of everything random (default 0)"
+        )
+    interval = group.add_mutually_exclusive_group()
+    interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
+    interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
+    group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/JOB.toml)")
+    group.add_argument("--quiet", action="store_true", help="print results only")
+    group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+
+
+def sharding_parser(prog: str, description: str | None) -> Parser:
+    """The flags of every job that shards raw images."""
+    flags = parser(prog, description)
+    add_input_flags(flags)
+    add_output_flags(flags)
+    add_run_flags(flags)
+    return flags
+
+
+def add_cluster_flags(group: argparse._ArgumentGroup, *, components: float | None) -> None:
+    group.add_argument("--clusters", type=int, metavar="K", help="neighbourhoods in all (default: twice the classes)")
+    group.add_argument(
+        "--components",
+        type=float,
+        default=components,
+        metavar="C",
+        help="principal components: a count, or a share of the variance below 1"
+        f" (default {components or 'of the preset'})",
+    )
+    group.add_argument("--max-iter", type=int, default=150, metavar="I", help="k-means iterations (default 150)")
+    group.add_argument(
+        "--tol",
+        type=float,
+        default=1e-4,
+        metavar="T",
+        help="k-means tolerance, as scikit-learn's (default 1e-4)",
+    )
+
+
+def add_start_flag(group: argparse._ArgumentGroup, *, default: str) -> None:
+    group.add_argument(
+        "--start",
+        choices=["zero", "carry"],
+        default=default,
+        help="first worker of a group: 0 as in the paper, or where the group before left off (default %(default)s)",
+    )
+
+
+def strategy_from(args: argparse.Namespace, kind: type[Strategy]) -> Strategy:
+    """A strategy out of the flags that bear its fields' names."""
+    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    interval = {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
+    if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
+        raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
+
+    if args.run_id and (not re.fullmatch(r"[\w:+.-]+", args.run_id) or ".." in args.run_id):
+        raise UsageError(f"--run-id {args.run_id!r} may hold letters, digits and _ : + . - only")
+
+    def filled(uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        for key in re.findall(r"\{(ds|run_id)\}", uri):
+            if key not in interval:
+                raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
+            uri = uri.replace(f"{{{key}}}", interval[key])
+        return uri
+
+    output = filled(args.output)
+    source = filled(args.input)
+    assert output is not None
+    assert source is not None
+    return Request(
+        input=source,
+        output=output,
+        num_workers=args.workers,
+        eval_input=filled(getattr(args, "eval_input", None)),
+        format=getattr(args, "format", None),
+        shape=getattr(args, "image_shape", None),
+        num_classes=getattr(args, "num_classes", None),
+        overwrite=args.overwrite,
+        allow_empty=args.allow_empty,
+        interval=interval or None,
+    )
+
+
+def preflight(request: Request) -> None:
+    """What can be refused before Spark starts: it takes seconds, a typing error should not."""
+    uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    if any(split_uri(uri)[0] == "hdfs" and ":" not in split_uri(uri)[1] for uri in uris):
+        return  # only Spark knows all settings of name services and of the default file system
+    store = Store()
+    check_output(store, request)
+    for uri in uris[1:]:
+        reachable(store, store.resolve(uri))
+
+
+def describe(outcome: Outcome) -> str:
+    """The set as a short table: what a person wants to know first."""
+    manifest = outcome.shards.manifest
+    rows = [worker["rows"] for worker in manifest["workers"]]
+    size = sum(file.bytes for file in outcome.shards.files())
+    near = manifest["neighbourhoods"]
+    lines = [
+        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
+        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
+        ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
+        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
+        ("files", f"{len(outcome.shards.files())}, {size / 1e6:.1f} MB"),
+    ]
+    if near:
+        sparse = [n["size"] for n in near if n["sparse"]]
+        sizes = [n["size"] for n in near]
+        lines.insert(
+            3,
+            (
+                "groups",
+                f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse",
+            ),
+        )
+    if manifest["eval"]:
+        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
+    return aligned(lines)
+
+
+def execute(main: Callable[[], int]) -> NoReturn:
+    """Run a job's main and leave with the contract's exit code and one line for every foreseen error."""
+    command_line.execute(
+        main, interrupted="a set is committed whole or not at all, so rerun the same command", cause=_cause
+    )
+
+
+def _cause(error: Exception) -> tuple[str, int]:
+    """The line that a task or the JVM raised, out of Spark's report of it."""
+    text = str(error)
+    for kind, code in (("DataError", 3), ("UsageError", 2), ("JobError", 1)):
+        found = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
+        if found:
+            return found.group(1), code
+    raised = re.findall(
+        r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
+    )
+    detail = ": ".join(raised[-1]) if raised else text.strip().splitlines()[0][:300]
+    return f"{type(error).__name__}: {detail} (--debug shows the whole trace)", 1

@@ -1,0 +1,78 @@
+"""What a job asks for, whatever the strategy, and what makes two asks the same. No Spark."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+
+from pipeline.errors import UsageError
+from pipeline.input.scan import MAX_CLASSES
+from pipeline.shardset.manifest import FORMAT_VERSION
+from pipeline.storage.store import Store
+from pipeline.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks for, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None."""
+
+    input: str
+    output: str
+    num_workers: int
+    eval_input: str | None = None
+    format: str | None = None
+    shape: tuple[int, int, int] | None = None
+    num_classes: int | None = None
+    overwrite: bool = False
+    allow_empty: bool = False
+    interval: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
+        if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
+            raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
+
+
+def check_output(store: Store, request: Request) -> str:
+    """The resolved output, once it is clear that writing there can make sense. Raises UsageError."""
+    output = store.resolve(request.output)
+    for given in filter(None, (request.input, request.eval_input)):
+        source = store.resolve(given)
+        ours, theirs = (_real(path).rstrip("/") + "/" for path in (output, source))
+        if ours.startswith(theirs) or theirs.startswith(ours):
+            raise UsageError(f"--output {output} and the input {source} overlap; choose a folder of its own")
+    try:
+        if not store.info(output).is_dir:
+            raise UsageError(f"--output {output} is a file; choose a folder")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise UsageError(f"--output {output} cannot be a folder: {error.strerror}; choose another") from None
+        raise
+    return output
+
+
+def _real(path: str) -> str:
+    """A local path without links, so that a set never replaces what it is read from."""
+    return path if path.startswith("hdfs:") else os.path.realpath(path)
+
+
+def identity(request: Request, strategy: Strategy) -> str:
+    """A digest of everything but the input that decides the shards: equal runs have equal ones."""
+    asked = {
+        "format_version": FORMAT_VERSION,
+        "strategy": strategy.name,
+        "params": strategy.params(),
+        "seed": strategy.seed,
+        "num_workers": request.num_workers,
+        "interval": request.interval,
+        "shape": request.shape,
+        "classes": request.num_classes,
+        "eval": bool(request.eval_input),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

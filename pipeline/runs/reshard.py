@@ -1,0 +1,86 @@
+"""From N to M workers out of a committed set: the same grouping dealt again, nothing fitted again."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import reduce
+
+import numpy as np
+from pyspark import SparkContext
+
+from pipeline.arrays import Ints
+from pipeline.assignment.chunks import count_by_chunk
+from pipeline.errors import DataError, UsageError
+from pipeline.input.committed import CommittedDataset, committed_dataset
+from pipeline.input.dataset import Dataset
+from pipeline.input.formats import DataFile
+from pipeline.runs.request import Request, check_output
+from pipeline.runs.shard import Job, Outcome, run
+from pipeline.shardset.manifest import ShardFile, ShardSet, open_committed
+from pipeline.spark.images import Images, run_on
+from pipeline.spark.progress import Progress
+from pipeline.spark.store import store_of
+from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
+from pipeline.strategies.base import Stored
+
+
+def reshard(context: SparkContext, request: Request, progress: Progress) -> Outcome:
+    """Deal a committed set to another number of workers. The result is, file for file, what the original job would
+    write for that number: groups do not depend on it. Raises DataError for a damaged set."""
+    store = store_of(context)
+    output = check_output(store, request)
+    with progress.phase("discover"):
+        shards = open_committed(store, request.input)
+        strategy = strategy_of(shards)
+        dataset = committed_dataset(shards)
+        beside = None
+        if shards.manifest["eval"]:
+            listed = [ShardFile(**file) for file in shards.manifest["eval"]["files"]]
+            files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
+            beside = Dataset(store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
+        progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")
+    if request.num_workers > dataset.rows and not request.allow_empty:
+        raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")
+
+    def refit(fitting: Context) -> Fitted:
+        found = f"{fitting.scan.rows}-{fitting.scan.fingerprint:016x}"
+        if found != shards.manifest["input"]["fingerprint"]:
+            raise DataError(f"{shards.uri}: its rows ({found}) are not those of its manifest; the set is damaged")
+        if not dataset.neighbourhoods:
+            return strategy.fit(fitting)
+        with progress.phase("assign"):
+            counts = neighbourhood_counts(context, dataset, len(shards.manifest["neighbourhoods"]), fitting.bounds)
+        own = {field.name for field in fields(strategy)}
+        found_params = {k: v for k, v in shards.manifest["params"].items() if k not in own or k == "clusters"}
+        return strategy.refit(fitting, Stored(counts, found_params))
+
+    models = shards.manifest["model"]["files"] if shards.manifest["model"] else []
+    carried = tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in models)
+    return run(context, request, strategy, progress, Job(store, output, dataset, beside, refit, carried))
+
+
+def strategy_of(shards: ShardSet) -> Strategy:
+    """The strategy as it was asked for, from the manifest."""
+    manifest = shards.manifest
+    kind = STRATEGIES.get(manifest["strategy"])
+    if kind is None:
+        raise DataError(f"{shards.uri} was made by {manifest['strategy']!r}, which this version does not know")
+    known = {field.name for field in fields(kind)} - {"seed"}
+    params = {key: value for key, value in manifest["asked"].items() if key in known}
+    return kind(seed=manifest["seed"], **params)
+
+
+def neighbourhood_counts(
+    context: SparkContext, dataset: CommittedDataset, groups: int, bounds: list[tuple[int, int]]
+) -> Ints:
+    """Rows by (chunk, neighbourhood), from the narrow columns alone."""
+
+    def count(piece: tuple[int, int]) -> Ints:
+        total = np.zeros((len(bounds), groups), np.int64)
+        for block in dataset.read(*piece, images=False):
+            near = block.columns.neighbourhoods
+            assert near is not None
+            total += count_by_chunk(block.ids, near.astype(np.int64), groups, bounds)
+        return total
+
+    return reduce(np.add, run_on(context)(count, Images(context, dataset).pieces()))

@@ -1,0 +1,37 @@
+"""Random numbers derived from a run's seed: every use has a purpose of its own, and this is the list of them.
+
+Two uses of one purpose would share their numbers. numpy pads a seed sequence with zeros, so [s, 3, w] and [s, 3, w, 0] are
+the same one: every sequence here is [seed, purpose, worker, number], and only the purpose keeps uses apart."""
+
+from __future__ import annotations
+
+from enum import IntEnum, unique
+
+import numpy as np
+
+
+@unique
+class Purpose(IntEnum):
+    """What random numbers are for. A number, once used, keeps its meaning: changing it changes every run's results."""
+
+    INITIALISATION = 0  # a model's first parameters
+    ORDER = 1  # the order of a worker's rows in pass ``number``
+    AUGMENTATION = 2  # crops and flips of the mini-batch at clock ``number``
+    DROPOUT = 3  # of the step at clock ``number``
+    SAMPLING = 4  # which rows are in the mini-batch at clock ``number``, under Bernoulli sampling
+    TRAIN_SAMPLE = 5  # the training rows that a model is evaluated on
+
+
+def sequence(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.SeedSequence:
+    """The seed sequence of one use."""
+    return np.random.SeedSequence([seed, int(purpose), worker, number])
+
+
+def generator(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.Generator:
+    """A numpy generator for one use."""
+    return np.random.default_rng(sequence(seed, purpose, worker, number))
+
+
+def word(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> int:
+    """64 bits to seed another library's generator with."""
+    return int(sequence(seed, purpose, worker, number).generate_state(1, np.uint64)[0])

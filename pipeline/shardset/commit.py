@@ -1,0 +1,264 @@
+"""Attempts and the commit: readers see the old set or the new one whole, whenever a driver dies.
+
+Layout under OUTPUT:
+  _attempts/ID/...        one run's work: a heartbeat, task output, the new manifest; invisible to readers
+  _attempts/lock          held for the seconds of a commit, by the attempt that it names
+  worker=NNN/*.parquet    moved here just before the commit; names carry the generation, so sets never share a file
+  manifest.json           replaced by one atomic rename: the commit
+
+A run killed before the rename leaves the old set as it was; after it, the new set is in force and at most some files of
+the old one are left over. The next run removes what dead attempts left, and nothing of one whose heart still beats.
+Readers go by the manifest. (A plain glob over worker=* may, during the seconds of a commit over an older set, see files
+of both.) Limits: a driver that is frozen past the lease in the very middle of its commit, and then thawed, is checked
+for before the rename but not fenced by the file system. A reader who holds an old manifest while its files are removed
+misses a file, and reads the manifest again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import JobError, UsageError
+from pipeline.shardset.manifest import NAME, ShardSet, dumps, read_committed
+from pipeline.storage.store import Store
+
+ATTEMPTS = "_attempts"
+LEASE_S = 60.0
+BEAT_S = 5.0
+# What a sweep may delete; everything else under OUTPUT is somebody else's.
+OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_model")
+OWNED = re.compile(
+    r"(worker=\d+|_eval)/part-\d{5}-\w+\.parquet|_model/\w+/[\w-]+/(metadata/(part-00000|_SUCCESS)|arrays\.npz)"
+)
+DERIVED = ("report.html", "quality.json")  # made after a commit, from it; stale once another set is committed
+DERIVED_PART = re.compile(r"_(report\.html|quality\.json)-[0-9a-f]{8}")
+MOVERS = 8
+
+
+def _whoami() -> dict[str, Any]:
+    """A process by host, process-id namespace and process id: only then does 'no such process' mean dead."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return {"host": socket.gethostname(), "namespace": namespace, "pid": os.getpid()}
+
+
+def _process_is_gone(owner: dict[str, Any]) -> bool:
+    here = _whoami()
+    if (owner.get("host"), owner.get("namespace")) != (here["host"], here["namespace"]) or not here["namespace"]:
+        return False
+    try:
+        os.kill(int(owner["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, KeyError):
+        return False
+    return _is_zombie(int(owner["pid"]))
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and waits for its parent to notice, which a container's first process may never do."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except (OSError, IndexError):
+        return False
+
+
+class Attempt:
+    """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder."""
+
+    def __init__(self, store: Store, output: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
+        self.store, self.output = store, output
+        self.lease_s, self.beat_s = lease_s, beat_s
+        self.id = uuid.uuid4().hex[:12]
+        self.folder = f"{output}/{ATTEMPTS}/{self.id}"
+        self.lock = f"{output}/{ATTEMPTS}/lock"
+        self._made_output = False
+        self._stop = threading.Event()
+        self._beater = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Attempt:
+        self._made_output = not self.store.exists(self.output)
+        try:
+            self.store.makedirs(self.folder)
+            self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
+            self._beater.start()
+            self.remove_abandoned()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._beater.is_alive():
+            self._beater.join()
+        with suppress(OSError):  # what cannot be removed now is the next run's to remove
+            self.store.delete(self.folder)
+        self.store.remove_empty(f"{self.output}/{ATTEMPTS}")
+        if self._made_output:  # a run that failed leaves no empty folder behind
+            self.store.remove_empty(self.output)
+
+    def _beat(self) -> None:
+        fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
+        self.store.write_new(fresh, json.dumps(_whoami()).encode())
+        self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
+
+    def _beat_on(self) -> None:
+        while not self._stop.wait(self.beat_s):
+            with suppress(OSError):  # a missed beat is what the lease is for
+                self._beat()
+
+    def alive(self, attempt_id: str) -> bool:
+        """Whether another attempt may still be at work. Times are compared on the file system's clock alone."""
+        beat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
+        try:
+            seen = self.store.info(beat).modified_ms
+            owner = json.loads(self.store.read(beat))
+        except (FileNotFoundError, ValueError):
+            return self._age_s(f"{self.output}/{ATTEMPTS}/{attempt_id}") < self.lease_s
+        if _process_is_gone(owner):
+            return False
+        self._beat()
+        now = self.store.info(f"{self.folder}/beat").modified_ms
+        return (now - seen) / 1000 < self.lease_s
+
+    def _age_s(self, path: str) -> float:
+        try:
+            seen = self.store.info(path).modified_ms
+        except FileNotFoundError:
+            return float("inf")
+        self._beat()
+        return (self.store.info(f"{self.folder}/beat").modified_ms - seen) / 1000
+
+    def remove_abandoned(self) -> list[str]:
+        """Delete the folders of dead attempts; their ids."""
+        gone = []
+        for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
+            if entry.is_dir and entry.name != self.id and not self.alive(entry.name):
+                self.store.delete(entry.path)
+                gone.append(entry.name)
+        return gone
+
+    @contextmanager
+    def locked(self, *, wait_s: float = 120.0) -> Iterator[None]:
+        """Hold the commit lock; a dead attempt's lock is broken. Raises JobError when a live one keeps it too long."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                with self.store.create(self.lock) as file:
+                    file.write(self.id.encode())
+                break
+            except FileExistsError:
+                holder = self._holder()
+                if holder == self.id:
+                    break
+                if holder is None:
+                    continue
+                if not self.alive(holder) if holder else self._is_ownerless():
+                    with suppress(FileNotFoundError):  # one breaker wins the rename; the others try again
+                        self.store.rename(self.lock, f"{self.folder}/broken-{uuid.uuid4().hex[:8]}")
+                elif time.monotonic() > deadline:
+                    raise JobError(
+                        f"{self.output}: attempt {holder} has held the commit lock for {wait_s:.0f} s; rerun later"
+                    ) from None
+                else:
+                    time.sleep(0.2)
+        try:
+            yield
+        finally:
+            if self._holder() == self.id:
+                self.store.delete(self.lock)
+
+    def _is_ownerless(self) -> bool:
+        """Whether nobody can be about to write its id into the lock: its taker died while it took it."""
+        if self._age_s(self.lock) > self.lease_s:
+            return True
+        others = {entry.name for entry in self.store.list(f"{self.output}/{ATTEMPTS}") if entry.is_dir} - {self.id}
+        return not any(self.alive(other) for other in others)
+
+    def _holder(self) -> str | None:
+        """Who holds the lock: an id, an empty text while it is being written, None when nobody does."""
+        try:
+            return self.store.read(self.lock).decode()
+        except FileNotFoundError:
+            return None
+
+    def publish(
+        self,
+        manifest: dict[str, Any],
+        moves: list[tuple[str, str]],
+        *,
+        before: ShardSet | None,
+        supersedes: Callable[[ShardSet], bool],
+    ) -> ShardSet:
+        """Move files (staged, path under OUTPUT) into place and commit the manifest over ``before``.
+
+        Where another run has committed since ``before`` was read: its set is kept and returned when
+        ``supersedes(theirs)`` is false, and replaced otherwise."""
+        with self.locked():
+            current = read_committed(self.store, self.output)
+            changed = (current.manifest if current else None) != (before.manifest if before else None)
+            if current and changed and not supersedes(current):
+                return current
+            for folder in sorted({path.rpartition("/")[0] for _, path in moves}):
+                self.store.makedirs(f"{self.output}/{folder}")
+            with ThreadPoolExecutor(MOVERS) as pool:
+                list(pool.map(self._move, moves))
+            staged = f"{self.folder}/{NAME}"
+            self.store.write_new(staged, dumps(manifest))
+            if self._holder() != self.id:
+                raise JobError(f"{self.output}: this attempt lost the commit lock (was it frozen?); rerun")
+            self.store.rename(staged, f"{self.output}/{NAME}", overwrite=True)
+            committed = ShardSet(self.store, self.output, manifest)
+            for name in DERIVED:
+                self.store.delete(f"{self.output}/{name}")
+            self.sweep(committed)
+            return committed
+
+    def _move(self, move: tuple[str, str]) -> None:
+        staged, path = move
+        self.store.rename(staged, f"{self.output}/{path}", overwrite=True)
+
+    def sweep(self, committed: ShardSet) -> int:
+        """Delete files in the set's folders that its manifest does not list; call under the lock. Returns how many."""
+        keep = committed.paths()
+        removed = 0
+        for entry in self.store.list(self.output):
+            if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
+                removed += self._sweep_folder(entry.path, entry.name, keep)
+            elif DERIVED_PART.fullmatch(entry.name):
+                self.store.delete(entry.path)
+        return removed
+
+    def _sweep_folder(self, folder: str, relative: str, keep: set[str]) -> int:
+        removed = 0
+        for entry in self.store.list(folder):
+            path = f"{relative}/{entry.name}"
+            if entry.is_dir and not entry.is_link:
+                removed += self._sweep_folder(entry.path, path, keep)
+            elif path not in keep and OWNED.fullmatch(path):
+                self.store.delete(entry.path)
+                removed += 1
+        self.store.remove_empty(folder)
+        return removed
+
+
+def refuse_unless(overwrite: bool, committed: ShardSet, asked: str) -> None:
+    """Raise UsageError where a set of another configuration stands in the way."""
+    if not overwrite:
+        held = f"{committed.manifest['strategy']} for {committed.num_workers} workers"
+        raise UsageError(
+            f"{committed.uri} already holds a committed set ({held}) of another {asked}; pass --overwrite to replace it"
+        )

@@ -1,0 +1,34 @@
+"""What one image is: its shape and its numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+CIFAR_SHAPE = (3, 32, 32)
+Dtype = Literal["uint8", "float32"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """shape: (channels, height, width); d real-valued features are (d, 1, 1) in float32. num_classes: labels lie in
+    [0, num_classes); None means any label >= 0. targets: rows carry a real number to be predicted."""
+
+    shape: tuple[int, int, int]
+    num_classes: int | None = None
+    coarse: int | None = None  # number of coarse classes, where rows carry a coarse label beside the fine one
+    dtype: Dtype = "uint8"
+    targets: bool = False
+
+    @property
+    def record_bytes(self) -> int:
+        """Of one image."""
+        return math.prod(self.shape) * (4 if self.dtype == "float32" else 1)
+
+    def describe(self) -> str:
+        size = "x".join(map(str, self.shape))
+        kind = "images" if self.dtype == "uint8" else f"images of {self.dtype}"
+        classes = f" of {self.num_classes} classes" if self.num_classes else ""
+        beside = " with coarse labels" * bool(self.coarse) + " with targets" * self.targets
+        return f"{size} {kind}{classes}{beside}"

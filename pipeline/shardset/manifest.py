@@ -1,0 +1,96 @@
+"""The manifest: what a committed shard set holds. No Spark, no torch, so that any reader can use it.
+
+``OUTPUT/manifest.json`` is written last and is the commit: files it does not list are not part of the set."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.storage.store import Store
+
+NAME = "manifest.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """path is relative to OUTPUT; rows counts copies too; sha256 of the file's bytes."""
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """A committed set: where it is and its manifest, as parsed JSON."""
+
+    store: Store
+    uri: str
+    manifest: dict[str, Any]
+
+    @property
+    def num_workers(self) -> int:
+        return int(self.manifest["num_workers"])
+
+    def files(self) -> list[ShardFile]:
+        """All shard files, worker by worker, in id order inside a worker."""
+        return [ShardFile(**file) for worker in self.manifest["workers"] for file in worker["files"]]
+
+    def paths(self) -> set[str]:
+        """Every file the set owns: shards, evaluation rows and models."""
+        beside = [self.manifest[key] for key in ("eval", "model") if self.manifest.get(key)]
+        return {file.path for file in self.files()} | {file["path"] for part in beside for file in part["files"]}
+
+
+def dumps(manifest: dict[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_committed(store: Store, uri: str) -> ShardSet | None:
+    """The committed set at a place, or None. Raises DataError for a manifest that this version cannot read."""
+    uri = store.resolve(uri)
+    try:
+        data = store.read(f"{uri}/{NAME}")
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise DataError(f"{uri} is a file, not a folder of shards") from None
+    try:
+        manifest = json.loads(data)
+        version = manifest["format_version"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{uri}/{NAME} is not a shard manifest; move it away or choose another --output") from None
+    if version != FORMAT_VERSION:
+        raise DataError(f"{uri}/{NAME} has format version {version}; this version reads {FORMAT_VERSION}")
+    return ShardSet(store, uri, manifest)
+
+
+def open_committed(store: Store, uri: str) -> ShardSet:
+    """The committed set at a place. Raises DataError where there is none."""
+    found = read_committed(store, uri)
+    if found is None:
+        raise DataError(f"{uri} has no {NAME}: no shards were ever committed there; run a job of jobs/ first")
+    return found
+
+
+def missing_file(shards: ShardSet) -> str | None:
+    """The first listed file that is absent or of another size, as a line; None when all are there. O(files)."""
+    folders: dict[str, dict[str, int]] = {}
+    beside = [ShardFile(**file) for file in (shards.manifest.get("eval") or {}).get("files", [])]
+    for path in [file["path"] for file in (shards.manifest.get("model") or {}).get("files", [])]:
+        if not shards.store.exists(f"{shards.uri}/{path}"):
+            return f"{shards.uri}/{path} is missing"
+    for file in [*shards.files(), *beside]:
+        folder, _, name = file.path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}
+        found = folders[folder].get(name)
+        if found != file.bytes:
+            state = "is missing" if found is None else f"has {found} bytes, not {file.bytes}"
+            return f"{shards.uri}/{file.path} {state}"
+    return None

@@ -1,0 +1,105 @@
+"""The Parquet columns of a shard: their schema, and how their bytes are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image, UnidentifiedImageError
+
+from pipeline.errors import DataError
+from pipeline.shardset.layout import Layout
+
+SPARK_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
+SPARK_TYPES = {"int64": "long", "int32": "integer", "float": "float", "binary": "binary"}
+
+
+def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:
+    """id, label[, coarse_label][, target], image[, copy][, neighbourhood]; the image column says its shape, dtype
+    and layout, to Arrow readers in the field's metadata and to Spark in the table's."""
+    image = {"shape": json.dumps(list(layout.shape)), "dtype": layout.dtype, "layout": "CHW"}
+    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("label", pa.int32(), nullable=False)]
+    if layout.coarse:
+        fields.append(pa.field("coarse_label", pa.int32(), nullable=False))
+    if layout.targets:
+        fields.append(pa.field("target", pa.float32(), nullable=False))
+    fields.append(pa.field("image", pa.binary(), nullable=False, metadata=image))
+    if copy:
+        fields.append(pa.field("copy", pa.int32(), nullable=False))
+    if neighbourhood:
+        fields.append(pa.field("neighbourhood", pa.int32(), nullable=False))
+    spark = {
+        "type": "struct",
+        "fields": [
+            {
+                "name": field.name,
+                "type": SPARK_TYPES[str(field.type)],
+                "nullable": False,
+                "metadata": image if field.name == "image" else {},
+            }
+            for field in fields
+        ],
+    }
+    return pa.schema(fields, metadata={SPARK_METADATA: json.dumps(spark).encode()})
+
+
+TARGET_COLUMN = "target"
+DTYPES = ("uint8", "float32")
+
+
+def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
+    """The column's metadata, as this project's writer and Spark's ``withMetadata`` leave it."""
+    field = schema.field(column).metadata or {}
+    if b"shape" in field:
+        return {key.decode(): value.decode() for key, value in field.items()}
+    spark = (schema.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata")
+    entries = json.loads(spark)["fields"] if spark else []
+    return next((dict(entry["metadata"]) for entry in entries if entry["name"] == column), {})
+
+
+def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
+    shape = declared(schema, column).get("shape")
+    return _shape(shape) if shape else None
+
+
+def _shape(value: Any) -> tuple[int, int, int]:
+    numbers = json.loads(value) if isinstance(value, str) else value
+    channels, height, width = (int(number) for number in numbers)
+    return channels, height, width
+
+
+@contextmanager
+def broken_is_data_error(path: str) -> Iterator[None]:
+    """What pyarrow, Pillow and JSON raise for a damaged file, as one line; HDFS's own failures pass."""
+    try:
+        yield
+    except (
+        ValueError,
+        KeyError,
+        pa.ArrowException,
+        Image.DecompressionBombError,
+        UnidentifiedImageError,
+    ) as error:
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+    except OSError as error:
+        if path.startswith("hdfs:") or isinstance(error, PermissionError):
+            raise
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
+    """A binary column of equal lengths as uint8 [rows, size], without a copy."""
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    values = values.cast(pa.large_binary())
+    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]
+    sizes = np.diff(offsets)
+    if (sizes != size).any():
+        at = int(np.flatnonzero(sizes != size)[0])
+        raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {size}")
+    data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * size, offset=int(offsets[0]))
+    return data.reshape(len(values), size)

@@ -1,0 +1,67 @@
+"""A dataset as Spark sees it: an RDD of blocks for the jobs, a DataFrame for everyone else. Tasks read their own ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark import RDD, SparkContext
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.input.dataset import Block, Dataset, ranges
+from pipeline.input.records import record_batch
+from pipeline.shardset.schema import record_schema
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MIN_PIECE_ROWS = 256
+MAX_PIECE_BYTES = 1 << 30
+
+
+def run_on(context: SparkContext) -> Callable[[Callable[[T], R], Sequence[T]], list[R]]:
+    """``run(fn, items)``: one task an item (at most 10,000 tasks), results in order."""
+
+    def run(fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        items = list(items)
+        return context.parallelize(items, max(1, min(len(items), 10_000))).map(fn).collect()
+
+    return run
+
+
+@dataclass(frozen=True)
+class Images:
+    context: SparkContext
+    dataset: Dataset
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Id ranges for heavy passes: one a core, so that per-task state is paid once a core, or a whole multiple of that
+        where a piece would be over 1 GiB, so that a lost task costs minutes and not the run."""
+        rows, cores = self.dataset.rows, self.context.defaultParallelism
+        rounds = -(-rows * self.dataset.record_bytes // (cores * MAX_PIECE_BYTES))
+        return ranges(0, rows, max(1, min(cores * max(1, rounds), rows // MIN_PIECE_ROWS)))
+
+    def blocks(self) -> RDD[Block]:
+        """Rows in blocks of at most 2,048, read lazily by the task that uses them."""
+        dataset, pieces = self.dataset, self.pieces()
+        return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
+
+    def frame(self) -> DataFrame:
+        """The table ``id, label[, coarse_label][, target], image``, with the image's shape, dtype and layout as metadata."""
+        spark = SparkSession.builder.getOrCreate()
+        dataset, pieces = self.dataset, self.pieces()
+        schema = record_schema(dataset.layout, neighbourhood=False, copy=False)
+
+        def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for piece in batch.column(0).to_pylist():
+                    for block in dataset.read(*pieces[piece]):
+                        yield record_batch(schema, block)
+
+        types = {"int64": "long", "int32": "int", "float": "float", "binary": "binary"}
+        ddl = ", ".join(f"{field.name} {types[str(field.type)]}" for field in schema)
+        table = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, ddl)
+        metadata = {key.decode(): value.decode() for key, value in schema.field("image").metadata.items()}
+        return table.withMetadata("image", metadata)

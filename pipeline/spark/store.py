@@ -1,0 +1,35 @@
+"""A store that knows what Spark's Hadoop configuration knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark import SparkContext
+
+from pipeline.storage.hdfs import HDFS_DEFAULTS
+from pipeline.storage.store import Store
+
+CLIENT_SETTINGS = (
+    "fs.defaultFS",
+    "dfs.nameservices",
+    "dfs.internal.nameservices",
+    "dfs.client.use.datanode.hostname",
+    *HDFS_DEFAULTS,
+)
+
+
+def store_of(context: SparkContext) -> Store:
+    """A store that knows what Spark's Hadoop configuration knows of name services and the default file system."""
+    java = context._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
+    conf = {key: java.get(key) for key in CLIENT_SETTINGS if _configured(java, key)}
+    for entry in java.getPropsWithPrefix("dfs.ha.namenodes.").items():
+        conf[f"dfs.ha.namenodes.{entry[0]}"] = entry[1]
+    for prefix in ("dfs.namenode.rpc-address.", "dfs.client.failover.proxy.provider."):
+        for entry in java.getPropsWithPrefix(prefix).items():
+            conf[prefix + entry[0]] = entry[1]
+    return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
+
+
+def _configured(java: Any, key: str) -> bool:
+    """Whether somebody set a key, rather than Hadoop's own defaults."""
+    return any(not source.endswith("-default.xml") for source in java.getPropertySources(key) or [])

@@ -1,0 +1,35 @@
+"""What a file system must offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One directory entry; ``modified_ms`` is the file system's own clock, so compare it only with its peers."""
+
+    path: str
+    bytes: int
+    modified_ms: int
+    is_dir: bool
+    is_link: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+class Files(Protocol):
+    """What a file system must offer. ``rename`` is atomic; ``create`` fails where the file exists."""
+
+    def info(self, path: str) -> FileInfo: ...
+    def list(self, path: str) -> list[FileInfo]: ...
+    def open(self, path: str) -> BinaryIO: ...
+    def read_range(self, path: str, offset: int, length: int) -> bytes: ...
+    def create(self, path: str) -> BinaryIO: ...
+    def makedirs(self, path: str) -> None: ...
+    def rename(self, source: str, target: str, overwrite: bool) -> None: ...
+    def delete(self, path: str) -> None: ...
+    def remove_empty(self, path: str) -> None: ...

@@ -1,0 +1,132 @@
+"""HDFS through its native protocol."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+from pipeline.storage.files import FileInfo
+from pipeline.storage.retries import STALL_S, within
+from pipeline.storage.uri import split_uri
+
+# What the client should do where nobody has configured it. Unset, an unreachable NameNode takes three minutes to report,
+# and a lost DataNode fails the write where no fourth one can stand in; HDFS restores the third replica by itself.
+HDFS_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "5",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
+}
+
+
+class HdfsFiles:
+    """HDFS through hdfs-native; one client a process and name service."""
+
+    def __init__(self, authority: str, conf: tuple[tuple[str, str], ...]) -> None:
+        from hdfs_native import Client
+
+        self.root = f"hdfs://{authority}"
+        with self._errors(self.root):
+            self.client = Client(self.root, {**HDFS_DEFAULTS, **dict(conf)})
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, FileExistsError):
+            raise
+        except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
+            text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
+            first = text.splitlines()[0] if text else type(error).__name__
+            for signs, kind in (
+                (("FileNotFound",), FileNotFoundError),
+                (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
+                # a file that its writer has not closed yet, or did not live to close, exists too
+                (("AlreadyExists", "AlreadyBeingCreated", "RecoveryInProgress"), FileExistsError),
+            ):
+                if any(sign in first for sign in signs):
+                    raise kind(f"{path}: {first}") from error
+            advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
+            raise OSError(f"{path}: {first}{advice}") from error
+
+    def _path(self, uri: str) -> str:
+        return uri.removeprefix(self.root) or "/"
+
+    def info(self, path: str) -> FileInfo:
+        with self._errors(path):
+            return self._info(self.client.get_file_info(self._path(path)))
+
+    def _info(self, status: Any) -> FileInfo:
+        path = self.root + (split_uri(status.path)[2] or "/")
+        return FileInfo(path, status.length, status.modification_time, status.isdir)
+
+    def list(self, path: str) -> list[FileInfo]:
+        with self._errors(path):
+            return [self._info(status) for status in self.client.list_status(self._path(path))]
+
+    def open(self, path: str) -> BinaryIO:
+        with self._errors(path):
+            return cast(BinaryIO, self.client.read(self._path(path)))
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._errors(path):
+            reader = self.client.read(self._path(path))
+            return reader.read_range(offset, max(0, min(length, len(reader) - offset)))
+
+    def create(self, path: str) -> BinaryIO:
+        from hdfs_native import WriteOptions
+
+        with self._errors(path):
+            options = WriteOptions(overwrite=False, create_parent=True)
+            return cast(BinaryIO, HdfsWriter(self, path, self.client.create(self._path(path), options)))
+
+    def makedirs(self, path: str) -> None:
+        with self._errors(path):
+            self.client.mkdirs(self._path(path), create_parent=True)
+
+    def rename(self, source: str, target: str, overwrite: bool) -> None:
+        with self._errors(target):
+            self.client.rename(self._path(source), self._path(target), overwrite)
+
+    def delete(self, path: str) -> None:
+        with self._errors(path):
+            self.client.delete(self._path(path), recursive=True)
+
+    def remove_empty(self, path: str) -> None:
+        with self._errors(path):
+            self.client.delete(self._path(path), recursive=False)
+
+
+class HdfsWriter(io.RawIOBase):
+    """A file being written, whose failures are OSErrors too. What fails first is what is raised: the client's own
+    writer closes after a failed write, and reports only that this failed as well."""
+
+    def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
+        self.files, self.path, self.inner = files, path, inner
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with self.files._errors(self.path):
+            return int(within(STALL_S, lambda: self.inner.write(data)))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            with self.files._errors(self.path):
+                within(STALL_S, self.inner.close)
+        finally:
+            super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(OSError) if kind else nullcontext():
+            self.close()
+
+
+@lru_cache(maxsize=16)
+def _hdfs(authority: str, conf: tuple[tuple[str, str], ...], _pid: int) -> HdfsFiles:
+    return HdfsFiles(authority, conf)

@@ -1,0 +1,64 @@
+"""Files on a local disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import BinaryIO
+
+from pipeline.storage.files import FileInfo
+
+
+class LocalFiles:
+    def info(self, path: str) -> FileInfo:
+        status = os.stat(path)
+        is_dir = os.path.isdir(path)
+        return FileInfo(path, 0 if is_dir else status.st_size, status.st_mtime_ns // 1_000_000, is_dir)
+
+    def list(self, path: str) -> list[FileInfo]:
+        found = []
+        for entry in os.scandir(path):
+            link = entry.is_symlink()
+            try:
+                status = os.stat(entry.path, follow_symlinks=os.path.exists(entry.path))
+            except FileNotFoundError:
+                continue  # gone since the listing began
+            size, milliseconds = (0 if entry.is_dir() else status.st_size), status.st_mtime_ns // 1_000_000
+            found.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link))
+        return found
+
+    def open(self, path: str) -> BinaryIO:
+        return open(path, "rb")
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            chunks = []
+            while length > 0 and (chunk := file.read(length)):
+                chunks.append(chunk)
+                length -= len(chunk)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def create(self, path: str) -> BinaryIO:
+        return open(path, "xb")
+
+    def makedirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str, overwrite: bool) -> None:
+        if overwrite:
+            os.replace(source, target)
+        elif os.path.isdir(source):
+            os.rename(source, target)  # refuses a directory that holds anything
+        else:
+            os.link(source, target)  # unlike rename, refuses an existing target
+            os.unlink(source)
+
+    def delete(self, path: str) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+    def remove_empty(self, path: str) -> None:
+        os.rmdir(path)

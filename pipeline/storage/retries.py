@@ -1,0 +1,47 @@
+"""Which failures of a file system pass by themselves, and how long they are waited for."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
+
+# hdfs-native sometimes waits for ever for a DataNode that died under its write; the slowest live one answers sooner.
+STALL_S = 90.0
+LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help: a lost DataNode or connection, but no missing file or right."""
+    final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+    return isinstance(error, OSError) and not isinstance(error, final) and error.errno not in LASTING
+
+
+# The NameNode sends writers to a dead DataNode until it misses its heartbeat: seconds to half a minute.
+patiently = retry(
+    retry=retry_if_exception(is_transient), stop=stop_after_attempt(5), wait=wait_exponential(4, max=30), reraise=True
+)
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """The result of work, or TimeoutError (an OSError) if it takes longer: then its thread is left behind. 0.1 ms."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer in {seconds:g} s")
+    return results[0]

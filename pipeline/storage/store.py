@@ -1,0 +1,120 @@
+"""Files on a local disk or on HDFS behind one small interface, for the driver and for tasks alike. No Spark.
+
+A path without a scheme, or with ``file:``, is local; ``hdfs://`` goes through the native RPC client, which knows
+high-availability name services and Kerberos. Failures are Python's own: FileNotFoundError, PermissionError,
+FileExistsError, and OSError (with the address) for everything else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from pipeline.errors import UsageError
+from pipeline.storage.files import FileInfo, Files
+from pipeline.storage.hdfs import _hdfs
+from pipeline.storage.local import LocalFiles
+from pipeline.storage.retries import is_transient, patiently
+from pipeline.storage.uri import split_uri
+
+
+@dataclass(frozen=True)
+class Store:
+    """Every file system by URI; picklable, so that a task reaches what the driver reaches.
+
+    ``conf`` holds the Hadoop client settings that executors may lack (name services, default file system)."""
+
+    conf: tuple[tuple[str, str], ...] = field(default=())
+
+    def resolve(self, uri: str) -> str:
+        """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS."""
+        scheme, authority, path = split_uri(uri)
+        if not uri:
+            raise UsageError("an empty path names no file or folder")
+        if scheme in ("", "file"):
+            if authority not in ("", "localhost"):
+                raise UsageError(f"{uri} names the host {authority!r}; a file: path is local, write file:///path")
+            return "/" + os.path.abspath(path).lstrip("/")
+        if scheme != "hdfs":
+            raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file: or hdfs:")
+        authority = authority or split_uri(dict(self.conf).get("fs.defaultFS", ""))[1]
+        if not authority:
+            raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
+        if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
+            raise UsageError(f"{uri}: {authority!r} is not host:port")
+        return f"hdfs://{authority}/" + os.path.normpath(path or "/").lstrip("/")
+
+    def files(self, uri: str) -> Files:
+        if not uri.startswith("hdfs://"):
+            return LocalFiles()
+        return _hdfs(split_uri(uri)[1], self.conf, os.getpid())  # a forked task needs a client of its own
+
+    def info(self, uri: str) -> FileInfo:
+        return self.files(uri).info(uri)
+
+    def exists(self, uri: str) -> bool:
+        try:
+            self.info(uri)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def list(self, uri: str) -> list[FileInfo]:
+        """The entries of a folder by name; an absent folder is empty."""
+        try:
+            return sorted(self.files(uri).list(uri), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return []
+
+    def walk(self, uri: str) -> builtins.list[str]:
+        """Every file below a folder, by path."""
+        entries = self.list(uri)
+        below = [path for entry in entries if entry.is_dir for path in self.walk(entry.path)]
+        return sorted([entry.path for entry in entries if not entry.is_dir] + below)
+
+    def open(self, uri: str) -> BinaryIO:
+        return self.files(uri).open(uri)
+
+    def read(self, uri: str) -> bytes:
+        with self.open(uri) as file:
+            return file.read()
+
+    def read_range(self, uri: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only where the file ends."""
+        return self.files(uri).read_range(uri, offset, length)
+
+    def create(self, uri: str) -> BinaryIO:
+        return self.files(uri).create(uri)
+
+    def write_new(self, uri: str, data: bytes) -> None:
+        """Write a file that does not exist yet, again where a DataNode fails under it. Raises FileExistsError."""
+
+        def write() -> None:
+            try:
+                with self.create(uri) as file:
+                    file.write(data)
+            except OSError as error:
+                if is_transient(error):
+                    self.delete(uri)
+                raise
+
+        patiently(write)()
+
+    def makedirs(self, uri: str) -> None:
+        self.files(uri).makedirs(uri)
+
+    def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        self.files(source).rename(source, target, overwrite)
+
+    def delete(self, uri: str) -> None:
+        """A file, or a folder with all that is in it."""
+        self.files(uri).delete(uri)
+
+    def remove_empty(self, uri: str) -> None:
+        """A folder that holds nothing; one that holds anything, or is not there, stays as it is."""
+        with suppress(OSError):
+            self.files(uri).remove_empty(uri)

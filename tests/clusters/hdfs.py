@@ -1,0 +1,130 @@
+"""HDFS on this machine: the class Hdfs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import hdfs
+
+from pipeline.errors import JobError
+from tests.clusters.artifacts import find_java, hadoop_classpath
+from tests.clusters.machine import HOST, current_user, free_ports
+from tests.clusters.servers import (
+    START_TIMEOUT,
+    Cluster,
+    Server,
+    hadoop_command,
+    jmx_bean,
+    server_environment,
+    wait_until,
+)
+from tests.clusters.settings import core_settings, datanode_settings, hdfs_settings, write_conf
+
+
+class Hdfs(Cluster):
+    """One NameNode and three DataNodes with WebHDFS. They take 9 s to start and 1 GB of memory.
+
+    The current user is the superuser. A folder that already holds a file system is served again, not formatted.
+
+    uri: hdfs://127.0.0.1:PORT; webhdfs_url: http://127.0.0.1:PORT; conf_dir: for HADOOP_CONF_DIR.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        rpc_port: int | None = None,
+        http_port: int | None = None,
+        datanodes: int = 3,
+        detached: bool = False,
+    ) -> None:
+        super().__init__(folder)
+        ports = free_ports(2 + 3 * datanodes)
+        self.rpc_port, self.http_port = rpc_port or ports[0], http_port or ports[1]
+        self.uri = f"hdfs://{HOST}:{self.rpc_port}"
+        self.webhdfs_url = f"http://{HOST}:{self.http_port}"
+        self.conf_dir = self.folder / "conf"
+        self._datanode_ports = [ports[2 + 3 * i : 5 + 3 * i] for i in range(datanodes)]
+        self._detached = detached
+
+    def start(self) -> None:
+        """Start all servers. Return when every DataNode is live and the file system accepts writes."""
+        self.launch()
+        self.wait_live(len(self._datanode_ports))
+
+    def launch(self) -> None:
+        """Start all servers and return at once. A folder without a file system is formatted first."""
+        java = find_java()
+        settings = hdfs_settings(self.folder, self.rpc_port, self.http_port)
+        core = core_settings(self.folder, self.rpc_port)
+        write_conf(self.conf_dir, {"core-site.xml": core, "hdfs-site.xml": settings})
+        base = hadoop_command(java, self.folder, hadoop_classpath())
+        namenode = [*base, "org.apache.hadoop.hdfs.server.namenode.NameNode"]
+        env = server_environment(java)
+        if not (self.folder / "name" / "current").exists():
+            self._format(namenode, env)
+        datanode = [*base, "org.apache.hadoop.hdfs.server.datanode.DataNode"]
+        self.servers = [self._server("namenode", namenode, env)]
+        for i, ports in enumerate(self._datanode_ports):
+            flags = [f"-D{k}={v}" for k, v in datanode_settings(self.folder, i, ports).items()]
+            self.servers.append(self._server(f"datanode{i}", [*datanode, *flags], env))
+        for server in self.servers:
+            server.start()
+
+    def _server(self, name: str, command: Sequence[str | Path], env: Mapping[str, str]) -> Server:
+        return Server(name, command, self.folder / "logs" / f"{name}.log", env, self._detached)
+
+    def _format(self, namenode: Sequence[str | Path], env: Mapping[str, str]) -> None:
+        log = self.folder / "logs" / "format.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # A DataNode with blocks of one file system refuses the NameNode of another.
+        for data in self.folder.glob("data*"):
+            shutil.rmtree(data)
+        with log.open("wb") as out:
+            command = [str(part) for part in [*namenode, "-format", "-nonInteractive"]]
+            done = subprocess.run(command, stdout=out, stderr=out, env=dict(env), stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise JobError(f"NameNode -format ended with {done.returncode}: see {log}")
+
+    def live_datanodes(self) -> int:
+        """How many DataNodes the NameNode counts as live; -1 while it is down or in safe mode."""
+        return live_datanodes(self.http_port)
+
+    def wait_live(self, count: int, timeout: timedelta = START_TIMEOUT) -> None:
+        """Return when the NameNode counts exactly so many live DataNodes. It notices a killed one after 11 s."""
+        expected = [server for server in self.servers if server.running()]
+        wait_until(lambda: self.live_datanodes() == count, f"{count} live DataNodes", expected, timeout)
+
+    def kill_datanode(self, index: int) -> None:
+        """End one DataNode with SIGKILL. Its data stay for restart_datanode()."""
+        self.servers[1 + index].kill()
+
+    def restart_datanode(self, index: int, timeout: timedelta = START_TIMEOUT) -> None:
+        """Start a killed DataNode again with its ports and data. Return when it has registered with the NameNode."""
+        server = self.servers[1 + index]
+        server.kill()
+        server.start()
+        port = self._datanode_ports[index][1]
+        wait_until(lambda: _datanode_reported(port), f"{server.name} to report", [server], timeout)
+
+    def client(self, user: str | None = None) -> hdfs.InsecureClient:
+        """A WebHDFS client, as the superuser unless another user is named."""
+        return hdfs.InsecureClient(self.webhdfs_url, user=user or current_user())
+
+
+def live_datanodes(http_port: int) -> int:
+    """How many DataNodes the NameNode at this port counts as live; -1 while it is down or in safe mode."""
+    info = jmx_bean(http_port, "service=NameNode,name=NameNodeInfo")
+    if info.get("Safemode", "down") != "":
+        return -1
+    return len(json.loads(info["LiveNodes"]))
+
+
+def _datanode_reported(http_port: int) -> bool:
+    info = jmx_bean(http_port, "service=DataNode,name=DataNodeInfo")
+    actors = json.loads(info.get("BPServiceActorInfo", "[]"))
+    return bool(actors) and all(actor.get("ActorState") == "RUNNING" for actor in actors)

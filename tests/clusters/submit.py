@@ -1,0 +1,97 @@
+"""A job on one of the clusters, or on a local Spark: spark_submit()."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+
+from tests.clusters.artifacts import find_java, java_home, spark_home
+from tests.clusters.machine import HOST
+from tests.clusters.processes import end_tree, watcher
+from tests.clusters.settings import QUICK_START
+
+
+def submit_environment(extra: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a spark-submit: this interpreter and its pyspark, and no configuration but `extra`."""
+    dropped = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_", "PYTHONPATH")
+    inherited = {k: v for k, v in environ.items() if not k.startswith(dropped)}
+    # spark-submit and the Python workers find their interpreter by PATH. The link of a virtual environment must stay
+    # unresolved, because its target has none of the environment's packages.
+    path = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    return {
+        **inherited,
+        "PATH": path,
+        "JAVA_HOME": str(java_home(find_java(environ))),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LOCAL_IP": HOST,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_SUBMIT_OPTS": " ".join(QUICK_START),
+        **extra,
+    }
+
+
+def submit_conf(master: str, cores: int = 2) -> dict[str, str]:
+    """The settings that these clusters ask of a job. The caller's own settings override them."""
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    if master.startswith("local"):
+        return quiet
+    quiet["spark.executor.extraJavaOptions"] = " ".join(QUICK_START)
+    if master != "yarn":
+        return quiet
+    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST}
+    return {
+        **quiet,
+        "spark.yarn.am.extraJavaOptions": " ".join(QUICK_START),
+        "spark.yarn.jars": f"local:{spark_home()}/jars/*",
+        **{f"spark.yarn.appMasterEnv.{k}": v for k, v in python.items()},
+        **{f"spark.executorEnv.{k}": v for k, v in python.items()},
+        "spark.executor.instances": str(cores),
+        "spark.executor.memory": "800m",
+        # A second attempt would hide why the first one failed.
+        "spark.yarn.maxAppAttempts": "1",
+        "spark.yarn.am.waitTime": "60s",
+    }
+
+
+def spark_submit(
+    script: str | Path,
+    *args: object,
+    master: str = "local[2]",
+    conf: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    deploy_mode: str | None = None,
+    timeout: timedelta = timedelta(seconds=280),
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with the running interpreter's own spark-submit. Return its exit code, stdout and stderr.
+
+    conf: --conf settings. env: environment variables, such as SPARK_CONF_DIR, and HADOOP_CONF_DIR, which YARN needs.
+
+    Raises subprocess.TimeoutExpired, with the output so far, after it has ended every process of the job.
+    """
+    settings = {**submit_conf(master), **(conf or {})}
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
+    command += ["--deploy-mode", deploy_mode] if deploy_mode else []
+    command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+    command += [str(script), *map(str, args)]
+    process = psutil.Popen(
+        command,
+        env=submit_environment(env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    watcher.watch("pid", process.pid)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout.total_seconds())
+    except BaseException:
+        end_tree([process])
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -1,0 +1,60 @@
+"""What a checkpoint is, and the names of its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+STATE = "state.json"
+EVALUATED = "evaluated"
+
+
+@dataclass(frozen=True)
+class State:
+    """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks:
+    completed steps by worker; seconds: of training so far; num_parameters P and num_buffers Q make up the vector."""
+
+    version: int
+    accepted: int
+    examples: int
+    generation: int
+    epoch: float
+    epoch_boundary: int | None
+    final: bool
+    clocks: dict[int, int]
+    seconds: float
+    num_servers: int
+    num_parameters: int
+    num_buffers: int
+    identity: str
+
+    def __post_init__(self) -> None:
+        if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:
+            raise ValueError(f"{self.num_servers} servers, {self.num_parameters} + {self.num_buffers} numbers")
+
+    @property
+    def total(self) -> int:
+        """Length of the flat vector, P + Q."""
+        return self.num_parameters + self.num_buffers
+
+    @property
+    def is_for_evaluation(self) -> bool:
+        return self.final or self.epoch_boundary is not None
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> State:
+        """Raises KeyError, TypeError, AttributeError or ValueError for what is not a state."""
+        values = json.loads(data)
+        return cls(**values | {"clocks": {int(worker): int(clock) for worker, clock in values["clocks"].items()}})
+
+
+def folder_of(root: Path, version: int) -> Path:
+    return root / f"{version:08d}"
+
+
+def slice_name(index: int, count: int) -> str:
+    return f"slice-{index:03d}-of-{count:03d}.safetensors"

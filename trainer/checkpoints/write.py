@@ -1,0 +1,60 @@
+"""Writing checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from pipeline.atomic import sync_folder, write_durably
+from trainer.checkpoints.read import Float32s, read_state
+from trainer.checkpoints.state import EVALUATED, STATE, State, folder_of, slice_name
+
+
+def write_slice(
+    folder: Path,
+    index: int,
+    count: int,
+    version: int,
+    begin: int,
+    end: int,
+    total: int,
+    values: Float32s,
+    momentum: Float32s,
+) -> None:
+    """Write server ``index`` of ``count``'s part of a checkpoint. Raises OSError. Costs one copy of the arrays."""
+    arrays = {
+        "values": np.ascontiguousarray(values, np.float32),
+        "momentum": np.ascontiguousarray(momentum, np.float32),
+    }
+    numbers = {"version": version, "begin": begin, "end": end, "total": total}
+    data = save(arrays, metadata={name: str(number) for name, number in numbers.items()})
+    _make(folder)
+    write_durably(folder / slice_name(index, count), data)
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write the state; an evaluation of what the folder held before no longer counts. Raises OSError."""
+    _make(folder)
+    (folder / EVALUATED).unlink(missing_ok=True)
+    write_durably(folder / STATE, state.to_bytes())
+
+
+def reopen(root: Path, version: int) -> None:
+    """The run goes on past the end it had at this version: the checkpoint is not the final one any more."""
+    state = read_state(root, version)
+    if state.final:
+        write_durably(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
+
+
+def mark_evaluated(root: Path, version: int) -> None:
+    """The evaluator is done with a checkpoint; one that was discarded meanwhile needs no mark."""
+    if folder_of(root, version).is_dir():
+        write_durably(folder_of(root, version) / EVALUATED, b"")
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    sync_folder(folder.parent)

@@ -1,0 +1,125 @@
+"""The endless stream of a worker's mini-batches: a pure function of (seed, worker, clock), prepared in the background.
+
+So a resumed run needs no state but the clock, and workers of one run never share a random number."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeline.seeds import Purpose, generator
+from trainer.data.augment import augment, normalise
+from trainer.data.shards import Rows
+
+Ints = npt.NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """images_BCHW: float32, normalised; labels: int64 [B], or targets in float32."""
+
+    images_BCHW: torch.Tensor
+    labels: torch.Tensor
+
+
+@lru_cache(maxsize=2)  # the pass that ends in a mini-batch and the one that begins
+def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
+    """The order of a worker's rows in pass ``turn`` over its shard: int64 [rows], read-only."""
+    order = generator(seed, Purpose.ORDER, worker, turn).permutation(rows)
+    order.flags.writeable = False
+    return order
+
+
+def indices(rows: int, batch: int, clock: int, seed: int, worker: int) -> Ints:
+    """Which rows the mini-batch at a clock holds: int64 [batch], places clock*batch onwards in the endless sequence of
+    passes (SPEC 0). A pass that ends inside a mini-batch is continued by the next, so no row waits for another pass.
+
+    O(batch), and O(rows) for the first mini-batch of a pass, whatever the clock."""
+    start, stop = clock * batch, (clock + 1) * batch
+    turns = range(start // rows, (stop - 1) // rows + 1)
+    parts = [permutation(rows, seed, worker, t)[max(0, start - t * rows) : stop - t * rows] for t in turns]
+    return np.concatenate(parts)
+
+
+def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) -> Ints | slice:
+    """Which rows the mini-batch at a clock holds if each is in it by itself with a probability: int64 [about
+    rows * fraction], or the slice of all of them from a fraction of 1 on (SPEC 9).
+
+    A binomial number of rows, drawn without replacement, has the law of one coin a row and costs O(their number)."""
+    if fraction >= 1:
+        return slice(None)
+    rng = generator(seed, Purpose.SAMPLING, worker, clock)
+    return rng.choice(rows, rng.binomial(rows, fraction), replace=False, shuffle=False)
+
+
+class Loader:
+    """A worker's mini-batches by clock, the next ``depth`` prepared by one thread while the caller computes.
+
+    Any clock may be asked for at any time; one out of turn (after a rollback) only finds nothing prepared.
+    mean: float32 [C] in 0..255; fraction: of Bernoulli sampling instead of passes over the rows. Only pixels are
+    augmented. Raises ValueError without rows."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        mean: npt.NDArray[np.float32],
+        batch_size: int,
+        *,
+        seed: int,
+        worker: int,
+        augment: bool,
+        fraction: float | None = None,
+        depth: int = 2,
+    ) -> None:
+        if not len(rows) or batch_size < 1:
+            raise ValueError(f"no mini-batches of {batch_size} out of {len(rows)} rows")
+        self.rows, self.mean, self.batch_size = rows, mean, batch_size
+        self.seed, self.worker, self.fraction, self.depth = seed, worker, fraction, depth
+        self.augment = augment and rows.images_NCHW.dtype == np.uint8
+        self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
+        self._ahead: dict[int, Future[tuple[Batch, float]]] = {}
+        self.read_s = 0.0  # that the thread spent on the latest mini-batch
+
+    def prepare(self, clock: int) -> Batch:
+        """The mini-batch at a clock, made here and now: a pure function of the clock."""
+        chosen = self._chosen(clock)
+        images = normalise(self.rows.images_NCHW[chosen], self.mean)
+        if self.augment:
+            images = augment(images, generator(self.seed, Purpose.AUGMENTATION, self.worker, clock))
+        return Batch(torch.from_numpy(images), torch.from_numpy(self.rows.labels[chosen]))
+
+    def _timed(self, clock: int) -> tuple[Batch, float]:
+        began = time.perf_counter()
+        return self.prepare(clock), time.perf_counter() - began
+
+    def _chosen(self, clock: int) -> Ints | slice:
+        if self.fraction is None:
+            return indices(len(self.rows), self.batch_size, clock, self.seed, self.worker)
+        return bernoulli(len(self.rows), self.fraction, clock, self.seed, self.worker)
+
+    def batch(self, clock: int) -> Batch:
+        """The mini-batch at a clock. Raises what preparing it raised; RuntimeError after ``close``."""
+        wanted = range(clock, clock + self.depth + 1)
+        for other in self._ahead.keys() - set(wanted):
+            self._ahead.pop(other).cancel()
+        for number in wanted:
+            if number not in self._ahead:
+                self._ahead[number] = self._thread.submit(self._timed, number)
+        batch, self.read_s = self._ahead.pop(clock).result()
+        return batch
+
+    def close(self) -> None:
+        """End the thread; what it has in work is finished and dropped."""
+        self._ahead.clear()
+        self._thread.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

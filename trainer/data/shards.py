@@ -1,0 +1,240 @@
+"""Committed shards into memory: one worker's rows, or the evaluation rows, verified against the manifest.
+
+Shapes: N rows, C channels, H and W pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError, UsageError
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
+from pipeline.shardset.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
+from pipeline.storage.uri import split_uri
+from pipeline.storage.retries import patiently
+from pipeline.storage.webhdfs import ReadStore
+
+Progress = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
+
+
+@dataclass(frozen=True)
+class Rows:
+    """images_NCHW: uint8, or real-valued features in float32; labels: int64 [N], or targets in float32; ids: int64 [N].
+    A copy that sharding made is a row like any other."""
+
+    images_NCHW: npt.NDArray[np.uint8 | np.float32]
+    labels: npt.NDArray[np.int64 | np.float32]
+    ids: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Shards(ShardSet):
+    """A committed set as the trainer sees it. mean: float32 [C] of the training images, of pixels in 0..255."""
+
+    @property
+    def rows(self) -> int:
+        """Distinct training examples; copies count in ``worker_rows`` only."""
+        return int(self.manifest["rows"])
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.manifest["labels"]["num_classes"])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.manifest["image"]["shape"]
+        return int(channels), int(height), int(width)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.shape, dtype=self.manifest["image"]["dtype"])
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether rows carry a real number to be predicted, beside their class."""
+        return TARGET_COLUMN in self.manifest["labels"].get("columns", ())
+
+    @property
+    def mean(self) -> npt.NDArray[np.float32]:
+        return np.array(self.manifest["image"]["mean"], np.float32)
+
+    def worker_files(self, worker: int) -> list[ShardFile]:
+        return [ShardFile(**file) for file in self.manifest["workers"][worker]["files"]]
+
+    def worker_rows(self, worker: int) -> int:
+        """What a worker trains on, copies included."""
+        return sum(file.rows for file in self.worker_files(worker))
+
+    def eval_files(self) -> list[ShardFile]:
+        """Empty where the set was made without evaluation rows."""
+        return [ShardFile(**file) for file in (self.manifest["eval"] or {}).get("files", [])]
+
+
+def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
+    """The committed set at a local path, ``hdfs://`` or ``webhdfs://host:port/``, checked without reading a row.
+
+    Raises DataError where there is none or it is damaged, UsageError for another ``num_workers`` than it was made for.
+    Costs one read and one listing a worker."""
+    store = store_of(uri)
+    store.exists(store.resolve(uri))  # asked once, so that a host that does not answer is reported at once
+    found = patiently(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
+    if found is None:
+        raise DataError(
+            f"{store.resolve(uri)} has no {NAME}: no shards were ever committed there; make them with spark-submit"
+            f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
+        )
+    shards = Shards(found.store, found.uri, found.manifest)
+    try:
+        _check_layout(shards)
+        _check_workers(shards, num_workers)
+        problem = missing_file(shards)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{shards.uri}/{NAME} is damaged ({_reason(error)}); rerun the job that made it") from None
+    if problem:
+        raise DataError(f"{problem}: the set is damaged; rerun the job that made it")
+    return shards
+
+
+def load_worker(shards: Shards, index: int, progress: Progress | None = None, *, targets: bool = False) -> Rows:
+    """Read one worker's files and no others, with targets for labels if asked; a lost DataNode is waited for.
+
+    Holds the rows, one file and one row group of it. Raises UsageError for a worker that the set does not have,
+    DataError where a file is not what the manifest says, OSError where it cannot be read."""
+    if not 0 <= index < shards.num_workers:
+        raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
+    return _load(shards, shards.worker_files(index), progress, targets)
+
+
+def load_eval(shards: Shards, progress: Progress | None = None, *, targets: bool = False) -> Rows | None:
+    """The evaluation rows, read and verified like a worker's; None where the set has none."""
+    files = shards.eval_files()
+    return _load(shards, files, progress, targets) if files else None
+
+
+def store_of(uri: str) -> ReadStore:
+    """A store that reads a URI. Hadoop's own configuration is asked only by a URI that leaves the host to it."""
+    if split_uri(uri)[:2] != ("hdfs", ""):
+        return ReadStore()
+    from pipeline.storage.hadoop_conf import hadoop_conf
+
+    default = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", "")).get("fs.defaultFS")
+    return ReadStore((("fs.defaultFS", default),) if default else ())
+
+
+def _reason(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+
+
+def _check_layout(shards: Shards) -> None:
+    image = shards.manifest["image"]
+    if image["dtype"] not in DTYPES or image["layout"] != "CHW":
+        raise DataError(
+            f"{shards.uri} holds {image['dtype']} images in {image['layout']} order; the trainer reads"
+            f" {' and '.join(DTYPES)} in CHW: shard the data again with this version's jobs"
+        )
+    if min(shards.shape) < 1 or shards.mean.shape != shards.shape[:1] or shards.num_classes < 1 or shards.rows < 1:
+        raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
+
+
+def _check_workers(shards: Shards, wanted: int | None) -> None:
+    count = len(shards.manifest["workers"])
+    if count != shards.num_workers or count < 1:
+        raise ValueError(f"it lists {count} workers and says {shards.num_workers}")
+    if wanted not in (None, count):
+        raise UsageError(f"{shards.uri} holds shards for {count} workers, not {wanted}; {_resharding(shards, wanted)}")
+    empty = [worker for worker in range(count) if not shards.worker_rows(worker)]
+    if empty:
+        raise DataError(
+            f"{shards.uri}: {len(empty)} of {count} workers have no rows (the first is {empty[0]}), and a worker"
+            f" without rows cannot train; {_resharding(shards, max(1, count - len(empty)))}"
+        )
+
+
+def _resharding(shards: Shards, workers: int | None) -> str:
+    target = f"{shards.uri}-{workers}"
+    return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
+
+
+def _load(shards: Shards, files: list[ShardFile], progress: Progress | None, targets: bool) -> Rows:
+    total, dtype = sum(file.rows for file in files), shards.layout.dtype
+    labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
+    images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
+    rows = Rows(images, labels, np.empty(total, np.int64))
+    at = 0
+    for file in files:
+        for ids, answers, data in _row_groups(shards, file, TARGET_COLUMN if targets else "label"):
+            part = slice(at, at + len(ids))
+            rows.ids[part], rows.labels[part] = ids, answers
+            rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
+            at += len(ids)
+        if progress:
+            progress(at, total)
+    return rows
+
+
+def _row_groups(shards: Shards, file: ShardFile, label: str) -> Iterator[tuple[Any, Any, npt.NDArray[np.uint8]]]:
+    """(ids, labels, images as uint8 [rows, bytes]) of one file, as many rows in all as the manifest says."""
+    uri = f"{shards.uri}/{file.path}"
+    data = _verified_bytes(shards, file)
+    with broken_is_data_error(uri):
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        schema, layout = parquet.schema_arrow, shards.layout
+        shape = declared_shape(schema, "image") or shards.shape
+        dtype = declared(schema, "image").get("dtype", layout.dtype)
+        if (shape, dtype, parquet.metadata.num_rows) != (shards.shape, layout.dtype, file.rows):
+            found = f"{parquet.metadata.num_rows} images of {_size(shape)}"
+            raise DataError(
+                f"{uri} holds {found}, not {file.rows} of {_size(shards.shape)}: sets were mixed;"
+                " rerun the job that made it"
+            )
+        first = 0
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group, columns=["id", label, "image"])
+            answers = table.column(label).to_numpy()
+            if label == "label":
+                _check_labels(answers, shards.num_classes, uri, first)
+            yield (
+                table.column("id").to_numpy(),
+                answers,
+                raw_images(table.column("image"), layout.record_bytes, uri, first),
+            )
+            first += len(answers)
+
+
+def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
+    uri = f"{shards.uri}/{file.path}"
+    try:
+        data = patiently(shards.store.read_range)(uri, 0, file.bytes)
+    except FileNotFoundError:
+        raise DataError(f"{uri} is gone: the set was replaced or damaged since the start; start again") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != file.sha256:
+        raise DataError(
+            f"{uri} has sha256 {found[:12]}, not {file.sha256[:12]}: it is damaged; rerun the job of its set"
+        )
+    return data
+
+
+def _check_labels(labels: npt.NDArray[Any], num_classes: int, uri: str, first: int) -> None:
+    wrong = np.flatnonzero(~((labels >= 0) & (labels < num_classes)))
+    if len(wrong):
+        raise DataError(
+            f"{uri}, row {first + wrong[0]}: label {labels[wrong[0]]} is not in 0..{num_classes - 1};"
+            " shard again with a larger --num-classes"
+        )
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,181 @@
+"""The evaluator process: measures every finished epoch beside the training, from checkpoints alone.
+
+It talks to nobody, so it may be killed and started again at any time: what it has in work it does again, what is in
+metrics.jsonl it does not. Shapes: B images of a batch, C channels, H and W pixels, P parameters, Q statistics."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import save
+from torch import Tensor, nn
+
+from pipeline.atomic import write_durably
+from pipeline.errors import DataError
+from trainer import models
+from trainer.checkpoints import read as checkpoint
+from trainer.checkpoints.state import State
+from trainer.checkpoints.write import mark_evaluated
+from trainer.config import Config
+from trainer.data.batches import Batch
+from trainer.data.shards import Rows, load_eval, open_shards
+from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.models.flat_vector import FlatModel
+from trainer.runlog.events import METRICS, log_event
+from trainer.runlog.result import best, evaluations, read_events
+
+BATCH = 500  # images at a time; the result depends on it only by rounding
+TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
+POLL_S = 0.5
+BEST, FINAL = "best.safetensors", "model.safetensors"
+NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
+
+
+def main(config: Config, output: Path, *, stop: threading.Event | None = None) -> None:
+    """Evaluate what is in OUTPUT/checkpoints and what is added, in order of version, until the run's final one, or
+    until ``stop`` is set and all that is there is done.
+
+    Raises DataError or OSError where the shards, and DataError where the final checkpoint cannot be read; what cannot
+    be written is tried again."""
+    stop = stop or threading.Event()
+    evaluator = Evaluator(config, output)
+    while True:
+        stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
+        for state in checkpoint.unevaluated(evaluator.root):
+            try:
+                evaluator.handle(state)
+            except OSError as error:  # a full disk: its room may come back, as it does for checkpoints
+                print(f"version {state.version} will be evaluated again: {error}", flush=True)
+                break
+        if stopping or is_over(evaluator.root):
+            return
+        stop.wait(POLL_S)
+
+
+def is_over(root: Path) -> bool:
+    """Whether the newest checkpoint is the evaluated end of the run."""
+    version = checkpoint.newest(root)
+    if version is None or not checkpoint.is_evaluated(root, version):
+        return False
+    return checkpoint.read_state(root, version).final
+
+
+class Evaluator:
+    """A model, the rows that it is measured on, and the run's folder."""
+
+    def __init__(self, config: Config, output: Path) -> None:
+        self.config, self.output, self.root = config, output, output / "checkpoints"
+        shards = open_shards(config.shards)
+        built = models.build_for(config, shards)
+        self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
+        self.rows = load_eval(shards, targets=built.targets)
+        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.seed, targets=built.targets)
+        self.device = torch.device(_device(config.device))
+        if self.rows is None:
+            self._warn(NO_ROWS)
+
+    def handle(self, state: State) -> None:
+        """Evaluate one checkpoint, write its event and its files, then mark it; every step may be the second time."""
+        try:
+            values = self._load(state.version)
+        except DataError as error:
+            if state.final:
+                raise
+            self._warn(f"not evaluated: {error}")
+        else:
+            self._measure(state)
+            self._keep(state, values)
+        mark_evaluated(self.root, state.version)
+
+    def _load(self, version: int) -> Tensor:
+        """The vector [P+Q] of a checkpoint, which is the model's state from now on."""
+        values = torch.from_numpy(checkpoint.read_vector(self.root, version)).to(self.device)
+        self.flat.attach(values)
+        if self.config.batch_norm == "recalibrate":
+            recalibrate(self.flat.model, self._batches(self.train_rows))
+        return values
+
+    def _measure(self, state: State) -> None:
+        if self.rows is None or any(event["version"] == state.version for event in self._evaluations()):
+            return
+        loss, accuracy = self._evaluate(self.rows)
+        train_loss, train_accuracy = self._evaluate(self.train_rows)
+        log_event(
+            self.output,
+            "eval",
+            version=state.version,
+            epoch=state.epoch if state.epoch_boundary is None else state.epoch_boundary,
+            seconds=state.seconds,
+            loss=loss,
+            accuracy=accuracy,
+            rows=len(self.rows),
+            train_loss=train_loss,
+            train_accuracy=train_accuracy,
+            final=state.final,
+        )
+
+    def _evaluate(self, rows: Rows) -> tuple[float, float]:
+        loss, accuracy = evaluate(self.flat.model, self.task, self._batches(rows))
+        return loss + penalty(self.flat.model, self.config.weight_decay), accuracy
+
+    def _batches(self, rows: Rows) -> Iterator[Batch]:
+        for images, labels in batches(rows, self.mean, BATCH):
+            yield Batch(images.to(self.device), labels.to(self.device))
+
+    def _keep(self, state: State, values: Tensor) -> None:
+        top = best(self._evaluations())
+        if top and top["version"] == state.version:
+            self._save(BEST, state, values)
+        if state.final:
+            self._save(FINAL, state, values)
+
+    def _save(self, name: str, state: State, values: Tensor) -> None:
+        """The model by the names of its state_dict(), so that any tool that reads safetensors can use it."""
+        about = {"model": self.config.model, "version": state.version, "epoch": state.epoch}
+        metadata = {"trained": json.dumps(about)}  # one entry: safetensors writes several in any order
+        write_durably(self.output / name, save(self.flat.named(values.cpu().numpy()), metadata=metadata))
+
+    def _evaluations(self) -> list[dict[str, Any]]:
+        return evaluations(read_events(self.output / METRICS))
+
+    def _warn(self, message: str) -> None:
+        """Once a run, however often the evaluator starts."""
+        events = read_events(self.output / METRICS)
+        if not any(event["event"] == "warning" and event["message"] == message for event in events):
+            log_event(self.output, "warning", message=message)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: models.Task, batches: Iterator[Batch]) -> tuple[float, float]:
+    """(mean loss, share of right answers) over all rows, in eval mode; the model's numbers stay as they are.
+
+    Raises ValueError without rows."""
+    model.eval()
+    rows = right = 0
+    loss = 0.0
+    for images, labels in batches:
+        outputs = model(images)
+        rows += len(labels)
+        loss += float(task.loss(outputs, labels)) * len(labels)
+        right += int(task.correct(outputs, labels))
+    if not rows:
+        raise ValueError("no rows to evaluate")
+    return loss / rows, right / rows
+
+
+@torch.no_grad()
+def penalty(model: nn.Module, weight_decay: float) -> float:
+    """The L2 term of the loss that workers report (SPEC 3): half the decay times the squares of all matrices."""
+    squares = [p.square().sum() for p in model.parameters() if p.requires_grad and p.ndim > 1]
+    return 0.5 * weight_decay * float(sum(squares))
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,62 @@
+"""BatchNorm statistics taken anew from training rows, and the rows for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pipeline.seeds import Purpose, generator
+from trainer.data.augment import normalise
+from trainer.data.batches import Batch
+from trainer.data.shards import Rows, Shards, load_worker
+from trainer.server.parameter_slice import slice_bounds
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Iterator[Batch]) -> None:
+    """Replace BatchNorm's running statistics by means over these batches, each weighing the same.
+
+    Statistics that workers merged belong to no single set of parameters. Only BatchNorm is in train mode, so dropout
+    leaves the activations as they are in an evaluation. In place; a model without BatchNorm stays as it is."""
+    norms = [module for module in model.eval().modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.train()
+        norm.momentum = None  # torch's name for the plain mean
+    for images, _ in batches if norms else ():
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.eval()
+
+
+def batches(rows: Rows, mean: npt.NDArray[np.float32], size: int) -> Iterator[Batch]:
+    """All rows in their order, normalised and not augmented, in batches of at most ``size`` that differ by one row."""
+    for part in np.array_split(np.arange(len(rows)), -(-len(rows) // size)):
+        images = normalise(rows.images_NCHW[part], mean)
+        yield Batch(torch.from_numpy(images), torch.from_numpy(rows.labels[part]))
+
+
+def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False) -> Rows:
+    """Up to ``count`` distinct training rows, equally many of each worker where it has them: a function of the seed.
+
+    Reads every shard, one in memory at a time."""
+    shares = [end - begin for begin, end in slice_bounds(count, shards.num_workers)]
+    loaded = (load_worker(shards, worker, targets=targets) for worker in range(shards.num_workers))
+    parts = [_draw(rows, share, seed, worker) for worker, (rows, share) in enumerate(zip(loaded, shares, strict=True))]
+    ids = np.concatenate([part.ids for part in parts])
+    _, first = np.unique(ids, return_index=True)  # a row that sharding copied may be drawn for several workers
+    images = np.concatenate([part.images_NCHW for part in parts])
+    return Rows(images[first], np.concatenate([part.labels for part in parts])[first], ids[first])
+
+
+def _draw(rows: Rows, count: int, seed: int, worker: int) -> Rows:
+    rng = generator(seed, Purpose.TRAIN_SAMPLE, worker)
+    chosen = np.sort(rng.permutation(len(rows))[:count])
+    return Rows(rows.images_NCHW[chosen], rows.labels[chosen], rows.ids[chosen])

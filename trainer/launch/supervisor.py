@@ -1,0 +1,398 @@
+"""One host's part of a run: start its roles, start again what dies, say how it goes, and leave nothing behind.
+
+It holds no state that a checkpoint lacks: whatever is killed, itself included, the same command with --resume goes on."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from pipeline.errors import DataError, JobError, UsageError
+from trainer.checkpoints.read import newest, read_state, whole
+from trainer.checkpoints.state import State
+from trainer.config import Config, Facts
+from trainer.launch.processes import Child, context
+from trainer.options import Options, Role
+from trainer.plan import describe, plan
+from trainer.report.progress import Progress
+from trainer.report.terminal import ending
+from trainer.runlog.events import METRICS, PUSHES, log_event
+from trainer.runlog.result import read_events, read_pushes, summarise
+from trainer.runlog.run_folder import locked
+from trainer.transport.messages import Header, Op, unpack, unpack_json
+from trainer.transport.sockets import Secret, Watch, check_addresses, dealer, local_addresses, offer
+
+POLL_S = 0.2
+STATUS_S = 0.5
+LINGER_S = 10.0
+SILENT_S = 5.0  # without an answer for so long, server 0 is gone for now, or for good
+ALIVE_AGAIN_S = 60.0  # a role that lived so long is no longer failing in a row
+HEAD = Role("server", 0)
+
+
+class Control:
+    """The supervisor's line to server 0: commands, and the newest status that it answered."""
+
+    def __init__(self, address: str, secret: Secret) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = dealer(self.context, address, secret)
+        self.watch = Watch(self.socket)
+        self.socket.connect(address)
+        self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
+        self.at_end: dict[str, Any] | None = None  # the status that it was asked to write down, once it knows
+        self.heard = time.monotonic()
+        self._asked = 0.0
+
+    def tell(self, op: Op, index: int = -1) -> None:
+        offer(self.socket, Header(op, 0, index).pack(), b"")
+
+    def ask(self) -> bool:
+        """Ask for the status now and then; whether an answer has come since the last call. Raises UsageError if server 0
+        does not admit this host."""
+        self.watch.has_broken()
+        if time.monotonic() - self._asked >= STATUS_S:
+            self._asked = time.monotonic()
+            self.tell(Op.STATUS)
+        fresh = False
+        while self.socket.poll(0):
+            header, body = self.socket.recv_multipart()
+            self.status = unpack_json(body)
+            if unpack(header).op is Op.END:
+                self.at_end = self.status
+            self.heard = time.monotonic()
+            fresh = True
+        return fresh
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)  # the watch's socket too
+
+    def is_silent(self) -> bool:
+        return time.monotonic() - self.heard > SILENT_S
+
+
+class Supervisor:
+    def __init__(
+        self, config: Config, facts: Facts, options: Options, addresses: Sequence[str], secret: Secret
+    ) -> None:
+        self.config, self.facts, self.options = config, facts, options
+        self.addresses, self.secret = list(addresses), secret
+        self.output = Path(config.output)
+        self.roles = options.roles_of(config.servers, facts.num_workers)
+        self.control = Control(addresses[0], secret)
+        self.children: dict[Role, Child] = {}
+        self.failures: dict[Role, int] = dict.fromkeys(self.roles, 0)
+        self.done: set[Role] = set()
+        self.interrupted = False
+        self.threads = plan(config, facts).threads_per_worker
+        self.events = EventTail(self.output / METRICS)
+        self.progress = Progress(quiet=options.quiet)
+        self.board = _board(options, self.output)
+        self._evaluated: float | None = None
+        self._told = False
+        self._trouble: str | None = None
+
+    def run(self) -> None:
+        """Until the run is over for this host. Raises JobError when it fails or is interrupted."""
+        for role in self.roles:
+            self._start(role)
+        while not self._is_over():
+            if self.interrupted:
+                self._leave_checkpoint()
+            self._look_after()
+            self._show()
+        self._wait_for_the_rest()
+        self._show()
+
+    def close(self) -> None:
+        for child in self.children.values():
+            child.kill()
+        self.control.close()
+        self.progress.close()
+        if self.board:
+            self.board.close()
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _start(self, role: Role) -> None:
+        secret, log = self.secret, self.output / "logs" / f"{role}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        config, facts, addresses = self.config, self.facts, self.addresses
+        if role.kind == "server":
+            child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret)
+        elif role.kind == "worker":
+            child = Child(
+                str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, self.threads
+            )
+        else:
+            child = Child(str(role), log, "trainer.evaluation.process", config, self.output)
+        self.children[role] = child
+
+    def _look_after(self) -> None:
+        """Wait a moment for something to happen; start again what has ended, end what is frozen."""
+        sentinels = [child.process.sentinel for child in self.children.values()]
+        connection.wait(sentinels, POLL_S)
+        for role, child in list(self.children.items()):
+            if child.exit_code() is None and child.is_frozen(self.config.heartbeat_timeout_s):
+                child.kill()
+                self._ended(role, child, f"no sign of life for {self.config.heartbeat_timeout_s:g} s")
+            elif child.exit_code() is not None:
+                child.kill()
+                self._ended(role, child, child.cause())
+
+    def _ended(self, role: Role, child: Child, cause: str) -> None:
+        del self.children[role]
+        code = child.exit_code()
+        if code == 0:
+            self.done.add(role)
+            self.control.tell(Op.STATUS)  # the run may be over
+            return
+        if code in (UsageError.exit_code, DataError.exit_code):
+            raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
+        lived = time.monotonic() - child.started
+        self.failures[role] = 1 if lived > ALIVE_AGAIN_S else self.failures[role] + 1
+        if self.failures[role] > self.config.max_restarts:
+            raise JobError(f"{role} failed {self.failures[role]} times in a row, last: {cause}; see {child.log}")
+        if role.kind == "worker":
+            self.control.tell(Op.LOST, role.index)
+        log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
+        self.progress.message(f"{role}: {cause}; started again")
+        self._start(role)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        status = self.control.status
+        if status["diverged"]:
+            raise JobError(
+                f"the run diverged: {status['diverged']}; lower --learning-rate (see {self.output / METRICS})"
+            )
+        if status["finished"]:
+            return True
+        if HEAD in self.roles:
+            return False
+        # Another host leads: this one is done when its workers and evaluator are, whatever it hears from there.
+        working = any(role.kind != "server" for role in set(self.roles) - self.done)
+        mine_are_done = not working and any(role.kind != "server" for role in self.roles)
+        return mine_are_done or (self.control.is_silent() and self._has_ended())
+
+    def _has_ended(self) -> bool:
+        """Whether the end of this run is in its folder: server 0 may have left before this host could hear of it."""
+        root = self.output / "checkpoints"
+        version = newest(root)
+        return version is not None and is_end(read_state(root, version), self.config, self.facts)
+
+    def _wait_for_the_rest(self) -> None:
+        """Workers get their last answer, the evaluator its last checkpoint; then nobody needs the servers."""
+        end = time.monotonic() + LINGER_S
+        while any(role.kind == "evaluator" for role in self.children) or (
+            time.monotonic() < end and (self._remaining() or any(role.kind == "worker" for role in self.children))
+        ):
+            if self.interrupted:
+                self._leave_checkpoint()
+            self._look_after()
+            self._show()
+
+    def _remaining(self) -> int:
+        return int(self.control.status.get("remaining", 0))
+
+    def _leave_checkpoint(self) -> None:
+        """Have this moment written down, then give the run up. Raises JobError, which says how to go on."""
+        root = self.output / "checkpoints"
+        if HEAD in self.roles:
+            self.control.tell(Op.END)
+            end = time.monotonic() + LINGER_S
+            while time.monotonic() < end and not self._is_written(root):
+                time.sleep(POLL_S / 4)
+                self.control.ask()
+        version = newest(root)
+        at = f" at version {version} (epoch {read_state(root, version).epoch:.2f})" if version is not None else ""
+        raise Interrupted(f"interrupted{at}; the same command with --resume goes on")
+
+    def _is_written(self, root: Path) -> bool:
+        """Whether what server 0 had when it was told of the end is on disk; an older status would not tell."""
+        last = self.control.at_end
+        return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
+
+    # --- people -------------------------------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        fresh = self.control.ask()
+        self._tell_of_silence()
+        for event in self.events.new():
+            if event["event"] == "eval":
+                self._evaluated = event["accuracy"]
+            if self.board:
+                self.board.add(event)
+        if fresh:
+            self._tell_of_trouble(self.control.status.get("trouble"))
+        if fresh and self.control.status["ready"]:
+            self.progress.update({"eval_accuracy": self._evaluated, **self.control.status})
+
+    def _tell_of_trouble(self, trouble: str | None) -> None:
+        """The disk that has no room for checkpoints has none for logs either."""
+        if trouble and trouble != self._trouble:
+            self.progress.message(f"{trouble}; training goes on, and tries again")
+        self._trouble = trouble
+
+    def _tell_of_silence(self) -> None:
+        silent = self.control.is_silent()
+        if silent and not self._told and HEAD not in self.roles:
+            self.progress.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
+        self._told = silent
+
+
+def is_end(state: State, config: Config, facts: Facts) -> bool:
+    """Whether a checkpoint is the end of the run as long as it is now: of a longer one, it is where that begins."""
+    steps = config.steps_per_worker(facts.rows)
+    if config.stop == "local":
+        return state.final and min(state.clocks.values()) >= steps
+    return state.final and state.accepted >= steps * facts.num_workers
+
+
+class Interrupted(JobError):
+    """Somebody ended the run: Ctrl-C, or a scheduler's SIGTERM."""
+
+
+class EventTail:
+    """The events that were added to a growing metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset = path, path.stat().st_size if path.exists() else 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+        whole_lines = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole_lines)
+        for line in whole_lines.splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
+
+
+def run(config: Config, options: Options) -> int:
+    """Train as far as the run has to go; returns the exit code. Raises UsageError, DataError and JobError."""
+    output = Path(config.output)
+    head = options.has(HEAD)
+    with locked(output) if head else nullcontext():
+        facts = _prepare(config, write=head)
+        addresses = options.addresses or local_addresses(secrets.token_hex(8), config.servers)
+        check_addresses(addresses, config.servers)
+        supervisor = Supervisor(config, facts, options, addresses, _secret(options))
+        if not options.quiet:
+            print(describe(plan(config, facts)), flush=True)
+        with _signals(supervisor):
+            cause = "failed"
+            try:
+                if head:
+                    _log_start(config, facts)
+                supervisor.run()
+                cause = "finished"
+            except Interrupted:
+                cause = "interrupted"
+                raise
+            finally:
+                supervisor.close()
+                with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+                    if head:
+                        _conclude(config, options, supervisor.control.status, cause)
+    return 0
+
+
+def _prepare(config: Config, *, write: bool) -> Facts:
+    """What the shards and the model say, found out in a process of its own."""
+    log = Path(config.output) / "logs" / "prepare.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")  # what an earlier start said is not this one's cause
+    mine, theirs = context().Pipe(duplex=False)
+    child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
+    theirs.close()
+    try:
+        return Facts(**unpack_json(mine.recv_bytes()))
+    except EOFError:
+        child.process.join()
+        errors = {error.exit_code: error for error in (UsageError, DataError)}
+        raise errors.get(child.exit_code() or 1, JobError)(child.cause()) from None
+    finally:
+        child.kill()
+
+
+def _secret(options: Options) -> Secret:
+    if not options.token_file:
+        return Secret(secrets.token_hex(32))
+    token = options.token_file.read_text().strip()
+    if len(token) < 16:
+        raise UsageError(
+            f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"
+        )
+    return Secret(token)
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM leaves a checkpoint; the second does not wait for it."""
+
+    def handle(number: int, frame: object) -> None:
+        if supervisor.interrupted:
+            raise KeyboardInterrupt
+        supervisor.interrupted = True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_start(config: Config, facts: Facts) -> None:
+    from dataclasses import asdict
+    from importlib.metadata import version
+
+    versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
+    resumed = newest(Path(config.output) / "checkpoints")
+    log_event(
+        Path(config.output),
+        "start",
+        config=config.to_json(),
+        plan=asdict(plan(config, facts)),
+        versions=versions,
+        resumed_from=resumed or None,
+    )
+
+
+def _conclude(config: Config, options: Options, status: dict[str, Any], cause: str) -> None:
+    """result.json, the report and a few lines; for a run that was cut short, too."""
+    output = Path(config.output)
+    seconds = status.get("seconds", 0.0)
+    log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
+    result = summarise(read_events(output / METRICS), read_pushes(output / PUSHES))
+    temporary = output / ".result.json.tmp"
+    temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    temporary.replace(output / "result.json")
+    report = None
+    if options.report:
+        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
+
+        report = write_report(output)
+    print(ending(result, output, report), flush=True)
+
+
+def _board(options: Options, output: Path) -> Any:
+    if not options.tensorboard:
+        return None
+    from trainer.report.tensorboard import TensorBoardWriter
+
+    return TensorBoardWriter(output)

@@ -1,0 +1,252 @@
+"""The pictures of a run's report: arrays in, one matplotlib Figure out, in the look of the shard report.
+
+Legend: E points of a curve, T moments, W workers, B time bins, V staleness values. NaN means "not known" and is not
+drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
+
+from pipeline.reporting.plots import (
+    ABOVE,
+    BLUE,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    canvas,
+    number_ticks,
+    separate_thousands,
+)
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the shares at which a box's whiskers, sides and middle lie
+POINTS = 600  # of one curve; more cannot be told apart at the report's width
+BARS = 60  # of a histogram
+WIDE_SPREAD = 100.0  # losses that differ by more than this factor need a log scale
+CURVE_LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "training, as it goes": {"color": SKY, "lw": 0.9, "alpha": 0.7},
+    "training, mean of an epoch": {"color": BLUE, "lw": 1.4, "marker": "o", "ms": 4},
+    "training images, evaluated": {"color": GREEN, "lw": 1.4, "marker": "^", "ms": 5, "ls": "--"},
+    "evaluation images": {"color": RED, "lw": 1.8, "marker": "s", "ms": 4},
+}
+MARK_LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "restart": {"color": PURPLE, "lw": 1.5, "ls": ":"},
+    "rollback": {"color": "#111", "lw": 1.2, "ls": "--"},
+}
+
+
+class Curve(NamedTuple):
+    """x, y: [E]; a name of ``CURVE_LOOKS`` says how it is drawn."""
+
+    name: str
+    x: Floats
+    y: Floats
+
+
+class Mark(NamedTuple):
+    """Something that happened at a moment x of the horizontal axis."""
+
+    kind: Literal["restart", "rollback"]
+    x: float
+
+
+def evenly(count: int, limit: int = POINTS) -> Ints:
+    """At most ``limit`` positions of ``count``, evenly chosen, the first and the last among them."""
+    return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
+
+
+def thin(values: Floats) -> Floats:
+    """So many entries along the first axis that a line through them looks the same."""
+    return values[evenly(len(values))]
+
+
+def finite(values: Floats) -> Floats:
+    """Infinities become NaN, which matplotlib leaves out of lines and limits."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
+    """A vertical line at each mark, named once."""
+    for kind, look in MARK_LOOKS.items():
+        for index, x in enumerate(mark.x for mark in marks if mark.kind == kind):
+            ax.axvline(x, label="_" if index else kind, zorder=0.5, **look)
+
+
+def legend(figure: Figure, axes: Iterable[Any]) -> None:
+    """One legend over the whole figure: every name of any panel once."""
+    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=6)
+
+
+def few_ticks(axis: Any) -> None:
+    """So few that large numbers do not touch below a panel of half the report's width."""
+    axis.set_major_locator(MaxNLocator(6))
+    separate_thousands(axis)
+
+
+def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks: Sequence[Mark], xlabel: str) -> Figure:
+    """Loss on the left, accuracy on the right, over the same axis."""
+    figure, axes = canvas(3.6, 2)
+    for ax, curves, ylabel in zip(axes, (losses, accuracies), ("loss", "accuracy"), strict=True):
+        for curve in curves:
+            look = {"markevery": max(1, len(curve.x) // 40), **CURVE_LOOKS[curve.name]}
+            ax.plot(thin(curve.x), thin(finite(curve.y)), label=curve.name, **look)
+        draw_marks(ax, marks)
+        ax.set(xlabel=xlabel, ylabel=ylabel)
+        few_ticks(ax.xaxis)
+    scale_losses(axes[0], losses)
+    axes[1].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    legend(figure, axes)
+    return figure
+
+
+def scale_losses(ax: Any, losses: Sequence[Curve]) -> None:
+    """A log scale where a diverging loss would press everything else flat."""
+    known = np.concatenate([finite(curve.y) for curve in losses] or [np.empty(0)])
+    known = known[known > 0]
+    if len(known) and known.max() > WIDE_SPREAD * known.min():
+        log_scale(ax)
+        ax.set_ylabel("loss (log scale)")
+
+
+def log_scale(ax: Any) -> None:
+    """A vertical log scale in plain numbers: the style reads no formulas, as matplotlib would write powers."""
+    ax.set_yscale("log")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    separate_thousands(ax.yaxis)
+
+
+def learning_rate(epoch: Floats, rate: Floats) -> Figure:
+    """The rate a of a whole mini-batch over the global epoch, both [E]."""
+    figure, (ax,) = canvas(1.9)
+    ax.plot(thin(epoch), thin(rate), color=BLUE, lw=1.6, drawstyle="steps-post")
+    ax.set(xlabel="epoch", ylabel="learning rate", xlim=(0, None))
+    if rate.min() > 0 and rate.max() > 5 * rate.min():
+        log_scale(ax)
+    else:
+        ax.set_ylim(0, 1.15 * max(float(rate.max()), 1e-12))
+    return figure
+
+
+def cut_tail(histogram: Ints, bars: int = BARS) -> tuple[Ints, Ints, int]:
+    """Bars for counts [V] by staleness: edges [n + 1], counts [n], and how many updates lie beyond the last edge.
+
+    A handful of very late updates would leave the rest one bar: what is beyond twice the 99.5th percentile is counted,
+    not drawn. All bars are of one width, a whole number."""
+    below = np.cumsum(histogram)
+    usual = 2 * int(np.searchsorted(below, 0.995 * below[-1])) + 1
+    shown = min(usual, len(histogram))
+    width = -(-shown // bars)
+    edges = np.arange(0, shown + width, width)
+    counts = np.add.reduceat(histogram[: edges[-1]], edges[:-1])
+    return edges, counts, int(below[-1] - counts.sum())
+
+
+def staleness(histogram: Ints, spread: Floats) -> Figure:
+    """How stale the updates were: counts [V] of all; of several workers, beside it ``SPREAD`` by worker [W, 5]."""
+    figure, axes = canvas(3.2, 2) if len(spread) > 1 else canvas(3.2)
+    draw_histogram(axes[0], histogram)
+    if len(spread) > 1:
+        draw_spread(axes[1], spread)
+    return figure
+
+
+def draw_histogram(ax: Any, histogram: Ints) -> None:
+    """Bars of counts [V], as shares."""
+    edges, counts, beyond = cut_tail(histogram)
+    total, width = histogram.sum(), edges[1] - edges[0]
+    ax.bar(edges[:-1], counts / total, 0.9 * width, align="center" if width == 1 else "edge", color=BLUE)
+    mean = float(np.arange(len(histogram)) @ histogram / total)
+    ax.axvline(mean, color=RED, lw=1.2, ls="--", label=f"mean {mean:.2f}")
+    ax.legend(**ABOVE)
+    late = f"; {beyond:,} more, up to {len(histogram) - 1:,}" if beyond else ""
+    ax.set(xlabel=f"staleness in versions{late}", ylabel="share of the updates")
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    separate_thousands(ax.xaxis)
+
+
+def draw_spread(ax: Any, spread: Floats) -> None:
+    """A box a worker; one without updates, a row of NaN, has none."""
+    keys = ("whislo", "q1", "med", "q3", "whishi")
+    known = np.flatnonzero(~np.isnan(spread).any(axis=1))
+    boxes = [dict(zip(keys, spread[worker], strict=True)) for worker in known]
+    look = {"boxprops": {"facecolor": SKY, "edgecolor": BLUE}, "medianprops": {"color": "#111", "lw": 1.5}}
+    lines = {"whiskerprops": {"color": BLUE}, "capprops": {"color": BLUE}}
+    ax.bxp(boxes, positions=known, widths=0.6, patch_artist=True, showfliers=False, manage_ticks=False, **look, **lines)
+    ax.set(xlabel="worker", ylabel="staleness", xlim=(-0.6, len(spread) - 0.4), ylim=(0, None))
+    number_ticks(ax.xaxis, len(spread))
+    separate_thousands(ax.yaxis)
+
+
+def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> Figure:
+    """Training images a second of all workers, [T]."""
+    figure, (ax,) = canvas(2.3)
+    ax.plot(thin(seconds), thin(finite(images_per_s)), color=BLUE, lw=1.2)
+    draw_marks(ax, marks)
+    ax.set(xlabel="seconds", ylabel="images/s", xlim=(0, None), ylim=(0, None))
+    for axis in (ax.xaxis, ax.yaxis):
+        separate_thousands(axis)
+    legend(figure, [ax])
+    return figure
+
+
+def worker_throughput(edges: Floats, images_per_s: Floats) -> Figure:
+    """Images a second [W, B] by worker between edges [B + 1] in seconds; white is none at all."""
+    workers = len(images_per_s)
+    figure, (ax,) = canvas(min(1.6 + 0.16 * workers, 5.0))
+    rows = np.arange(workers + 1) - 0.5
+    image = ax.pcolormesh(edges, rows, images_per_s, cmap="Blues", vmin=0, rasterized=True)
+    ax.set(xlabel="seconds", ylabel="worker")
+    ax.invert_yaxis()
+    number_ticks(ax.yaxis, workers)
+    separate_thousands(ax.xaxis)
+    bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01)
+    bar.set_label("images/s")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Mark]) -> Figure:
+    """Steps done [T, W] at moments [T], and how far each worker is ahead of the slowest; bound: SSP's, where it holds."""
+    figure, axes = canvas(3.3, 2)
+    ahead = table - table.min(axis=1, keepdims=True)
+    pace = ahead.mean(axis=0)
+    for ax, values in zip(axes, (table, ahead), strict=True):
+        draw_workers(ax, seconds, values, pace)
+        draw_marks(ax, marks)
+        ax.set_xlabel("seconds")
+        few_ticks(ax.xaxis)
+        separate_thousands(ax.yaxis)
+    axes[0].set_ylabel("steps done")
+    axes[1].set_ylabel("steps ahead of the slowest")
+    axes[1].set_ylim(0, max(1.05 * float(ahead.max()), 1.15 * (bound or 0), 1))
+    if bound is not None:
+        axes[1].axhline(bound, color=RED, lw=1.2, ls="-.", label=f"staleness bound {bound}")
+    legend(figure, axes)
+    return figure
+
+
+def draw_workers(ax: Any, seconds: Floats, values: Floats, pace: Floats) -> None:
+    """A thin line a worker [T, W]; those with the lowest and the highest mean pace [W] stand out by name."""
+    workers = values.shape[1]
+    many = workers > MANY
+    ax.plot(seconds, values, color=GREY, lw=0.7, alpha=0.25 if many else 0.6, rasterized=many)
+    for worker, role, look in (
+        (np.argmin(pace), "slowest", {"color": ORANGE, "ls": "-"}),
+        (np.argmax(pace), "fastest", {"color": BLUE, "ls": "--"}),
+    ):
+        ax.plot(seconds, values[:, worker], lw=1.6, label=f"{role} on average: worker {worker}", **look)

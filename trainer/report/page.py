@@ -1,0 +1,129 @@
+"""The report of a run, finished or not: one HTML file that opens offline, made of metrics.jsonl and pushes.csv alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import DataError
+from pipeline.reporting.page import Picture, picture, template
+from pipeline.reporting.plots import MANY, style
+from trainer.report import figures
+from trainer.report.findings import compact, findings, headline, title, told
+from trainer.report.history import (
+    Incident,
+    clock_table,
+    column,
+    curves,
+    incidents,
+    marks,
+    of_kind,
+    staleness_spread,
+    throughput_table,
+    worker_rows,
+)
+from trainer.runlog.events import METRICS, PUSHES
+from trainer.runlog.result import Event, read_events, read_pushes, summarise, surviving
+
+NAME = "report.html"
+FEWEST_BINS = 4  # of time, for a picture over it
+
+
+def learning_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, Picture]:
+    drawn: dict[str, Picture] = {}
+    for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
+        losses, accuracies = curves(live, axis, "loss"), curves(live, axis, "accuracy")
+        if losses or accuracies:
+            figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
+            drawn[place] = picture(figure, f"Loss and accuracy {place}")
+    trains = of_kind(live, "train")
+    if len(trains) > 1:
+        figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))
+        drawn["learning rate"] = picture(figure, "Learning rate over epochs")
+    return drawn
+
+
+def speed_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, Picture]:
+    trains = of_kind(live, "train")
+    if len(trains) < 2:
+        return {}
+    figure = figures.throughput(column(trains, "seconds"), column(trains, "images_per_s"), marks(happened, "seconds"))
+    return {"throughput": picture(figure, "Images a second over time")}
+
+
+def worker_pictures(
+    live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
+) -> dict[str, Picture]:
+    """How several workers compare over time."""
+    drawn: dict[str, Picture] = {}
+    trains = of_kind(live, "train")
+    trains = [trains[at] for at in figures.evenly(len(trains))]
+    if len(trains) > 1:
+        config, table = of_kind(live, "start")[-1]["config"], clock_table(trains, num_workers)
+        bound = config["staleness_bound"] if config["protocol"] == "ssp" else None
+        figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
+        drawn["clocks"] = picture(figure, "Clocks of the workers over time")
+    edges, images_per_s = throughput_table(pushes, num_workers)
+    if len(edges) > FEWEST_BINS:
+        figure = figures.worker_throughput(edges, images_per_s)
+        drawn["worker throughput"] = picture(figure, "Images a second by worker over time")
+    return drawn
+
+
+def staleness_picture(accepted: pd.DataFrame, num_workers: int) -> dict[str, Picture]:
+    if not accepted["staleness"].any():
+        return {}
+    histogram = np.bincount(accepted["staleness"])
+    figure = figures.staleness(histogram, staleness_spread(accepted, num_workers))
+    return {"staleness": picture(figure, "Staleness of the updates, in all and by worker")}
+
+
+def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
+    """The report as one HTML page without outside links. events: at least a ``start``. About 2 s on one core."""
+    summary, live = summarise(list(events), pushes), surviving(events)
+    start = of_kind(events, "start")[-1]
+    num_workers = max(summary["num_workers"], 1)
+    happened, accepted = incidents(live), pushes[pushes["accepted"] == 1]
+    with style():
+        drawn = learning_pictures(live, happened)
+        drawn |= speed_pictures(live, happened)
+        if num_workers > 1:
+            drawn |= worker_pictures(live, pushes, happened, num_workers)
+        drawn |= staleness_picture(accepted, num_workers)
+    page: str = template("trainer.report", NAME).render(
+        title=title(summary, num_workers),
+        begun=f"{datetime.fromtimestamp(events[0]['time'], UTC):%Y-%m-%d %H:%M} UTC",
+        findings=findings(events, live, summary),
+        headline=headline(summary),
+        pictures=drawn,
+        kinds={incident.event["event"] for incident in happened},
+        staleness_max=summary["staleness"]["max"],
+        workers=worker_rows(live, pushes, num_workers) if len(pushes) else [],
+        incidents=[told(incident) for incident in happened],
+        max_table=MANY,
+        plan={key: compact(value) for key, value in (start["plan"] or {}).items()},
+        config={key: value for key, value in start["config"].items() if value is not None},
+        versions=start["versions"] or {},
+    )
+    return page
+
+
+def write_report(output: Path) -> Path:
+    """Write OUTPUT/report.html of the run as far as it has come; seconds for a million pushes.
+
+    It replaces an earlier one whole. Raises DataError if no run was started in OUTPUT."""
+    events = read_events(output / METRICS)
+    if not of_kind(events, "start"):
+        raise DataError(
+            f"{output / METRICS} tells of no run: nothing was trained in this folder, so there is no report"
+        )
+    path = output / NAME
+    draft = path.with_name(f"{NAME}.tmp")
+    draft.write_text(render(events, read_pushes(output / PUSHES)), encoding="utf-8")
+    os.replace(draft, path)
+    return path

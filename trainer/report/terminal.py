@@ -1,0 +1,41 @@
+"""What a person is told on the terminal when a run ends. Loads nothing that draws: no run should wait for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.reporting.tables import aligned
+from trainer.report.progress import number
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
+
+
+def ending(result: Mapping[str, Any], output: Path, report: Path | None) -> str:
+    """What a person is told on the terminal when a run ends."""
+    restarts = ", ".join(f"{role} {count}" for role, count in result["restarts"].items() if count)
+    accuracy = f"{percent(result['final_accuracy'])}, best {percent(result['best_accuracy'])}"
+    rows = [
+        (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}"),
+        ("accuracy", accuracy if result["final_accuracy"] is not None else "not evaluated"),
+        ("images/s", number(result["images_per_second"], ",.0f")),
+        ("staleness", f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0}"),
+        *([("restarts", restarts)] if restarts else []),
+        ("model", str(output / "model.safetensors")),
+        *([("report", str(report))] if report else []),
+    ]
+    return aligned([row for row in rows if row[0] != "model" or (output / "model.safetensors").exists()])

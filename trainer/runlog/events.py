@@ -1,0 +1,73 @@
+"""What a run writes down while it goes: metrics.jsonl, one event a line, and pushes.csv, one pushed gradient a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer.coordination.coordinator import Record
+
+METRICS = "metrics.jsonl"
+PUSHES = "pushes.csv"
+COLUMNS = (
+    "generation,version,worker,clock,version_pulled,staleness,examples,loss,correct,seconds,accepted,step_s,read_s"
+)
+
+
+def append(path: Path, data: str) -> None:
+    """One write at the file's end: lines of several processes never mix. A full disk costs the lines, not the run: then
+    stderr says so."""
+    try:
+        _append(path, data)
+    except OSError as error:
+        print(f"{path} was not written: {error}", file=sys.stderr, flush=True)
+
+
+def _append(path: Path, data: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, data.encode())
+    finally:
+        os.close(descriptor)
+
+
+def log_event(root: Path, event: str, **values: Any) -> None:
+    """Append an event; ``time`` (seconds since 1970) is added. Numbers that JSON lacks become null."""
+    line = {"event": event, "time": round(time.time(), 3)} | {key: _plain(value) for key, value in values.items()}
+    append(root / METRICS, json.dumps(line, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record]]) -> None:
+    """Append pushed gradients, each with the seconds of training when it was used."""
+    lines = [_line(generation, seconds, record) for seconds, record in pushes]
+    if not lines:
+        return
+    path = root / PUSHES
+    if not path.exists():
+        lines.insert(0, COLUMNS + "\n")
+    append(path, "".join(lines))
+
+
+def _line(generation: int, seconds: float, record: Record) -> str:
+    step = record.measured
+    return (
+        f"{generation},{record.version},{record.worker},{record.clock},{record.version_pulled},{record.staleness},"
+        f"{step.examples},{step.loss:.6g},{step.correct},{seconds:.3f},{int(record.accepted)},"
+        f"{step.seconds:.6f},{step.read_s:.6f}\n"
+    )

@@ -1,0 +1,103 @@
+"""What server 0 writes down of the run while it leads it: every push, about every second, every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.coordination.coordinator import Coordinator, Record
+from trainer.runlog.events import log_event, log_pushes
+
+EVERY_S = 1.0
+
+
+class Journal:
+    """One generation's log; ``seconds_before``: the training time that its checkpoint had."""
+
+    def __init__(self, root: Path, coordinator: Coordinator, generation: int, seconds_before: float) -> None:
+        self.root, self.coordinator, self.generation = root, coordinator, generation
+        self.summary: dict[str, Any] = {}
+        self._before, self._flushed = seconds_before, 0.0
+        self._start: float | None = None
+        self._end: float | None = None
+        self._unwritten: list[tuple[float, Record]] = []
+        self._recent: list[Record] = []
+        self._epoch: list[Record] = []
+
+    def seconds(self, now: float) -> float:
+        """Training time of this run up to now, over all its starts: from the first step to the last update."""
+        if self._start is None and self.coordinator.started:
+            self._start = self._flushed = now
+        if self._end is None and self.coordinator.finished:
+            self._end = now
+        return self._before + ((self._end or now) - self._start if self._start is not None else 0.0)
+
+    def note(self, boundary: int | None, now: float) -> None:
+        """Take over what the coordinator recorded; ``boundary``: the epoch that is complete with it."""
+        seconds = self.seconds(now)
+        records, self.coordinator.records = self.coordinator.records, []
+        if not records and boundary is None:
+            return
+        self._unwritten += [(seconds, record) for record in records]
+        self._recent += records
+        self._epoch += records
+        if boundary is not None:
+            means = _means(self._epoch)
+            version = self.coordinator.progress.version
+            log_event(self.root, "epoch", epoch=boundary, version=version, seconds=seconds, **means)
+            self._epoch = []
+
+    def write_pushes(self) -> None:
+        """Write down the pushes taken over so far. One write a push would be a fifth of what a small push costs."""
+        pushes, self._unwritten = self._unwritten, []
+        if pushes:
+            log_pushes(self.root, self.generation, pushes)
+
+    def flush(self, now: float) -> None:
+        """The pushes since the last time; and about once a second, a ``train`` event of what happened meanwhile."""
+        self.write_pushes()
+        spent = now - self._flushed
+        if spent < EVERY_S:
+            return
+        trained = min(now, self._end or now) - self._flushed
+        self._flushed = now
+        recent, self._recent = self._recent, []
+        if recent:
+            self.summary = self._summarise(recent, trained, now)
+            log_event(self.root, "train", **self.summary)
+
+    def _summarise(self, recent: list[Record], trained: float, now: float) -> dict[str, Any]:
+        """trained: seconds of training that these pushes took. The last of them may be too few to tell a speed by."""
+        coordinator = self.coordinator
+        speed = self.summary.get("images_per_s") if trained < EVERY_S / 2 else None
+        staleness = [record.staleness for record in recent]
+        return _means(recent) | {
+            "seconds": round(self.seconds(now), 3),
+            "version": coordinator.progress.version,
+            "accepted": coordinator.progress.accepted,
+            "epoch": round(coordinator.epoch, 4),
+            "learning_rate": coordinator.rate(coordinator.epoch) * coordinator.num_workers,
+            "images_per_s": speed or sum(record.measured.examples for record in recent) / max(trained, 1e-3),
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            "workers": [self._worker(index, recent) for index in sorted({record.worker for record in recent})],
+        }
+
+    def _worker(self, index: int, recent: list[Record]) -> Mapping[str, float]:
+        steps = [record.measured for record in recent if record.worker == index]
+        return {
+            "index": index,
+            "clock": self.coordinator.members[index].clock,
+            "images": sum(step.examples for step in steps),
+            "step_s": round(sum(step.seconds for step in steps) / len(steps), 4),
+        }
+
+
+def _means(records: list[Record]) -> dict[str, Any]:
+    """Mean loss and accuracy over the examples of many pushes."""
+    examples = max(1, sum(record.measured.examples for record in records))
+    return {
+        "loss": sum(record.measured.loss * record.measured.examples for record in records) / examples,
+        "accuracy": sum(record.measured.correct for record in records) / examples,
+    }

@@ -1,0 +1,211 @@
+"""The folder of a run: what may be in it, and whether a start there is a new run, goes on, or finds all done.
+
+config.json says whose folder it is: it is written before anything else, and removed first."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.atomic import write_durably
+from pipeline.errors import DataError, UsageError
+from pipeline.storage.uri import split_uri
+from trainer.config import Config
+
+if TYPE_CHECKING:
+    from trainer.data.shards import Shards  # loading it takes a second, which --help should not
+
+CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
+_FILE = r"((config|result)\.json|metrics\.jsonl|pushes\.csv|report\.html|(model|best)\.safetensors)"
+_DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
+_LOG = r"logs/[\w.-]+\.log"
+# All that a run writes; --overwrite deletes nothing else.
+OWNED = re.compile(
+    rf"{_FILE}|{_DRAFT}|{_LOG}|\.lock|checkpoints/(\d{{8,}}|\.void)/[\w.-]+"
+    r"|tensorboard/events\.out\.tfevents\.[\w.-]+"
+)
+# What a start leaves that failed before its first update, or another host's that came first: nothing to lose.
+EARLY = re.compile(rf"config\.json|{_DRAFT}|{_LOG}|\.lock|checkpoints/0{{8}}/[\w.-]+")
+
+
+class Start(Enum):
+    """What a start in a folder amounts to."""
+
+    NEW = "new"
+    GO_ON = "go on"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What config.json holds: what was asked for, and the shards that it was asked of (a digest of their content)."""
+
+    config: Config
+    num_workers: int
+    rows: int
+    shards: str
+
+    @classmethod
+    def of(cls, config: Config, shards: Shards) -> Run:
+        return cls(config, shards.num_workers, shards.rows, digest(shards))
+
+    @property
+    def steps(self) -> int:
+        """Mini-batches each worker runs in all."""
+        return self.config.steps_per_worker(self.rows)
+
+    def essentials(self) -> dict[str, Any]:
+        """What a run cannot change on its way, by name; the shards first, because they decide on the workers."""
+        about = {"worker count": self.num_workers, "shard digest": self.shards}
+        flags = {f"--{key.replace('_', '-')}": value for key, value in json.loads(self.config.identity()).items()}
+        return about | flags
+
+    def to_json(self) -> dict[str, Any]:
+        about = {"num_workers": self.num_workers, "rows": self.rows, "digest": self.shards}
+        return {"config": self.config.to_json(), "shards": about}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Run:
+        """Raises KeyError or TypeError for what is not a run of this version."""
+        about = values["shards"]
+        return cls(Config.from_json(values["config"]), about["num_workers"], about["rows"], about["digest"])
+
+
+def digest(shards: Shards) -> str:
+    """Of every row that is trained or evaluated on, and of which worker has it: equal for a set that was moved."""
+    files = [*shards.files(), *shards.eval_files()]
+    return sha256("\n".join(f"{file.path} {file.sha256}" for file in files).encode()).hexdigest()[:16]
+
+
+def resolve_output(output: str) -> Path:
+    """The folder as an absolute path. Raises UsageError for what cannot be one."""
+    scheme, _, folder = split_uri(output)
+    if scheme not in ("", "file"):
+        raise UsageError(f"--output {output} must be a folder of this machine, or one that its hosts mount")
+    path = Path(os.path.abspath(folder))
+    blocked = next((part for part in (path, *path.parents) if part.exists()), path)
+    if not folder or not blocked.is_dir():
+        raise UsageError(f"--output {output or repr(output)}: {blocked} is not a folder; choose another")
+    return path
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Two runs in one folder would mix their checkpoints; the lock goes with the process, however it ends.
+
+    Raises UsageError while another process holds it."""
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / LOCK, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{output} is in use by a run that has not ended; choose another --output") from None
+        yield
+
+
+def settle(output: Path, asked: Run, *, resume: bool, overwrite: bool) -> Start:
+    """Decide what a start in a folder amounts to, and make the folder ready for it.
+
+    Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged."""
+    if overwrite or not (output / CONFIG).exists():
+        _refuse_foreign(output, listing(output))
+    with locked(output):
+        names = listing(output)
+        if overwrite:
+            _delete(output, names)
+            start = Start.NEW
+        elif all(EARLY.fullmatch(name) for name in names):
+            _delete(output, [name for name in names if not name.startswith("logs/")])
+            start = Start.NEW
+        else:
+            start = decide(output, _saved(output), asked, is_finished=_is_finished(output), resume=resume)
+        if start is not Start.FINISHED:
+            (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
+            write_durably(output / CONFIG, (json.dumps(asked.to_json(), indent=1) + "\n").encode())
+    return start
+
+
+def decide(output: Path, saved: Run | None, asked: Run, *, is_finished: bool, resume: bool) -> Start:
+    """What a start without --overwrite amounts to in a folder that holds results; saved: whose they are, None if
+    nothing tells. Raises UsageError. Pure."""
+    if saved is None:
+        raise UsageError(f"{output} holds a run without its {CONFIG}; choose another --output, or --overwrite")
+    _refuse_other(output, saved, asked, resume)
+    if not is_finished and not resume:
+        raise UsageError(f"{output} holds a run that has not ended; --resume goes on with it, --overwrite starts anew")
+    if not is_finished:
+        return Start.GO_ON
+    if asked.steps < saved.steps:
+        raise UsageError(
+            f"{output} holds a finished run of {saved.steps} steps a worker, more than the {asked.steps} asked for;"
+            f" choose another --output, or --overwrite"
+        )
+    if asked.steps > saved.steps and not resume:
+        raise UsageError(
+            f"{output} holds a finished run of {saved.steps} steps a worker; --resume goes on to the {asked.steps}"
+            f" asked for, --overwrite starts anew"
+        )
+    return Start.GO_ON if asked.steps > saved.steps else Start.FINISHED
+
+
+def _refuse_other(output: Path, saved: Run, asked: Run, resume: bool) -> None:
+    before, now = saved.essentials(), asked.essentials()
+    for name in now:
+        if before.get(name) != now[name]:
+            other = f"{name} {before.get(name)}, not {now[name]}"
+            what = "--resume cannot change it: " if resume else ""
+            raise UsageError(f"{output} holds a run with {other}; {what}choose another --output, or --overwrite")
+
+
+def listing(output: Path) -> list[str]:
+    """Every file below a folder, by relative path, sorted; a link to a folder counts as a file."""
+    found = []
+    for folder, folders, files in os.walk(output):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        found += [os.path.relpath(os.path.join(folder, name), output) for name in (*files, *links)]
+    return sorted(found)
+
+
+def _refuse_foreign(output: Path, names: list[str]) -> None:
+    """Raises UsageError if there is a file that no run writes: the folder is somebody else's."""
+    foreign = [name for name in names if not OWNED.fullmatch(name)]
+    if foreign:
+        raise UsageError(f"{output} holds {foreign[0]}, which no run wrote; choose a folder of its own for --output")
+
+
+def _delete(output: Path, names: list[str]) -> None:
+    """Remove the named files and the folders that are left empty; the lock stays, for it is held."""
+    for name in sorted(names, key=lambda name: name != CONFIG):
+        if name != LOCK:
+            (output / name).unlink(missing_ok=True)
+    folders = {str(folder) for name in names for folder in Path(name).parents} - {"."}
+    for folder in sorted(folders, reverse=True):
+        with suppress(OSError):  # it is not there, or somebody has put something into it
+            (output / folder).rmdir()
+
+
+def _saved(output: Path) -> Run | None:
+    try:
+        return Run.from_json(json.loads((output / CONFIG).read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, UsageError):
+        raise DataError(
+            f"{output / CONFIG} is damaged, or of another version; choose another --output, or --overwrite"
+        ) from None
+
+
+def _is_finished(output: Path) -> bool:
+    try:
+        return bool(json.loads((output / RESULT).read_bytes())["cause"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,156 @@
+"""One server's work: hold a slice and what workers pushed of it, carry out orders, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.checkpoints.read import read_slice_range
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import write_slice, write_state
+from trainer.config import Config, Facts
+from trainer.coordination.coordinator import Order
+from trainer.server.parameter_slice import Slice, slice_bounds
+from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
+from trainer.transport.shared_memory import SharedVectors, open_memory
+
+Send = Callable[[bytes, Header, "bytes | None"], None]
+
+
+@dataclass
+class Peer:
+    """A worker as one server knows it; ``pushed``: its gradient's part that no order has used yet."""
+
+    identity: bytes
+    session: int
+    memory: SharedVectors | None
+    pushed: npt.NDArray[np.float32] | None = None
+
+
+class Holder:
+    """send(identity, header, body) answers a peer."""
+
+    def __init__(self, config: Config, facts: Facts, index: int, root: Path, send: Send) -> None:
+        self.config, self.facts, self.index, self.root, self.send = config, facts, index, root, send
+        self.begin, self.end = slice_bounds(facts.numbers, config.servers)[index]
+        self.peers: dict[int, Peer] = {}
+        self.generation = 0
+        self.sequence = 0
+        self.trouble: str | None = None  # why the last checkpoint was not written
+        self._answer: tuple[int, bytes] | None = None
+
+    def load(self, generation: int, version: int) -> None:
+        """Start a generation from a whole checkpoint; workers of the one before must join again. Raises DataError."""
+        values, momentum = read_slice_range(self.root, version, self.begin, self.end)
+        statistics: Literal["ema", "last"] = "ema" if self.config.batch_norm == "ema" else "last"
+        self.slice = Slice(values, momentum, self.config.momentum, self.facts.num_workers, statistics)
+        self.generation, self.sequence, self._answer = generation, 0, None
+        for worker, peer in self.peers.items():
+            self.send(peer.identity, Header(Op.REJOIN, 0, worker, peer.session, generation), None)
+        self.peers = {}
+
+    def join(self, identity: bytes, header: Header, body: memoryview) -> None:
+        """A worker's wish to take part, with or without an invitation to its memory. Raises Malformed."""
+        if not 0 <= header.index < self.facts.num_workers:
+            raise Malformed(f"worker {header.index}")
+        known = self.peers.get(header.index)
+        if known and header.session < known.session:  # started on a host whose clock is behind
+            answer = Header(Op.REJOIN, 0, header.index, header.session, self.generation, version=known.session)
+            return self.send(identity, answer, None)
+        if known and header.session == known.session:
+            return None
+        invitation = unpack_json(body)
+        memory = open_memory(invitation, self.facts.numbers) if invitation else None
+        # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
+        self.peers[header.index] = Peer(identity, header.session, memory, known.pushed if known else None)
+        return None
+
+    def push(self, identity: bytes, header: Header, body: memoryview) -> bool:
+        """A worker's gradient. False if it is of another session or generation: then it is told to join again.
+        Raises Malformed."""
+        peer = self.peers.get(header.index)
+        if not peer or peer.session != header.session or self.generation != header.generation:
+            self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, self.generation), None)
+            return False
+        if header.flags & IN_MEMORY:
+            if not peer.memory:
+                raise Malformed("a gradient in memory that was never opened")
+            peer.pushed = peer.memory.pushed[self.begin : self.end]
+        else:
+            if len(body) != 4 * (self.end - self.begin):
+                raise Malformed(f"a gradient of {len(body)} bytes")
+            peer.pushed = np.frombuffer(body, np.float32)
+        return True
+
+    def execute(self, order: Order) -> None:
+        """Carry out the next order. Raises RuntimeError if one was missed: then the server must start anew."""
+        if order.sequence != self.sequence + 1:
+            raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")
+        self.sequence = order.sequence
+        if order.take:
+            self._apply(order)
+        if order.snapshot:
+            self._write(order.snapshot)
+        for worker, session, clock in order.release:
+            self._reply(Op.PARAMETERS, worker, session, clock, order.version)
+        for worker, session, clock in order.stop:
+            self._reply(Op.STOP, worker, session, clock, order.version)
+
+    def parameters(self) -> npt.NDArray[np.floating[Any]]:
+        """Those of this slice as they are now, without a copy."""
+        return self.slice.values[: self.slice.num_parameters]
+
+    def _apply(self, order: Order) -> None:
+        pushed = []
+        for worker, _ in order.take:
+            vector = self.peers[worker].pushed
+            assert vector is not None, "an order uses only gradients that every server holds"
+            pushed.append(vector)
+            self.peers[worker].pushed = None
+        self.slice.apply(pushed, order.rate, [weight for _, weight in order.take])
+
+    def _reply(self, op: Op, worker: int, session: int, clock: int, version: int) -> None:
+        peer = self.peers.get(worker)
+        if not peer or peer.session != session:
+            return  # it has joined again meanwhile and is owed a later answer
+        flags, body = 0, None
+        if op is Op.PARAMETERS and peer.memory:
+            flags = IN_MEMORY
+            np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
+        elif op is Op.PARAMETERS:
+            body = self._serialised(version)
+        self.send(peer.identity, Header(op, flags, worker, session, self.generation, clock, version), body)
+
+    def _serialised(self, version: int) -> bytes:
+        if self._answer is None or self._answer[0] != version:
+            self._answer = (version, self.slice.values.tobytes())
+        return self._answer[1]
+
+    def _write(self, snapshot: dict[str, Any]) -> None:
+        """A checkpoint that cannot be written is reported and missed; training goes on, older ones stay."""
+        clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
+        facts, state = self.facts, State(**{**snapshot, "clocks": clocks})
+        try:
+            folder = folder_of(self.root, state.version)
+            write_slice(
+                folder,
+                self.index,
+                self.config.servers,
+                state.version,
+                self.begin,
+                self.end,
+                facts.numbers,
+                self.slice.values,
+                self.slice.momentum,
+            )
+            if self.index == 0:
+                write_state(folder, state)
+        except OSError as error:
+            self.trouble = f"the checkpoint of version {state.version} was not written: {error}"
+        else:
+            self.trouble = None

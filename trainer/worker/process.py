@@ -1,0 +1,68 @@
+"""A worker's process: draw a mini-batch, compute its gradient, push, pull, again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from trainer.config import Config, Facts
+from trainer.coordination.coordinator import Measured
+from trainer.data.batches import Loader
+from trainer.data.shards import Rows, Shards, load_worker, open_shards
+from trainer.models import Built, build_for
+from trainer.runlog.events import log_event
+from trainer.transport.sockets import Secret
+from trainer.worker.server_client import Link, MustRejoin, Turn
+from trainer.worker.step import Step, pick_device, step_seed
+
+
+def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret, threads: int) -> None:
+    """The process of one worker, until the servers say that the run is over. Raises DataError for broken shards."""
+    torch.set_num_threads(threads)
+    shards = open_shards(config.shards, num_workers=facts.num_workers)
+    built = build_for(config, shards)
+    rows = _load(config, shards, worker, built)
+    link = Link(facts, worker, list(addresses), secret, use_memory=config.same_host == "memory")
+    step = Step(config, built, link.pulled, link.pushed, pick_device(config.device, worker))
+    size = config.worker_batch_size(worker, facts.num_workers)
+    loader = Loader(
+        rows,
+        shards.mean,
+        size,
+        seed=config.seed,
+        worker=worker,
+        augment=config.augment,
+        fraction=config.fraction(facts.rows),
+    )
+    with loader:
+        _work(config, worker, link, loader, step)
+    link.close()
+
+
+def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
+    """The worker's rows, and an event that says how long they took."""
+    begun = time.monotonic()
+    rows = load_worker(shards, worker, targets=built.targets)
+    seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes
+    log_event(Path(config.output), "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
+    return rows
+
+
+def _work(config: Config, worker: int, link: Link, loader: Loader, step: Step) -> None:
+    turn = link.join()
+    while turn:
+        begun = time.monotonic()
+        batch = loader.batch(turn.clock)
+        loss, correct = step(batch, step_seed(config.seed, worker, turn.clock))
+        measured = Measured(len(batch.labels), loss, correct, time.monotonic() - begun, loader.read_s)
+        turn = _push(link, turn, measured)
+
+
+def _push(link: Link, turn: Turn, measured: Measured) -> Turn | None:
+    try:
+        return link.push(turn, measured)
+    except MustRejoin:
+        return link.join()

@@ -1,0 +1,189 @@
+"""A worker's end: join the servers, push a gradient, wait for the parameters that follow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from pipeline.errors import JobError
+from trainer.config import Facts
+from trainer.coordination.coordinator import Measured
+from trainer.server.parameter_slice import slice_bounds
+from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, pack_json, unpack
+from trainer.transport.shared_memory import WorkerMemory
+from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
+
+RESEND_S = 1.0
+BEAT_S = 1.0
+
+
+class MustRejoin(Exception):
+    """The servers have gone on without this worker, or back: what it computes now has no place any more."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The step to do next: mini-batch ``clock``, with the parameters of ``version``, which lie in ``Link.pulled``."""
+
+    clock: int
+    version: int
+    generation: int
+
+
+class Link:
+    """``pushed`` and ``pulled``: float32 [P + Q] (parameters, then BatchNorm's statistics). The worker fills pushed
+    before ``push`` and reads pulled after it; between the two calls they are the servers'."""
+
+    def __init__(self, facts: Facts, worker: int, addresses: list[str], secret: Secret, *, use_memory: bool) -> None:
+        self.worker, self.addresses = worker, addresses
+        self.bounds = slice_bounds(facts.numbers, len(addresses))
+        self.memory = _memory(facts.numbers) if use_memory else None
+        self.pushed: npt.NDArray[np.float32] = (
+            self.memory.pushed if self.memory else np.zeros(facts.numbers, np.float32)
+        )
+        self.pulled: npt.NDArray[np.float32] = (
+            self.memory.pulled if self.memory else np.zeros(facts.numbers, np.float32)
+        )
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.sockets = [dealer(self.context, address, secret) for address in addresses]
+        self.watches = [Watch(socket) for socket in self.sockets]
+        for socket, address in zip(self.sockets, addresses, strict=True):
+            socket.connect(address)
+        self.session = 0
+        self.in_memory = [False] * len(addresses)
+        self._takes_part = False
+        self._outdated = threading.Event()
+        self._closing = threading.Event()
+        self._beats = threading.Thread(target=self._beat, args=(secret,), name="heartbeat", daemon=True)
+        self._beats.start()
+
+    def join(self) -> Turn | None:
+        """Take part from now on; blocks until all servers agree, however long. None: there is nothing left to do.
+        Raises UsageError if the token is not the run's."""
+        while True:
+            self.session = max(self.session + 1, time.time_ns())
+            self._takes_part = False
+            self._outdated.clear()
+            self.in_memory = [False] * len(self.sockets)
+            try:
+                turn = self._wait(self._send_join)
+            except MustRejoin:
+                continue
+            self._takes_part = True
+            return turn
+
+    def push(self, turn: Turn, measured: Measured) -> Turn | None:
+        """Hand over what lies in ``pushed`` and wait for the next turn; None when the run is over. Raises MustRejoin."""
+        header = Header(
+            Op.PUSH,
+            0,
+            self.worker,
+            self.session,
+            turn.generation,
+            turn.clock,
+            turn.version,
+            measured.examples,
+            measured.correct,
+            measured.loss,
+            measured.seconds,
+            measured.read_s,
+        )
+        in_memory = replace(header, flags=IN_MEMORY).pack()
+        for index, socket in enumerate(self.sockets):
+            begin, end = self.bounds[index]
+            if self.in_memory[index]:
+                sent = offer(socket, in_memory, b"")
+            else:
+                sent = offer(socket, header.pack(), self.pushed[begin:end].data.cast("B"), copy=False)
+            if not sent:
+                raise MustRejoin
+        return self._wait(None)
+
+    def close(self) -> None:
+        """Free the sockets; nothing more is sent."""
+        self._closing.set()
+        self._beats.join()
+        self.context.destroy(linger=0)  # the monitors' sockets too, which nobody else closes
+
+    def _send_join(self) -> None:
+        body = pack_json(self.memory.invitation() if self.memory else {})
+        for socket in self.sockets:
+            offer(socket, Header(Op.JOIN, 0, self.worker, self.session).pack(), body)
+
+    def _wait(self, resend: Callable[[], None] | None) -> Turn | None:
+        poller = zmq.Poller()
+        for socket in [*self.sockets, *(watch.monitor for watch in self.watches)]:
+            poller.register(socket, zmq.POLLIN)
+        answers: dict[int, Header] = {}
+        due = 0.0
+        while len(answers) < len(self.sockets):
+            if resend and time.monotonic() >= due:
+                resend()
+                due = time.monotonic() + RESEND_S
+            ready = dict(poller.poll(200))
+            for index, socket in enumerate(self.sockets):
+                if socket in ready and (header := self._receive(index)):
+                    answers[index] = header
+            # A broken connection may have swallowed an answer, and the servers know the next one as somebody else's.
+            broken = [watch.has_broken() for watch in self.watches]
+            if not resend and (any(broken) or self._outdated.is_set()):
+                raise MustRejoin
+        return self._turn(list(answers.values()))
+
+    def _receive(self, index: int) -> Header | None:
+        """The answer of a server, its numbers already in place; None for one to an earlier session."""
+        head, body = self.sockets[index].recv_multipart(copy=False)
+        header = unpack(head.buffer)
+        if header.session != self.session:
+            return None
+        if header.op is Op.REJOIN:
+            self.session = max(self.session, header.version)
+            raise MustRejoin
+        if header.op is Op.PARAMETERS:
+            self.in_memory[index] = bool(header.flags & IN_MEMORY)
+            if not self.in_memory[index]:
+                begin, end = self.bounds[index]
+                if len(body.buffer) != 4 * (end - begin):
+                    raise JobError(
+                        f"{self.addresses[index]} answers with {len(body.buffer)} bytes: another run's server"
+                    )
+                self.pulled[begin:end] = np.frombuffer(body.buffer, np.float32)
+        return header
+
+    def _turn(self, answers: list[Header]) -> Turn | None:
+        turns = {(header.clock, header.version, header.generation) for header in answers}
+        if len(turns) > 1:
+            raise MustRejoin  # a roll-back fell between two answers
+        if any(header.op is Op.STOP for header in answers):
+            return None
+        return Turn(*turns.pop())
+
+    def _beat(self, secret: Secret) -> None:
+        """Signs of life, from a thread of its own: a step may take longer than the servers' patience.
+
+        One that overtakes the wish to join is answered as a stranger's, so each says, as its clock, whether that wish had
+        been granted: only then the answer, which repeats it, means that the worker was lost."""
+        socket = connect(self.context, self.addresses[0], secret)
+        while not self._closing.wait(BEAT_S):
+            offer(socket, Header(Op.BEAT, 0, self.worker, self.session, clock=int(self._takes_part)).pack(), b"")
+            while socket.poll(0):
+                try:
+                    header = unpack(socket.recv_multipart()[0])
+                except Malformed:
+                    continue
+                if header.op is Op.REJOIN and header.session == self.session and header.clock:
+                    self._outdated.set()
+        socket.close()
+
+
+def _memory(numbers: int) -> WorkerMemory | None:
+    try:
+        return WorkerMemory(numbers)
+    except OSError:
+        return None

@@ -1,0 +1,73 @@
+"""One training step of a worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pipeline.seeds import Purpose, word
+from trainer.config import Config
+from trainer.data.batches import Batch
+from trainer.models import Built
+from trainer.models.flat_vector import FlatModel
+
+
+def pick_device(name: str, worker: int) -> torch.device:
+    """auto: a GPU where there is one; several workers share one, and spread over several."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return torch.device("cuda", worker % torch.cuda.device_count())
+
+
+class Step:
+    """The gradient of one mini-batch, between two host vectors: numbers in ``pulled``, gradients out to ``pushed``.
+
+    Both are float32 [P + Q]: parameters, then BatchNorm's statistics. On a CPU the model computes in them, without a
+    copy; on a GPU each is copied over once a step."""
+
+    def __init__(
+        self, config: Config, built: Built, pulled: np.ndarray, pushed: np.ndarray, device: torch.device
+    ) -> None:
+        self.config, self.model, self.task = config, built.model, built.task
+        self.flat = FlatModel(built.model)
+        self.pulled, self.pushed = torch.from_numpy(pulled), torch.from_numpy(pushed)
+        on_host = device.type == "cpu"
+        self.values = self.pulled if on_host else torch.zeros_like(self.pulled, device=device)
+        self.gradients = self.pushed if on_host else torch.zeros_like(self.pushed, device=device)
+        self.flat.attach(self.values, self.gradients[: self.flat.num_parameters])
+
+    def __call__(self, batch: Batch, dropout_seed: int) -> tuple[float, int]:
+        """(mean loss with the L2 term, right answers). Leaves gradients and the batch's statistics in ``pushed``.
+        Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay."""
+        self._seed(dropout_seed)
+        self._copy(self.values, self.pulled)
+        self.gradients.zero_()
+        parameters = self.flat.num_parameters
+        if not len(batch.labels):
+            self.gradients[parameters:] = self.values[parameters:]
+            self._copy(self.pushed, self.gradients)
+            return 0.0, 0
+        images, labels = batch.images_BCHW.to(self.values.device), batch.labels.to(self.values.device)
+        outputs = self.model(images)
+        loss = self.task.loss(outputs, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total = loss.detach() + self.flat.weight_decay_(self.config.weight_decay)
+        self.gradients[parameters:] = self.values[parameters:]
+        self._copy(self.pushed, self.gradients)
+        return float(total), int(self.task.correct(outputs.detach(), labels))
+
+    def _seed(self, seed: int) -> None:
+        """What torch.manual_seed does for the devices in use; for those that are not it writes down where it was called,
+        which is more than half of a small step."""
+        torch.default_generator.manual_seed(seed)
+        if self.values.is_cuda:
+            torch.cuda.manual_seed_all(seed)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if target is not source:
+            target.copy_(source)
+
+
+def step_seed(seed: int, worker: int, clock: int) -> int:
+    """Dropout is drawn anew every step, the same whenever a step is done again."""
+    return word(seed, Purpose.DROPOUT, worker, clock)
