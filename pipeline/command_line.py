@@ -40,22 +40,28 @@ def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> 
     """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys.
 
     The file is --config, else conf/NAME.toml where there is one: NAME of NAME.py, or of python -m NAME. A flag also
-    wins over a key of the file that excludes it."""
+    wins over a key of the file that excludes it. The result's ``given`` names what the command line itself gave."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags._actions}
     early, _ = _config_only().parse_known_args(argv)
     path = early.config or CONF / f"{Path(flags.prog.split()[-1]).stem}.toml"
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
-    groups = [[action.dest for action in group._group_actions] for group in flags._mutually_exclusive_groups]
-    unset = argparse.Namespace(**{dest: UNSET for group in groups for dest in group})
-    args = flags.parse_args(argv, unset)
-    for group in groups:
-        is_given = any(getattr(args, dest) is not UNSET for dest in group)
-        for dest in group:
-            if getattr(args, dest) is UNSET:
-                setattr(args, dest, built_in[dest] if is_given else flags.get_default(dest))
+    given = _given(flags, argv)
+    args = flags.parse_args(argv)
+    for group in flags._mutually_exclusive_groups:
+        names = [action.dest for action in group._group_actions]
+        for name in names if given & set(names) else ():
+            if name not in given:
+                setattr(args, name, built_in[name])
+    args.given = given
     return args
+
+
+def _given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+    """The flags that a command line itself gives, by the names of their values."""
+    unset = argparse.Namespace(**{action.dest: UNSET for action in flags._actions})
+    return frozenset(name for name, value in vars(flags.parse_args(argv, unset)).items() if value is not UNSET)
 
 
 def _config_only() -> Parser:
@@ -71,15 +77,13 @@ def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
         raise UsageError(f"--config {path} does not exist") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: {error}") from None
-    actions = {action.dest: action for action in flags._actions}
-    for known in actions.values():
-        if known.dest in values:
-            known.required = False
+    actions = {_key(name): action for action in flags._actions for name in action.option_strings[:1]}
     result = {}
     for key, value in values.items():
-        action = actions.get(key.replace("-", "_"))
+        action = actions.get(_key(key))
         if action is None or key in ("config", "help"):
             raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
+        action.required = False
         flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
         if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
@@ -90,6 +94,11 @@ def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
         if action.choices is not None and result[action.dest] not in action.choices:
             raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
     return result
+
+
+def _key(flag: str) -> str:
+    """The key of a flag in a TOML file."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def unforeseen(error: Exception) -> tuple[str, int]:
