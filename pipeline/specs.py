@@ -133,11 +133,17 @@ def summaries(members: Mapping[str, type[Spec]]) -> str:
     return "; ".join(f"{name}: {member.summary}" for name, member in members.items())
 
 
-def add_flags(group: argparse._ActionsContainer, kind: type[Spec], *, leave_out: Iterable[str] = ()) -> None:
-    """A flag for every field of a spec, with the field's default."""
+def add_flags(
+    group: argparse._ActionsContainer,
+    kind: type[Spec],
+    *,
+    only: Iterable[str] | None = None,
+    leave_out: Iterable[str] = (),
+) -> None:
+    """A flag for every field of a spec (``only`` some, or but some), with the field's default."""
     hints = get_type_hints(kind)
     for item, about in _options(kind):
-        if item.name not in leave_out:
+        if item.name not in leave_out and (only is None or item.name in only):
             default = f" (default {_shown(item, about, '%(default)')})" if _shown(item, about, "") else ""
             _add(group, item, hints[item.name], _escaped(about.help) + default, item.default)
 

@@ -84,9 +84,11 @@ def activation_mb(model: str, batch: int, shape: tuple[int, int, int], num_class
     """What backward needs kept of a mini-batch: tensors that autograd saves, each once, parameters left out."""
     import torch
 
-    from trainer.models import build
+    from trainer.models import model_from_json
+    from trainer.models.base import ModelInput
+    from trainer.models.build import build
 
-    built = build(model, image_shape=shape, num_classes=num_classes, seed=0)
+    built = build(model_from_json({"name": model}), ModelInput(shape, num_classes), seed=0)
     own = {parameter.untyped_storage().data_ptr() for parameter in built.model.parameters()}
     saved: dict[int, int] = {}
 
@@ -106,11 +108,12 @@ def activation_mb(model: str, batch: int, shape: tuple[int, int, int], num_class
 def needed_mb(shards: Path, model: str, batch: int) -> dict[str, float]:
     """What a run cannot do without, whatever it is written in: its rows, vectors and activations."""
     from trainer.data.shards import open_shards
-    from trainer.models import build
+    from trainer.models import model_from_json
+    from trainer.models.build import build
     from trainer.models.flat_vector import FlatModel
 
     found = open_shards(str(shards))
-    layout = FlatModel(build(model, image_shape=found.shape, num_classes=found.num_classes, seed=0).model)
+    layout = FlatModel(build(model_from_json({"name": model}), found.inputs, seed=0).model)
     vector = 4e-6 * (layout.num_parameters + layout.num_buffers)
     workers = found.num_workers
     channels, height, width = found.shape

@@ -1,6 +1,6 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same numbers and ends in the same update (trainer.server.parameter_slice.Slice.apply); each process is started by
+Every way moves the same numbers and ends in the same update (trainer.server.parameter_slice.ParameterSlice.apply); each process is started by
 trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import Facts
+from trainer.config import Facts, slice_bounds
 from trainer.coordination.coordinator import Measured
-from trainer.server.parameter_slice import Slice, slice_bounds
+from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import Header, Op
 from trainer.transport.sockets import Secret
 from trainer.worker.server_client import Link
@@ -29,11 +29,11 @@ GRADIENT, RATE, MOMENTUM = 1e-3, 1e-4, 0.9
 HEADER_BYTES = len(Header(Op.PUSH).pack())
 
 
-def made_up_slice(values: Floats, momentum: Floats, num_workers: int) -> Slice:
-    return Slice(values, momentum, MOMENTUM, num_workers, "ema")
+def made_up_slice(values: Floats, momentum: Floats, num_workers: int) -> ParameterSlice:
+    return ParameterSlice(values, momentum, MOMENTUM, num_workers, "ema")
 
 
-def _zeros(numbers: int, num_workers: int) -> Slice:
+def _zeros(numbers: int, num_workers: int) -> ParameterSlice:
     return made_up_slice(np.zeros(numbers, np.float32), np.zeros(numbers, np.float32), num_workers)
 
 
@@ -58,7 +58,7 @@ def tcp_server(listener: socket.socket, numbers: int, num_workers: int) -> None:
     threading.Event().wait()
 
 
-def exchange(connection: socket.socket, part: Slice, lock: threading.Lock) -> None:
+def exchange(connection: socket.socket, part: ParameterSlice, lock: threading.Lock) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     header, pushed = bytearray(HEADER_BYTES), np.empty_like(part.values)
     while fill(connection, header) and fill(connection, pushed):
@@ -102,7 +102,7 @@ def fill(connection: socket.socket, target: Any) -> bool:
 class _Held:
     """What the one server of a process holds; torch RPC calls a function by its name."""
 
-    part: Slice
+    part: ParameterSlice
     lock = threading.Lock()
 
 

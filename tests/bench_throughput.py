@@ -19,9 +19,9 @@ import pandas as pd
 from trainer.checkpoints.read import newest, read_state
 from trainer.config import Config
 from trainer.plan import usable_cores
+from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import PUSHES
-from trainer.runlog.result import read_pushes
-from trainer.server.leader import CHECKPOINTS
+from trainer.runlog.read import read_pushes
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = Config.batch_size
@@ -79,13 +79,14 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
 
     from trainer.data.batches import Loader
     from trainer.data.shards import Rows, load_worker, open_shards
-    from trainer.models import build
+    from trainer.models import model_from_json
+    from trainer.models.build import build
 
     torch.set_num_threads(threads)
     shards = open_shards(uri)
     chosen = [load_worker(shards, index) for index in ([worker] if worker >= 0 else range(shards.num_workers))]
     rows = Rows(*(np.concatenate(column) for column in zip(*map(_columns, chosen), strict=True)))
-    built = build(model, image_shape=shards.shape, num_classes=shards.num_classes, seed=0)
+    built = build(model_from_json({"name": model}), shards.inputs, seed=0)
     rate, momentum, decay = RATE, Config.momentum, Config.weight_decay
     optimiser = torch.optim.SGD(built.model.parameters(), rate, momentum, weight_decay=decay, fused=True)
     with Loader(rows, shards.mean, batch, seed=0, worker=max(0, worker), augment=True) as loader:

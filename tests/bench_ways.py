@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench_peers import Counts
+from tests.configs import make_config
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
-from trainer.config import Config, Facts
+from trainer.config import Config, Facts, slice_bounds
 from trainer.launch.processes import Child, context
-from trainer.server.leader import CHECKPOINTS
-from trainer.server.parameter_slice import slice_bounds
+from trainer.run_files import CHECKPOINTS
 from trainer.transport.sockets import Secret, local_addresses
 
 SECRET = Secret("0123456789abcdef")
@@ -40,9 +40,9 @@ def _child(folder: Path, name: str, role: str, *arguments: object) -> Child:
 
 def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use_memory: bool) -> list[Child]:
     """The trainer's servers from a first checkpoint of zeros, with a run so long that no other is ever due."""
-    config = Config(
-        shards="",
-        output=str(folder),
+    config = make_config(
+        "",
+        folder,
         servers=case.servers,
         steps=10**9,
         recipe="constant",
@@ -71,11 +71,11 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
 
 
 def _first_checkpoint(config: Config, facts: Facts) -> None:
-    folder = folder_of(Path(config.output) / CHECKPOINTS, 0)
-    zeros = np.zeros(facts.numbers, np.float32)
-    write_slice(folder, 0, 1, 0, 0, facts.numbers, facts.numbers, zeros, zeros)
+    folder = folder_of(Path(config.run.output) / CHECKPOINTS, 0)
+    zeros = np.zeros(facts.elements, np.float32)
+    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, zeros, zeros)
     clocks = dict.fromkeys(range(facts.num_workers), 0)
-    write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.numbers, 0, config.identity()))
+    write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.elements, 0, config.identity()))
 
 
 def start_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:

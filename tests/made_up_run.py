@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import Config
+from tests.configs import make_config
 from trainer.runlog.events import COLUMNS
 
 BEGUN = 1_760_000_000.0
@@ -31,7 +31,7 @@ class MadeUpRun:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        config = Config(shards="hdfs://name/shards", output="out/run", epochs=self.epochs, servers=2, **self.changes)
+        config = make_config("hdfs://name/shards", "out/run", epochs=self.epochs, servers=2, **self.changes)
         plan = {"num_workers": self.num_workers, "worker_batches": [self.batch] * self.num_workers, "drops": []}
         self.events: list[dict[str, Any]] = []
         self.rows: list[str] = []

@@ -20,8 +20,8 @@ UPPER_FLOORS = (
     "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "runs", "benchmark",
 )  # fmt: skip
 TRAINER = (
-    "protocols", "coordination", "models", "config", "plan", "data", "transport", "checkpoints", "runlog",
-    "report", "server", "worker", "evaluation", "options", "launch", "flags",
+    "run_files", "protocols", "coordination", "models", "config", "plan", "data", "transport", "checkpoints", "runlog",
+    "report", "server", "worker", "evaluation", "options", "launch", "flags", "api",
 )  # fmt: skip
 FACES = {"__init__", "__main__"}  # the package's face and its command: they stand above all
 

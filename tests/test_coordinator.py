@@ -25,14 +25,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from trainer.config import Config, Facts
+from tests.configs import make_config
+from trainer.config import Facts
 from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Record
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.protocols.bsp import BSP
 from trainer.protocols.ssp import SSP
-from trainer.server.parameter_slice import Slice
-from trainer.server.slice_server import Holder
+from trainer.server.parameter_slice import ParameterSlice
+from trainer.server.slice_server import SliceServer
 from trainer.transport.messages import Header, Op
 
 SILENCE_S = 10.0
@@ -58,14 +59,14 @@ class World:
         self.workers_, self.servers, self.steps, self.stop = workers, servers, steps, stop
         self.protocol = protocol
         self.width = workers * (workers * steps + 1)
-        config = Config("", "", servers=servers, steps=steps, momentum=0.0, batch_size=workers)
+        config = make_config("", "", servers=servers, steps=steps, momentum=0.0, batch_size=workers)
         facts = Facts(workers, workers, servers * self.width, 0)
         self.now, self.sessions = 0.0, 100
         self.pipes: dict[tuple[str, int, int], deque[Any]] = defaultdict(deque)
-        self.holders = [Holder(config, facts, index, Path(), self._answer(index)) for index in range(servers)]
+        self.holders = [SliceServer(config, facts, index, Path(), self._answer(index)) for index in range(servers)]
         for holder in self.holders:
             empty = np.zeros(0, np.float32)
-            holder.slice = Slice(np.zeros(self.width, np.float32), empty, 0.0, workers, "last")
+            holder.slice = ParameterSlice(np.zeros(self.width, np.float32), empty, 0.0, workers, "last")
             holder.slice.momentum = np.zeros(self.width, np.float32)
         self.coordinator = Coordinator(
             protocol,
@@ -209,7 +210,7 @@ class World:
             members = self.coordinator.members
             away = (Phase.ABSENT, Phase.JOINING, Phase.FINISHED)
             slowest = min((m.clock for m in members if m.phase not in away), default=0)
-            assert all(clock - slowest <= self.protocol.bound for _, _, clock in order.release)
+            assert all(clock - slowest <= self.protocol.staleness_bound for _, _, clock in order.release)
         if order.snapshot:
             assert order.snapshot["clocks"] == {str(w): m.clock for w, m in enumerate(self.coordinator.members)}
             assert order.snapshot["version"] == order.version

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from pipeline.errors import DataError
-from trainer import models
+from tests.configs import make_config
 from trainer.checkpoints.read import is_evaluated
 from trainer.checkpoints.state import State, folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, reopen
@@ -35,11 +35,15 @@ from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
 from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
-from trainer.evaluation.process import BEST, FINAL, evaluate, is_over, main, penalty
+from trainer.evaluation.process import evaluate, is_over, main, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.models import ModelInput, model_from_json
+from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
+from trainer.run_files import BEST, MODEL
 from trainer.runlog.events import COLUMNS, METRICS
-from trainer.runlog.result import best, read_events, read_pushes, summarise, surviving
+from trainer.runlog.read import best, read_events, read_pushes, surviving
+from trainer.runlog.result import summarise
 
 SHAPE, CLASSES, DECAY = (3, 8, 8), 4, 0.01
 CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
@@ -96,11 +100,11 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(shards: Path, **values: Any) -> Config:
     values = {"model": "perceptron", "epochs": 3, "weight_decay": DECAY} | values
-    return Config(shards=str(shards), output="unused", **values)
+    return make_config(shards, "unused", **values)
 
 
 def vector(model: str, seed: int) -> np.ndarray:
-    built = models.build(model, image_shape=SHAPE, num_classes=CLASSES, seed=seed)
+    built = build(model_from_json({"name": model}), ModelInput(SHAPE, CLASSES), seed)
     return FlatModel(built.model).read()
 
 
@@ -108,7 +112,7 @@ def write(
     output: Path, version: int, model: str = "perceptron", boundary: int | None = None, final: bool = False
 ) -> None:
     """A checkpoint of a model as it is initialised with the version as seed, of two servers."""
-    flat = FlatModel(models.build(model, image_shape=SHAPE, num_classes=CLASSES, seed=0).model)
+    flat = FlatModel(build(model_from_json({"name": model}), ModelInput(SHAPE, CLASSES), 0).model)
     values, parameters = vector(model, version), flat.num_parameters
     folder, total = folder_of(output / "checkpoints", version), flat.num_parameters + flat.num_buffers
     half = parameters // 2
@@ -156,14 +160,14 @@ def decay(module: torch.nn.Module) -> float:
 
 @pytest.mark.parametrize("size", [1, 7, 60, 500])
 def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size):
-    built = models.build("cnn", image_shape=SHAPE, num_classes=CLASSES, seed=1)
+    built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
     mean = np.array([120, 125, 130], np.float32)
     found = evaluate(built.model, built.task, batches(EVAL_ROWS, mean, size))
     assert found == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
 
 
 def test_an_evaluation_changes_no_number_of_the_model():
-    built = models.build("cnn", image_shape=SHAPE, num_classes=CLASSES, seed=1)
+    built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
     before = {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
     evaluate(built.model, built.task, batches(EVAL_ROWS, np.zeros(3, np.float32), 7))
     for name, tensor in built.model.state_dict().items():
@@ -171,7 +175,7 @@ def test_an_evaluation_changes_no_number_of_the_model():
 
 
 def test_an_evaluation_of_no_rows_is_refused():
-    built = models.build("linear", image_shape=SHAPE, num_classes=CLASSES, seed=1)
+    built = build(model_from_json({"name": "linear"}), ModelInput(SHAPE, CLASSES), 1)
     with pytest.raises(ValueError, match="no rows"):
         evaluate(built.model, built.task, iter(()))
 
@@ -242,14 +246,14 @@ def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path, 
     train = [rows_of(30, 2), rows_of(50, 3, 100)]
     every = Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, train), strict=True)))
     for event in found:
-        module = models.build("perceptron", image_shape=SHAPE, num_classes=CLASSES, seed=event["version"]).model
+        module = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), event["version"]).model
         for prefix, rows in (("", EVAL_ROWS), ("train_", every)):
             loss, accuracy = plainly(module, rows)
             assert event[f"{prefix}loss"] == pytest.approx(loss + decay(module), rel=1e-4)
             assert event[f"{prefix}accuracy"] == accuracy
     top = max(found, key=lambda event: event["accuracy"])
-    for name, version in ((BEST, top["version"]), (FINAL, 25)):
-        model = models.build("perceptron", image_shape=SHAPE, num_classes=CLASSES, seed=99).model
+    for name, version in ((BEST, top["version"]), (MODEL, 25)):
+        model = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), 99).model
         model.load_state_dict(load_file(tmp_path / name))
         np.testing.assert_array_equal(FlatModel(model).read(), vector("perceptron", version))
     assert [is_evaluated(tmp_path / "checkpoints", version) for version in (10, 15, 20, 25)] == [
@@ -263,8 +267,8 @@ def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path, 
 def test_with_recalibration_the_saved_model_is_the_one_that_was_measured(tmp_path, shards):
     write(tmp_path, 5, model="cnn", boundary=1, final=True)
     main(config_of(shards, model="cnn", batch_norm="recalibrate"), tmp_path)
-    model = models.build("cnn", image_shape=SHAPE, num_classes=CLASSES, seed=99).model
-    missing = model.load_state_dict(load_file(tmp_path / FINAL), strict=False).missing_keys
+    model = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 99).model
+    missing = model.load_state_dict(load_file(tmp_path / MODEL), strict=False).missing_keys
     assert all(name.endswith("num_batches_tracked") for name in missing)
     (event,) = events(tmp_path, "eval")
     loss, accuracy = plainly(model, EVAL_ROWS)
@@ -307,7 +311,7 @@ def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_pa
     def outcome(output: Path) -> Any:
         times = ("time",)
         kept = [{k: v for k, v in e.items() if k not in times} for e in events(output, "eval")]
-        return kept, [(output / name).read_bytes() for name in (BEST, FINAL)]
+        return kept, [(output / name).read_bytes() for name in (BEST, MODEL)]
 
     for step in itertools.count():
         output = tmp_path / str(step)
@@ -315,7 +319,7 @@ def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_pa
         died = killing(step, lambda output=output: main(config_of(shards), output))
         main(config_of(shards), output)
         assert outcome(output) == outcome(tmp_path / "whole")
-        assert sorted(path.name for path in output.iterdir()) == [BEST, "checkpoints", METRICS, FINAL]
+        assert sorted(path.name for path in output.iterdir()) == [BEST, "checkpoints", METRICS, MODEL]
         if not died:
             break
     assert step > 15, "there are more steps than that"
@@ -377,7 +381,7 @@ def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_writ
         main(config_of(shards), tmp_path)
     assert [event["message"] for event in events(tmp_path, "warning")] == [evaluator.NO_ROWS]
     assert events(tmp_path, "eval") == []
-    assert (tmp_path / FINAL).exists()
+    assert (tmp_path / MODEL).exists()
     assert not (tmp_path / BEST).exists()
 
 
@@ -506,7 +510,7 @@ def test_a_run_is_summed_up():
     log = [
         {
             "event": "start",
-            "config": {"protocol": "asp", "model": "cnn", "seed": 4, "servers": 2},
+            "config": make_config(model="cnn", seed=4, servers=2).to_json(),
             "plan": {"num_workers": 3},
         },
         {"event": "epoch", "epoch": 1, "version": 2, "loss": 1.5, "accuracy": 0.25, "seconds": 1.0},

@@ -13,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from pipeline import command_line
 from pipeline.errors import UsageError
-from trainer.models import MODELS, Classification, LeastSquares, build
+from trainer.flags import config_of, flags
+from trainer.models import MODELS, ModelInput, model_from_json
+from trainer.models.build import build
+from trainer.models.tasks import Classification, LeastSquares
 
 SHAPES = [(3, 32, 32), (1, 9, 18), (4, 8, 8)]  # CIFAR's, grey and odd, the smallest that every model takes
 RESNETS = {"resnet20": 3, "resnet32": 5, "resnet56": 9}
@@ -26,7 +30,8 @@ def one_thread():
 
 
 def _make(name, shape=(3, 8, 8), classes=10, seed=0, **options):
-    return build(name, image_shape=shape, num_classes=classes, seed=seed, **options)
+    targets = options.pop("targets", False)
+    return build(model_from_json({"name": name, **options}), ModelInput(shape, classes, targets), seed)
 
 
 def _size(model):
@@ -269,17 +274,20 @@ def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet18", {}, "resnet18 is none of resnet20, resnet32, .*nor a module:function"),
-        ("net.py:make", {}, "there is no module net in"),
-        ("./net:make", {}, "./net:make is none of"),
-        ("net:", {}, "net: is none of"),
-        ("perceptron", {"norm": "group"}, "perceptron has no --norm group: .*resnet56, cnn"),
-        ("cnn", {"shortcut": "conv"}, "cnn has no --shortcut conv: .*resnet56$"),
+        ("resnet18", (), "resnet18 is none of resnet20, resnet32, .*nor a module:function"),
+        ("net.py:make", (), "there is no module net in"),
+        ("./net:make", (), "./net:make is none of"),
+        ("net:", (), "net: is none of"),
+        ("perceptron", ("--norm", "group"), "perceptron has no --norm group: .*resnet56, cnn"),
+        ("cnn", ("--shortcut", "conv"), "cnn has no --shortcut conv: .*resnet56$"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(name, options, message):
     with pytest.raises(UsageError, match=message) as refused:
-        _make(name, **options)
+        args = command_line.parse(
+            flags(), ["--shards", "s", "--output", "o", "--epochs", "1", "--model", name, *options]
+        )
+        build(config_of(args).model, ModelInput((3, 8, 8), 10), seed=0)
     assert "\n" not in str(refused.value)
 
 

@@ -9,17 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.server.parameter_slice import CHUNK, Slice, slice_bounds
+from trainer.config import slice_bounds
+from trainer.server.parameter_slice import CHUNK, ParameterSlice
 
 Floats = npt.NDArray[np.float32]
 EDGES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3]
 
 
-def make(parameters: int, statistics: int = 0, *, seed: int = 0, workers: int = 4, kind: str = "ema") -> Slice:
+def make(parameters: int, statistics: int = 0, *, seed: int = 0, workers: int = 4, kind: str = "ema") -> ParameterSlice:
     rng = np.random.default_rng(seed)
     values = rng.normal(size=parameters + statistics).astype(np.float32)
     momentum = rng.normal(size=parameters).astype(np.float32)
-    return Slice(values, momentum, 0.9, workers, kind)  # type: ignore[arg-type]
+    return ParameterSlice(values, momentum, 0.9, workers, kind)  # type: ignore[arg-type]
 
 
 def gradients(count: int, numbers: int, seed: int = 1) -> list[Floats]:
@@ -27,7 +28,7 @@ def gradients(count: int, numbers: int, seed: int = 1) -> list[Floats]:
 
 
 def in_float64(
-    before: Slice, pushed: list[Floats], rate: float, weights: list[float]
+    before: ParameterSlice, pushed: list[Floats], rate: float, weights: list[float]
 ) -> tuple[list[float], list[float]]:
     """(parameters, momentum) after an update, one number at a time."""
     momentum = [
@@ -66,7 +67,7 @@ def test_where_the_chunks_end_makes_no_difference(parameters: int, statistics: i
 def test_at_a_constant_rate_it_is_the_sgd_of_torch(seed: int, rate: float, momentum: float, count: int) -> None:
     rng = np.random.default_rng(seed)
     start = rng.normal(size=17)
-    part = Slice(start.copy(), np.zeros(17), momentum, count, "ema")
+    part = ParameterSlice(start.copy(), np.zeros(17), momentum, count, "ema")
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
     optimiser = torch.optim.SGD([parameter], lr=rate, momentum=momentum)
     for _ in range(5):
@@ -79,7 +80,7 @@ def test_at_a_constant_rate_it_is_the_sgd_of_torch(seed: int, rate: float, momen
 
 def test_momentum_carries_the_rate_of_its_time() -> None:
     """torch multiplies the whole velocity by the newest rate; here a drop of the rate leaves past updates as they were."""
-    part = Slice(np.zeros(1), np.zeros(1), 0.5, 1, "ema")
+    part = ParameterSlice(np.zeros(1), np.zeros(1), 0.5, 1, "ema")
     part.apply([np.ones(1)], 1.0, [1.0])
     part.apply([np.zeros(1)], 0.1, [1.0])
     assert part.values[0] == -1.5
@@ -114,7 +115,7 @@ def test_the_last_push_wins_with_last_and_with_a_single_worker(kind: str, worker
 def test_merged_statistics_stay_between_those_that_were_merged(workers: int, pushes: int, seed: int) -> None:
     """A running variance never becomes negative, whatever is pushed in what order."""
     rng = np.random.default_rng(seed)
-    part = Slice(rng.random(6).astype(np.float32), np.zeros(0, np.float32), 0.9, workers, "ema")
+    part = ParameterSlice(rng.random(6).astype(np.float32), np.zeros(0, np.float32), 0.9, workers, "ema")
     seen = [part.values.copy()]
     for _ in range(pushes):
         seen.append(rng.random(6).astype(np.float32))
@@ -141,7 +142,9 @@ def test_however_many_servers_hold_the_vector_its_numbers_are_the_same(
 ) -> None:
     alone, pushed = make(parameters, statistics, seed=seed), gradients(3, parameters + statistics, seed)
     parts = [
-        Slice(alone.values[b:e].copy(), alone.momentum[min(b, parameters) : min(e, parameters)].copy(), 0.9, 4, "ema")
+        ParameterSlice(
+            alone.values[b:e].copy(), alone.momentum[min(b, parameters) : min(e, parameters)].copy(), 0.9, 4, "ema"
+        )
         for b, e in slice_bounds(parameters + statistics, servers)
     ]
     for _ in range(2):

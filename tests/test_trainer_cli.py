@@ -18,15 +18,17 @@ from hypothesis import strategies as st
 from pipeline import command_line
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.spark.session import PACKAGE
+from tests.configs import change, make_config
 from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.trainer_runs import Training
 from trainer.__main__ import main
-from trainer.config import Config, Facts
+from trainer.config import Config, Data, Facts, Optimiser, Processes, RunSpec
 from trainer.flags import config_of, flags, options_of
 from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
 from trainer.plan import describe, plan
-from trainer.runlog.run_folder import OWNED, Run, Start, listing, locked, resolve_output, settle
+from trainer.protocols import PROTOCOLS
+from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settle
 
 ROOT = PACKAGE.parent
 NEEDED = ["--shards", "shards", "--output", "run"]
@@ -54,8 +56,9 @@ def parsed(*args: object) -> tuple[Config, Options]:
 def test_help_names_every_model_and_a_flag_for_every_setting():
     done = trainer("--help")
     assert done.returncode == 0
-    for field in (*fields(Config), *fields(Options)):
-        assert f"--{field.name.replace('_', '-')}" in done.stdout.replace("--no-report", "--report")
+    for part in (Data, Optimiser, Processes, RunSpec, Options, *MODELS.values(), *PROTOCOLS.values()):
+        for field in fields(part):
+            assert f"--{field.name.replace('_', '-')}" in done.stdout or field.name == "silent"
     for name in MODELS:
         assert name in done.stdout
     assert "Exit codes" in done.stdout
@@ -64,7 +67,7 @@ def test_help_names_every_model_and_a_flag_for_every_setting():
 def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(tmp_path):
     (tmp_path / "empty.toml").write_text("")
     config, options = parsed("--epochs", 3, "--config", tmp_path / "empty.toml")
-    assert config == Config(shards=config.shards, output=config.output, epochs=3)
+    assert config == make_config(config.data.shards, config.run.output, epochs=3)
     assert options == Options()
     assert parsed("--epochs", 3) == (config, options)
 
@@ -73,7 +76,12 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
     (tmp_path / "c.toml").write_text('servers = 3\nmomentum = 0.5\naugment = false\nroles = "worker:1-2"\n'
                                      'addresses = "tcp://a:1,tcp://b:2"\ntoken_file = "secret"\n')  # fmt: skip
     config, options = parsed("--steps", 7, "--servers", 2, "--config", tmp_path / "c.toml")
-    assert (config.servers, config.momentum, config.augment, config.learning_rate) == (2, 0.5, False, 0.1)
+    assert (
+        config.processes.servers,
+        config.optimiser.momentum,
+        config.data.augment,
+        config.optimiser.learning_rate,
+    ) == (2, 0.5, False, 0.1)
     assert options.roles == (Role("worker", 1), Role("worker", 2))
     assert options.addresses == ("tcp://a:1", "tcp://b:2")
     assert options.token_file == Path("secret")
@@ -82,17 +90,17 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
 def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path):
     (tmp_path / "c.toml").write_text("epochs = 5\nresume = true\n")
     config, options = parsed("--config", tmp_path / "c.toml")
-    assert (config.epochs, config.steps, options.resume) == (5, None, True)
+    assert (config.run.epochs, config.run.steps, options.resume) == (5, None, True)
     config, options = parsed("--steps", 7, "--overwrite", "--config", tmp_path / "c.toml")
-    assert (config.epochs, config.steps, options.resume, options.overwrite) == (None, 7, False, True)
+    assert (config.run.epochs, config.run.steps, options.resume, options.overwrite) == (None, 7, False, True)
 
 
 def test_paths_mean_the_same_in_every_process(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config, _ = parsed("--epochs", 1)
-    assert (config.shards, config.output) == (str(tmp_path / "shards"), str(tmp_path / "run"))
+    assert (config.data.shards, config.run.output) == (str(tmp_path / "shards"), str(tmp_path / "run"))
     config, _ = parsed("--epochs", 1, "--shards", "hdfs://name:8020/s", "--output", "file:///x/y")
-    assert (config.shards, config.output) == ("hdfs://name:8020/s", "/x/y")
+    assert (config.data.shards, config.run.output) == ("hdfs://name:8020/s", "/x/y")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +220,7 @@ def test_a_role_that_the_run_does_not_have_is_refused():
 
 
 def planned(workers: int, rows: int = 50_000, parameters: int = 1000, **values: Any) -> Any:
-    config = Config(shards="s", output="o", **{"epochs": 182} | values)
+    config = make_config(**({"epochs": 182} | values))
     return plan(config, Facts(workers, rows, parameters, 10), cores=8)
 
 
@@ -269,15 +277,15 @@ def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_appli
 
 # --- the folder of a run ----------------------------------------------------------------------------------------------
 
-ASKED = Run(Config(shards="s", output="o", steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
+ASKED = RunRecord(make_config(steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
 RESULTS = ("metrics.jsonl", "pushes.csv", "checkpoints/00000007/state.json", "checkpoints/00000007/slice-000-of-002.st")
 
 
-def asking(run: Run = ASKED, **values: Any) -> Run:
-    return replace(run, config=replace(run.config, **values))
+def asking(run: RunRecord = ASKED, **values: Any) -> RunRecord:
+    return replace(run, config=change(run.config, **values))
 
 
-def start(output: Path, run: Run = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
+def start(output: Path, run: RunRecord = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
     return settle(output, run, resume=resume, overwrite=overwrite)
 
 
@@ -323,7 +331,7 @@ def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished):
     assert start(unfinished, resume=True) is Start.GO_ON
     (unfinished / "result.json").write_text('{"cause": "interrupted"}')
     assert start(unfinished, asking(steps=20), resume=True) is Start.GO_ON
-    assert json.loads((unfinished / "config.json").read_text())["config"]["steps"] == 20
+    assert json.loads((unfinished / "config.json").read_text())["config"]["run"]["steps"] == 20
     assert {name: content(unfinished)[name] for name in RESULTS} == {name: before[name] for name in RESULTS}
 
 
@@ -376,7 +384,7 @@ def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished):
          "report.html.tmp", ".result.json.tmp", "checkpoints/.void/state.json")  # fmt: skip
     assert start(finished, asking(seed=7), overwrite=True) is Start.NEW
     assert sorted(path.name for path in finished.iterdir()) == [".lock", "config.json"]
-    assert json.loads((finished / "config.json").read_text())["config"]["seed"] == 7
+    assert json.loads((finished / "config.json").read_text())["config"]["run"]["seed"] == 7
 
 
 @pytest.mark.parametrize(
@@ -408,7 +416,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path)
 
 
 def test_a_start_that_failed_before_its_first_update_does_not_stand_in_the_way_of_the_next(tmp_path):
-    assert start(tmp_path, asking(model="resnet2")) is Start.NEW
+    assert start(tmp_path, asking(model="net:missing")) is Start.NEW
     fill(tmp_path, "logs/prepare.log", "checkpoints/00000000/state.json", "checkpoints/00000000/slice-000-of-001.st")
     assert start(tmp_path) is Start.NEW
     assert not (tmp_path / "checkpoints").exists()  # the other model's first numbers

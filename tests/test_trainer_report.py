@@ -31,7 +31,7 @@ from trainer.report.findings import duration
 from trainer.report.page import write_report
 from trainer.report.progress import Progress, line
 from trainer.report.tensorboard import TensorBoardWriter
-from trainer.runlog.result import read_events, surviving
+from trainer.runlog.read import read_events, surviving
 
 STATUS: dict[str, Any] = {
     "accepted": 50,
@@ -197,9 +197,10 @@ def test_synchronous_updates_have_no_staleness_to_draw(tmp_path: Path) -> None:
 
 
 def test_hostile_strings_stay_text(tmp_path: Path) -> None:
-    run = eventful_run(epochs=2, changes={"model": HOSTILE})
+    run = eventful_run(epochs=2)
     for event in run.events:
         if event["event"] == "start":
+            event["config"]["model"]["name"] = HOSTILE
             event["plan"][HOSTILE] = event["versions"][HOSTILE] = HOSTILE
         elif event["event"] in ("restart", "warning"):
             event["cause" if event["event"] == "restart" else "message"] = HOSTILE

@@ -25,13 +25,13 @@ from zmq.utils.monitor import recv_monitor_message
 from pipeline.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.clusters import free_ports
+from tests.configs import make_config
 from tests.trainer_runs import until
 from tests.trainer_sets import own_address
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
-from trainer.config import Config, Facts
+from trainer.config import Facts, slice_bounds
 from trainer.coordination.coordinator import Measured
-from trainer.server.parameter_slice import slice_bounds
 from trainer.transport import sockets as transport
 from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
 from trainer.transport.sockets import Secret, connect, local_addresses
@@ -49,7 +49,7 @@ from trainer.config import Config, Facts
 from trainer.server.process import main
 from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
-main(Config(**config), Facts(**facts), index, addresses, Secret(token))
+main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token))
 """
 
 
@@ -59,7 +59,7 @@ class Served:
     def __init__(self, folder: Path, servers: int, addresses: list[str]) -> None:
         self.folder, self.addresses, self.servers = folder, addresses, servers
         length: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
-        self.config = Config("", str(folder), servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **length)
+        self.config = make_config("", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **length)
         self._first_checkpoint()
         self.processes = [self._start(index) for index in range(servers)]
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

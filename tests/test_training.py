@@ -21,7 +21,9 @@ from tests.trainer_runs import Training, until
 from trainer.checkpoints.read import whole
 from trainer.data.batches import Loader
 from trainer.data.shards import load_worker, open_shards
-from trainer.models import build
+from trainer.models import ModelInput
+from trainer.models.build import build
+from trainer.models.cnn import CNN
 from trainer.worker.step import step_seed
 
 SHAPE = (3, 8, 8)
@@ -77,7 +79,7 @@ def undisturbed(sets: dict[int, Path], tmp_path_factory: pytest.TempPathFactory)
 def one_process(shards: Path, workers: int, steps: int) -> np.ndarray:
     """Synchronous training as one loop with torch's own autograd: parameters, then BatchNorm's statistics."""
     found = open_shards(str(shards))
-    model = build("cnn", image_shape=SHAPE, num_classes=10, seed=0).model
+    model = build(CNN(), ModelInput(SHAPE, 10), seed=0).model
     parameters = list(model.parameters())
     velocities = [torch.zeros_like(parameter) for parameter in parameters]
     statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]

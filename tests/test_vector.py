@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.errors import UsageError
-from trainer.config import Config
+from tests.configs import make_config
 from trainer.data.batches import Batch
-from trainer.models import build
+from trainer.models import ModelInput, model_from_json
+from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.worker.step import Step
 
@@ -30,7 +31,7 @@ def one_thread():
 
 
 def _make(name="cnn", **options):
-    return build(name, image_shape=SHAPE, num_classes=4, seed=1, **options)
+    return build(model_from_json({"name": name, **options}), ModelInput(SHAPE, 4), seed=1)
 
 
 def _attached(model, device="cpu"):
@@ -248,7 +249,7 @@ def test_a_step_of_no_examples_pushes_no_gradient_and_the_statistics_as_they_wer
     flat = FlatModel(built.model)
     pulled = np.random.default_rng(1).random(flat.num_parameters + flat.num_buffers).astype(np.float32)
     pushed = np.full_like(pulled, 7)
-    step = Step(Config(shards="s", output="o", steps=1), built, pulled, pushed, torch.device("cpu"))
+    step = Step(make_config(steps=1), built, pulled, pushed, torch.device("cpu"))
     assert flat.num_buffers > 0
     assert step(Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64)), 0) == (0.0, 0)
     assert not pushed[: flat.num_parameters].any()

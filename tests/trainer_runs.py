@@ -19,7 +19,7 @@ import psutil
 
 from pipeline.spark.session import PACKAGE
 from trainer.checkpoints.read import newest, read_vector
-from trainer.runlog.result import read_events, read_pushes
+from trainer.runlog.read import read_events, read_pushes
 
 ROOT = PACKAGE.parent
 

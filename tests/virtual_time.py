@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config import slice_bounds
 from trainer.coordination.coordinator import Coordinator, Measured, Order, Record
 from trainer.protocols.base import Protocol
-from trainer.server.parameter_slice import Slice, slice_bounds
+from trainer.server.parameter_slice import ParameterSlice
 
 Vector = npt.NDArray[np.float64]
 Gradient = Callable[[Vector, int, int], Vector]  # (parameters, worker, clock)
@@ -56,7 +57,7 @@ def simulate(
         stop=stop,  # type: ignore[arg-type]
     )
     bounds = slice_bounds(len(start), servers)
-    slices = [Slice(start[b:e].copy(), np.zeros(e - b), momentum, workers, "ema") for b, e in bounds]
+    slices = [ParameterSlice(start[b:e].copy(), np.zeros(e - b), momentum, workers, "ema") for b, e in bounds]
     pushed: dict[int, Vector] = {}
     queue: list[tuple[float, int, int, Vector]] = []
     run = Run(start, [], [], 0.0)

@@ -3,112 +3,196 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from pipeline.command_line import seed
 from pipeline.errors import UsageError
+from pipeline.specs import Spec, from_json, option
+from trainer.coordination.schedules import RECIPES
+from trainer.models import ModelSpec, model_from_json
+from trainer.models.resnet import ResNet20
+from trainer.protocols import PROTOCOLS, Protocol
+from trainer.protocols.asp import ASP
+
+DROPS = ", ".join(f"{name} {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
+
+
+@dataclass(frozen=True)
+class Data(Spec):
+    """What is trained on, and how mini-batches are drawn from it. batch_size is the global mini-batch B: each of N workers
+    draws B/N examples a step."""
+
+    shards: str = option(help="folder of a committed shard set", metavar="URI", may_change=True)
+    batch_size: int = option(128, "global mini-batch: N workers draw B/N examples each a step", metavar="B", least=1)
+    worker_batch: Literal["floor", "exact"] = option(
+        "floor", "where N does not divide B: floor drops the rest, exact gives the first workers one more"
+    )
+    sampling: Literal["shuffle", "bernoulli"] = option(
+        "shuffle",
+        "shuffle: passes over a worker's rows, each in a new order; bernoulli: every row is in a mini-batch with"
+        " probability B/rows, and updates are means over examples, as in MLlib",
+    )
+    augment: bool = option(True, "random crops and flips while training")
+
+
+@dataclass(frozen=True)
+class Optimiser(Spec):
+    """SGD with momentum on the servers. learning_rate is the single-process rate a: synchronous protocols apply a to the
+    mean of N gradients, asynchronous ones a/N to each."""
+
+    learning_rate: float = option(
+        0.1,
+        "rate of a single process: bsp applies A to the mean of N gradients, asp and ssp A/N to each",
+        metavar="A",
+        above=0,
+    )
+    momentum: float = option(0.9, "of SGD, on the servers", metavar="M", least=0, below=1)
+    weight_decay: float = option(2e-4, "L2 factor, part of the loss", metavar="W", least=0)
+    recipe: Literal["ch4", "ch6", "constant", "inverse-sqrt"] = option(
+        "ch6",
+        f"epochs at which the rate falls to a tenth: {DROPS}; constant: never; inverse-sqrt: A / sqrt(t) in mini-batch t",
+    )
+    tolerance: float = option(
+        0.0,
+        "end before --epochs or --steps, as soon as a global mini-batch moves the parameters by less than TOL times the"
+        " greater of their norm and 1; needs --servers 1",
+        metavar="TOL",
+        least=0,
+        shown="0: never",
+    )
+    batch_norm: Literal["ema", "last", "recalibrate"] = option(
+        "ema",
+        "BatchNorm's running statistics: averaged over workers, the last worker's, or taken anew from training rows"
+        " before each evaluation",
+    )
+
+
+@dataclass(frozen=True)
+class Processes(Spec):
+    """Which processes run, where they compute, and how long they are waited for. A resumed run may have others."""
+
+    servers: int = option(1, "parameter servers", metavar="S", least=1, may_change=True)
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "where workers compute; auto: on GPUs where there are any", may_change=True
+    )
+    threads: int = option(
+        0, "of each worker's computation", metavar="T", least=0, may_change=True, shown="0: cores / workers"
+    )
+    same_host: Literal["memory", "socket"] = option(
+        "memory", "how gradients reach a server on the same host", may_change=True
+    )
+    start_wait_s: float = option(
+        60.0,
+        "start without a worker that keeps the others waiting for so long; bsp needs all",
+        metavar="SECONDS",
+        above=0,
+        may_change=True,
+    )
+    heartbeat_timeout_s: float = option(
+        15.0, "a process without a heartbeat for so long is started again", metavar="SECONDS", above=0, may_change=True
+    )
+    max_restarts: int = option(
+        5, "give up when one process fails more often than this in a row", metavar="R", least=0, may_change=True
+    )
+
+
+@dataclass(frozen=True)
+class RunSpec(Spec):
+    """Where a run is written, how long it is, and what is kept of it. Either epochs or steps is given."""
+
+    output: str = option(help="folder of the run", metavar="DIR", may_change=True)
+    epochs: int | None = option(
+        None, "passes of all workers together over the examples", metavar="E", least=1, may_change=True
+    )
+    steps: int | None = option(
+        None, "mini-batches of each worker, instead of --epochs", metavar="K", least=1, may_change=True
+    )
+    seed: int = option(
+        0, "of initial parameters, order of examples, augmentation and dropout", metavar="S", least=0, parse=seed
+    )
+    stop: Literal["global", "local"] = option(
+        "global", "end when all workers together have done their steps, or each after its own"
+    )
+    checkpoint_every_s: float = option(60.0, "between checkpoints", metavar="SECONDS", above=0, may_change=True)
+    epoch_checkpoints: bool = option(
+        True, "write a checkpoint at the end of every epoch too, which is then evaluated", may_change=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.epochs is None) == (self.steps is None):
+            raise UsageError("give the length of the run: either --epochs or --steps")
 
 
 @dataclass(frozen=True)
 class Config:
     """One training run. Units are in the names; a minus sign never appears twice (weight decay is added to gradients).
 
-    batch_size is the global mini-batch B, learning_rate the single-process rate a: workers take B/n examples, and
-    asynchronous protocols apply each push with a/n (SPEC 3, 4.1). Raises UsageError for a value that cannot be."""
+    Each part is a spec: its fields are the flags of the command line. Raises UsageError for a value that cannot be."""
 
-    shards: str
-    output: str
-    model: str = "resnet20"
-    protocol: str = "asp"
-    staleness_bound: int = 3
-    servers: int = 1
-    epochs: int | None = None
-    steps: int | None = None
-    seed: int = 0
-    batch_size: int = 128
-    worker_batch: Literal["floor", "exact"] = "floor"
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 2e-4
-    recipe: Literal["ch4", "ch6", "constant", "inverse-sqrt"] = "ch6"
-    sampling: Literal["shuffle", "bernoulli"] = "shuffle"
-    tolerance: float = 0.0
-    batch_norm: Literal["ema", "last", "recalibrate"] = "ema"
-    norm: Literal["batch", "group"] = "batch"
-    shortcut: Literal["pad", "conv"] = "pad"
-    intercept: bool = True
-    augment: bool = True
-    stop: Literal["global", "local"] = "global"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = 0
-    same_host: Literal["memory", "socket"] = "memory"
-    checkpoint_every_s: float = 60.0
-    epoch_checkpoints: bool = True
-    start_wait_s: float = 60.0
-    heartbeat_timeout_s: float = 15.0
-    max_restarts: int = 5
+    data: Data
+    run: RunSpec
+    model: ModelSpec = ResNet20()
+    optimiser: Optimiser = Optimiser()
+    protocol: Protocol = ASP()
+    processes: Processes = Processes()
 
     def __post_init__(self) -> None:
-        def refuse(name: str, want: str) -> None:
-            raise UsageError(f"--{name.replace('_', '-')} must be {want}, got {getattr(self, name)!r}")
-
-        for name in ("servers", "batch_size"):
-            if getattr(self, name) < 1:
-                refuse(name, "at least 1")
-        for name in ("staleness_bound", "seed", "weight_decay", "tolerance", "threads", "max_restarts"):
-            if not getattr(self, name) >= 0:
-                refuse(name, "0 or more")
-        for name in ("learning_rate", "checkpoint_every_s", "start_wait_s", "heartbeat_timeout_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                refuse(name, "a positive number")
-        if not 0 <= self.momentum < 1:
-            refuse("momentum", "at least 0 and below 1")
-        if self.tolerance and self.servers > 1:
+        if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
-                f"--tolerance looks at the whole model on one server: give --servers 1, not {self.servers}"
+                f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
             )
-        if (self.epochs is None) == (self.steps is None):
-            raise UsageError("give the length of the run: either --epochs or --steps")
-        for name in ("epochs", "steps"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                refuse(name, "at least 1")
 
     def worker_batch_size(self, worker: int, num_workers: int) -> int:
         """Examples a worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers."""
-        share, rest = divmod(self.batch_size, num_workers)
-        return share + (self.worker_batch == "exact" and worker < rest)
+        share, rest = divmod(self.data.batch_size, num_workers)
+        return share + (self.data.worker_batch == "exact" and worker < rest)
 
     def fraction(self, rows: int) -> float | None:
         """The probability of each of so many rows to be in a mini-batch, where they are drawn by Bernoulli sampling."""
-        return self.batch_size / rows if self.sampling == "bernoulli" else None
+        return self.data.batch_size / rows if self.data.sampling == "bernoulli" else None
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Mini-batches a worker runs an epoch, the same for every strategy: floor(distinct examples / B) (SPEC 0)."""
-        return max(1, rows // self.batch_size)
+        """Mini-batches a worker runs an epoch, the same for every way of sharding: floor(distinct examples / B)."""
+        return max(1, rows // self.data.batch_size)
 
     def steps_per_worker(self, rows: int) -> int:
         """Mini-batches each worker runs in all."""
-        return self.steps if self.steps is not None else (self.epochs or 0) * self.steps_per_epoch(rows)
+        return self.run.steps if self.run.steps is not None else (self.run.epochs or 0) * self.steps_per_epoch(rows)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """A part an entry; model and protocol by name, with their own parameters."""
+        return {part.name: getattr(self, part.name).to_json() for part in fields(self)}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Config:
-        """Raises TypeError for a key that this version does not know."""
-        return cls(**values)
+    def from_json(cls, values: Mapping[str, Any]) -> Config:
+        """Raises KeyError, TypeError or UsageError for what ``to_json`` of this version did not write."""
+        return cls(
+            data=Data(**values["data"]),
+            run=RunSpec(**values["run"]),
+            model=model_from_json(values["model"]),
+            optimiser=Optimiser(**values["optimiser"]),
+            protocol=from_json(PROTOCOLS, "--protocol", values["protocol"]),
+            processes=Processes(**values["processes"]),
+        )
+
+    def essentials(self) -> dict[str, Any]:
+        """What a resumed run must agree on, by the names of the flags."""
+        names = {"--model": self.model.name, "--protocol": self.protocol.name}
+        parts = (getattr(self, part.name).identity() for part in fields(self))
+        return names | {f"--{key.replace('_', '-')}": value for part in parts for key, value in part.items()}
 
     def identity(self) -> str:
-        """What a checkpoint must agree on for a resume to be exact, as canonical JSON; where and how long may change."""
-        free = {"output", "epochs", "steps", "servers", "device", "threads", "same_host", "max_restarts"}
-        free |= {"checkpoint_every_s", "epoch_checkpoints", "start_wait_s", "heartbeat_timeout_s", "shards"}
-        return json.dumps({f.name: getattr(self, f.name) for f in fields(self) if f.name not in free}, sort_keys=True)
+        """The same as canonical JSON: what a checkpoint must agree on for a resume to be exact."""
+        return json.dumps(self.essentials(), sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What every process knows of a run: rows: distinct training examples; the flat vector has num_parameters, then
-    num_buffers numbers."""
+    """What every process knows of a run. rows: distinct training examples; the flat vector has num_parameters, then
+    num_buffers elements."""
 
     num_workers: int
     rows: int
@@ -116,5 +200,11 @@ class Facts:
     num_buffers: int
 
     @property
-    def numbers(self) -> int:
+    def elements(self) -> int:
+        """Length of the flat vector."""
         return self.num_parameters + self.num_buffers
+
+
+def slice_bounds(total: int, parts: int) -> list[tuple[int, int]]:
+    """[0, total) cut into half-open ranges: total*i//n to total*(i+1)//n, so sizes differ by at most one."""
+    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from pipeline.errors import UsageError
+from pipeline.specs import Spec, option
 
 Kind = Literal["server", "worker", "evaluator"]
 
@@ -21,48 +22,6 @@ class Role:
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.index}"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a command line says beside the Config: it may differ from host to host, and from start to start.
-
-    roles: those that run here, None for all; addresses: where each server listens, empty for places that only this
-    machine reaches; token_file: holds the secret that the hosts of a run share. Raises UsageError."""
-
-    resume: bool = False
-    overwrite: bool = False
-    quiet: bool = False
-    roles: tuple[Role, ...] | None = None
-    addresses: tuple[str, ...] = ()
-    token_file: Path | None = None
-    tensorboard: bool = False
-    report: bool = True
-
-    def __post_init__(self) -> None:
-        if self.roles is not None and not self.addresses:
-            raise UsageError("--roles starts a part of a run: give --addresses too, where all hosts find the servers")
-        if self.roles is not None and not self.token_file:
-            raise UsageError(
-                "--roles starts a part of a run: give --token-file too, the same secret on every host"
-                " (make one with: openssl rand -hex 32)"
-            )
-
-    def has(self, role: Role) -> bool:
-        """Whether a role runs here."""
-        return self.roles is None or role in self.roles
-
-    def roles_of(self, num_servers: int, num_workers: int) -> list[Role]:
-        """The roles that run here, in the order of their start. Raises UsageError for one that the run does not have."""
-        every = all_roles(num_servers, num_workers)
-        for role in self.roles or ():
-            if role not in every:
-                count = num_servers if role.kind == "server" else num_workers
-                raise UsageError(
-                    f"--roles names {role.kind}:{role.index}, but the run has {role.kind}s 0..{count - 1}: the shards"
-                    f" decide on the workers, --servers on the servers"
-                )
-        return [role for role in every if self.has(role)]
 
 
 def all_roles(num_servers: int, num_workers: int) -> list[Role]:
@@ -94,3 +53,61 @@ def _parse_part(part: str) -> list[Role]:
 def parse_addresses(text: str) -> tuple[str, ...]:
     """One address a server, in their order; the transport checks their form."""
     return tuple(part.strip() for part in text.split(","))
+
+
+@dataclass(frozen=True)
+class Options(Spec):
+    """How this host takes part in a run: it may differ from host to host, and from start to start."""
+
+    resume: bool = option(False, "go on with the run in DIR, also to a larger --epochs")
+    overwrite: bool = option(False, "delete the run in DIR and start anew")
+    roles: tuple[Role, ...] | None = option(
+        None,
+        "what runs here, such as server:0,worker:0-5,evaluator",
+        metavar="LIST",
+        parse=parse_roles,
+        shown="everything",
+    )
+    addresses: tuple[str, ...] = option(
+        (),
+        "where each server listens, such as tcp://hostA:7000,tcp://hostB:7000",
+        metavar="LIST",
+        parse=parse_addresses,
+        shown="this host only",
+    )
+    token_file: Path | None = option(
+        None,
+        "a secret that the hosts share: admits processes, and encrypts what crosses the network",
+        metavar="PATH",
+        parse=Path,
+    )
+    tensorboard: bool = option(False, "write DIR/tensorboard too (extra: tensorboard)")
+    report: bool = option(True, "write report.html at the end")
+    quiet: bool = option(False, "print the end and errors only")
+    silent: bool = False  # print nothing at all: for programs, which have the Result
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.roles is not None and not self.addresses:
+            raise UsageError("--roles starts a part of a run: give --addresses too, where all hosts find the servers")
+        if self.roles is not None and not self.token_file:
+            raise UsageError(
+                "--roles starts a part of a run: give --token-file too, the same secret on every host"
+                " (make one with: openssl rand -hex 32)"
+            )
+
+    def has(self, role: Role) -> bool:
+        """Whether a role runs here."""
+        return self.roles is None or role in self.roles
+
+    def roles_of(self, num_servers: int, num_workers: int) -> list[Role]:
+        """The roles that run here, in the order of their start. Raises UsageError for one that the run does not have."""
+        every = all_roles(num_servers, num_workers)
+        for role in self.roles or ():
+            if role not in every:
+                count = num_servers if role.kind == "server" else num_workers
+                raise UsageError(
+                    f"--roles names {role.kind}:{role.index}, but the run has {role.kind}s 0..{count - 1}: the shards"
+                    f" decide on the workers, --servers on the servers"
+                )
+        return [role for role in every if self.has(role)]

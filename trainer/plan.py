@@ -9,7 +9,6 @@ from pipeline.errors import UsageError
 from pipeline.reporting.tables import aligned
 from trainer.config import Config, Facts
 from trainer.coordination.schedules import INVERSE_SQRT, RECIPES
-from trainer.protocols import PROTOCOLS
 
 FLOAT_BYTES = 4
 
@@ -49,44 +48,46 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
     """cores: of this machine, counted where not given. Raises UsageError for what cannot be shared out."""
     workers = facts.num_workers
     check_shares(config, workers)
-    if config.sampling == "bernoulli" and config.batch_size > facts.rows:
-        raise UsageError(f"--batch-size {config.batch_size} is more than the {facts.rows} examples of the set")
-    if config.servers > facts.num_parameters:
-        raise UsageError(f"--servers {config.servers} is more than the {facts.num_parameters} parameters of the model")
-    synchronous = PROTOCOLS[config.protocol](config).synchronous
+    if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
+        raise UsageError(f"--batch-size {config.data.batch_size} is more than the {facts.rows} examples of the set")
+    if config.processes.servers > facts.num_parameters:
+        raise UsageError(
+            f"--servers {config.processes.servers} is more than the {facts.num_parameters} parameters of the model"
+        )
+    synchronous = config.protocol.synchronous
     batches = tuple(config.worker_batch_size(worker, workers) for worker in range(workers))
     steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
     epochs = steps / steps_per_epoch
     return Plan(
-        model=config.model,
-        protocol=config.protocol,
+        model=config.model.name,
+        protocol=config.protocol.name,
         synchronous=synchronous,
         num_workers=workers,
-        num_servers=config.servers,
-        threads_per_worker=config.threads or max(1, (cores or usable_cores()) // workers),
+        num_servers=config.processes.servers,
+        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // workers),
         rows=facts.rows,
-        batch_size=config.batch_size,
+        batch_size=config.data.batch_size,
         worker_batches=batches,
         effective_batch=sum(batches),
-        learning_rate=config.learning_rate,
-        worker_rate=config.learning_rate / workers,
-        recipe=config.recipe,
-        drops=tuple(drop for drop in RECIPES[config.recipe] if drop < epochs),
+        learning_rate=config.optimiser.learning_rate,
+        worker_rate=config.optimiser.learning_rate / workers,
+        recipe=config.optimiser.recipe,
+        drops=tuple(drop for drop in RECIPES[config.optimiser.recipe] if drop < epochs),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         steps_per_worker=steps,
         updates=steps if synchronous else steps * workers,
         num_parameters=facts.num_parameters,
         num_buffers=facts.num_buffers,
-        push_mb=facts.numbers * FLOAT_BYTES / 1e6,
+        push_mb=facts.elements * FLOAT_BYTES / 1e6,
     )
 
 
 def check_shares(config: Config, num_workers: int) -> None:
     """Raises UsageError if a worker would draw no example."""
-    if config.batch_size < num_workers:
+    if config.data.batch_size < num_workers:
         raise UsageError(
-            f"--batch-size {config.batch_size} is the mini-batch of all {num_workers} workers together:"
+            f"--batch-size {config.data.batch_size} is the mini-batch of all {num_workers} workers together:"
             f" give at least {num_workers}, one example each"
         )
 

@@ -21,6 +21,7 @@ from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error
 from pipeline.shardset.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
 from pipeline.storage.uri import split_uri
 from pipeline.storage.retries import patiently
+from trainer.models.base import ModelInput
 from pipeline.storage.webhdfs import ReadStore
 
 Progress = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
@@ -56,6 +57,11 @@ class Shards(ShardSet):
     def shape(self) -> tuple[int, int, int]:
         channels, height, width = self.manifest["image"]["shape"]
         return int(channels), int(height), int(width)
+
+    @property
+    def inputs(self) -> ModelInput:
+        """What a model gets to see of the rows."""
+        return ModelInput(self.shape, self.num_classes, self.has_targets)
 
     @property
     def layout(self) -> Layout:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError
-from trainer import models
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.state import State
 from trainer.checkpoints.write import mark_evaluated
@@ -25,14 +24,16 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, load_eval, open_shards
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
-from trainer.runlog.events import METRICS, log_event
-from trainer.runlog.result import best, evaluations, read_events
+from trainer.models.tasks import Task
+from trainer.run_files import BEST, CHECKPOINTS, METRICS, MODEL
+from trainer.runlog.events import log_event
+from trainer.runlog.read import best, evaluations, read_events
 
 BATCH = 500  # images at a time; the result depends on it only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
 POLL_S = 0.5
-BEST, FINAL = "best.safetensors", "model.safetensors"
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
 
@@ -69,13 +70,13 @@ class Evaluator:
     """A model, the rows that it is measured on, and the run's folder."""
 
     def __init__(self, config: Config, output: Path) -> None:
-        self.config, self.output, self.root = config, output, output / "checkpoints"
-        shards = open_shards(config.shards)
-        built = models.build_for(config, shards)
+        self.config, self.output, self.root = config, output, output / CHECKPOINTS
+        shards = open_shards(config.data.shards)
+        built = build(config.model, shards.inputs, config.run.seed)
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
         self.rows = load_eval(shards, targets=built.targets)
-        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.seed, targets=built.targets)
-        self.device = torch.device(_device(config.device))
+        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
+        self.device = torch.device(_device(config.processes.device))
         if self.rows is None:
             self._warn(NO_ROWS)
 
@@ -96,7 +97,7 @@ class Evaluator:
         """The vector [P+Q] of a checkpoint, which is the model's state from now on."""
         values = torch.from_numpy(checkpoint.read_vector(self.root, version)).to(self.device)
         self.flat.attach(values)
-        if self.config.batch_norm == "recalibrate":
+        if self.config.optimiser.batch_norm == "recalibrate":
             recalibrate(self.flat.model, self._batches(self.train_rows))
         return values
 
@@ -121,7 +122,7 @@ class Evaluator:
 
     def _evaluate(self, rows: Rows) -> tuple[float, float]:
         loss, accuracy = evaluate(self.flat.model, self.task, self._batches(rows))
-        return loss + penalty(self.flat.model, self.config.weight_decay), accuracy
+        return loss + penalty(self.flat.model, self.config.optimiser.weight_decay), accuracy
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
         for images, labels in batches(rows, self.mean, BATCH):
@@ -132,11 +133,11 @@ class Evaluator:
         if top and top["version"] == state.version:
             self._save(BEST, state, values)
         if state.final:
-            self._save(FINAL, state, values)
+            self._save(MODEL, state, values)
 
     def _save(self, name: str, state: State, values: Tensor) -> None:
         """The model by the names of its state_dict(), so that any tool that reads safetensors can use it."""
-        about = {"model": self.config.model, "version": state.version, "epoch": state.epoch}
+        about = {"model": self.config.model.name, "version": state.version, "epoch": state.epoch}
         metadata = {"trained": json.dumps(about)}  # one entry: safetensors writes several in any order
         write_durably(self.output / name, save(self.flat.named(values.cpu().numpy()), metadata=metadata))
 
@@ -151,7 +152,7 @@ class Evaluator:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, task: models.Task, batches: Iterator[Batch]) -> tuple[float, float]:
+def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> tuple[float, float]:
     """(mean loss, share of right answers) over all rows, in eval mode; the model's numbers stay as they are.
 
     Raises ValueError without rows."""
@@ -170,7 +171,7 @@ def evaluate(model: nn.Module, task: models.Task, batches: Iterator[Batch]) -> t
 
 @torch.no_grad()
 def penalty(model: nn.Module, weight_decay: float) -> float:
-    """The L2 term of the loss that workers report (SPEC 3): half the decay times the squares of all matrices."""
+    """The L2 term of the loss that workers report: half the decay times the squares of all matrices."""
     squares = [p.square().sum() for p in model.parameters() if p.requires_grad and p.ndim > 1]
     return 0.5 * weight_decay * float(sum(squares))
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipeline.seeds import Purpose, generator
+from trainer.config import slice_bounds
 from trainer.data.augment import normalise
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, Shards, load_worker
-from trainer.server.parameter_slice import slice_bounds
 
 
 @torch.no_grad()

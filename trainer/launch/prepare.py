@@ -13,16 +13,17 @@ from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
 from trainer.data.shards import open_shards
-from trainer.models import build_for
+from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
+from trainer.run_files import CHECKPOINTS
 
 
 def main(config: Config, write: bool, answer: Connection) -> None:
     """Answer with the facts of the run as JSON; with ``write``, make a first checkpoint where there is none.
 
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
-    shards = open_shards(config.shards)
-    flat = FlatModel(build_for(config, shards).model)
+    shards = open_shards(config.data.shards)
+    flat = FlatModel(build(config.model, shards.inputs, config.run.seed).model)
     facts = Facts(shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     if write:
         _first_checkpoint(config, facts, flat.read())
@@ -38,14 +39,14 @@ def _facts(facts: Facts) -> bytes:
 
 
 def _first_checkpoint(config: Config, facts: Facts, values: Any) -> None:
-    root = Path(config.output) / "checkpoints"
+    root = Path(config.run.output) / CHECKPOINTS
     version = newest(root, verify=True)
     if version is not None:
         reopen(root, version)
         return
     folder = folder_of(root, 0)
     momentum = np.zeros(facts.num_parameters, np.float32)
-    write_slice(folder, 0, 1, 0, 0, facts.numbers, facts.numbers, values, momentum)
+    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
     clocks = {worker: 0 for worker in range(facts.num_workers)}
     parts = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
     write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=config.identity(), **parts))

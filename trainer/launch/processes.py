@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pipeline.errors import JobError
@@ -53,7 +55,8 @@ class Child:
         self.process: BaseProcess = forking.Process(
             target=_main, args=(theirs, str(log), module, arguments), name=name, daemon=True
         )
-        self.process.start()
+        with _without_main():
+            self.process.start()
         theirs.close()
 
     def is_frozen(self, patience_s: float) -> bool:
@@ -82,6 +85,18 @@ class Child:
         self.process.kill()
         self.process.join()
         self.lifeline.close()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """multiprocessing imports the caller's program anew in every child. A role needs nothing of it, and a script without
+    ``if __name__ == "__main__"``, or one that loads Spark, would run again in each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:

@@ -4,80 +4,31 @@ It holds no state that a checkpoint lacks: whatever is killed, itself included, 
 
 from __future__ import annotations
 
-import json
-import secrets
-import signal
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
-
-import zmq
 
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_state, whole
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
-from trainer.launch.processes import Child, context
+from trainer.launch.control import Control
+from trainer.launch.processes import Child
 from trainer.options import Options, Role
-from trainer.plan import describe, plan
+from trainer.plan import plan
 from trainer.report.progress import Progress
-from trainer.report.terminal import ending
-from trainer.runlog.events import METRICS, PUSHES, log_event
-from trainer.runlog.result import read_events, read_pushes, summarise
-from trainer.runlog.run_folder import locked
-from trainer.transport.messages import Header, Op, unpack, unpack_json
-from trainer.transport.sockets import Secret, Watch, check_addresses, dealer, local_addresses, offer
+from trainer.run_files import CHECKPOINTS, LOGS, METRICS
+from trainer.runlog.event_tail import EventTail
+from trainer.runlog.events import log_event
+from trainer.transport.messages import Op
+from trainer.transport.sockets import Secret
 
 POLL_S = 0.2
-STATUS_S = 0.5
 LINGER_S = 10.0
-SILENT_S = 5.0  # without an answer for so long, server 0 is gone for now, or for good
 ALIVE_AGAIN_S = 60.0  # a role that lived so long is no longer failing in a row
 HEAD = Role("server", 0)
-
-
-class Control:
-    """The supervisor's line to server 0: commands, and the newest status that it answered."""
-
-    def __init__(self, address: str, secret: Secret) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = dealer(self.context, address, secret)
-        self.watch = Watch(self.socket)
-        self.socket.connect(address)
-        self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
-        self.at_end: dict[str, Any] | None = None  # the status that it was asked to write down, once it knows
-        self.heard = time.monotonic()
-        self._asked = 0.0
-
-    def tell(self, op: Op, index: int = -1) -> None:
-        offer(self.socket, Header(op, 0, index).pack(), b"")
-
-    def ask(self) -> bool:
-        """Ask for the status now and then; whether an answer has come since the last call. Raises UsageError if server 0
-        does not admit this host."""
-        self.watch.has_broken()
-        if time.monotonic() - self._asked >= STATUS_S:
-            self._asked = time.monotonic()
-            self.tell(Op.STATUS)
-        fresh = False
-        while self.socket.poll(0):
-            header, body = self.socket.recv_multipart()
-            self.status = unpack_json(body)
-            if unpack(header).op is Op.END:
-                self.at_end = self.status
-            self.heard = time.monotonic()
-            fresh = True
-        return fresh
-
-    def close(self) -> None:
-        self.context.destroy(linger=0)  # the watch's socket too
-
-    def is_silent(self) -> bool:
-        return time.monotonic() - self.heard > SILENT_S
 
 
 class Supervisor:
@@ -86,8 +37,8 @@ class Supervisor:
     ) -> None:
         self.config, self.facts, self.options = config, facts, options
         self.addresses, self.secret = list(addresses), secret
-        self.output = Path(config.output)
-        self.roles = options.roles_of(config.servers, facts.num_workers)
+        self.output = Path(config.run.output)
+        self.roles = options.roles_of(config.processes.servers, facts.num_workers)
         self.control = Control(addresses[0], secret)
         self.children: dict[Role, Child] = {}
         self.failures: dict[Role, int] = dict.fromkeys(self.roles, 0)
@@ -95,7 +46,7 @@ class Supervisor:
         self.interrupted = False
         self.threads = plan(config, facts).threads_per_worker
         self.events = EventTail(self.output / METRICS)
-        self.progress = Progress(quiet=options.quiet)
+        self.progress = Progress(quiet=options.quiet or options.silent)
         self.board = _board(options, self.output)
         self._evaluated: float | None = None
         self._told = False
@@ -124,7 +75,7 @@ class Supervisor:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start(self, role: Role) -> None:
-        secret, log = self.secret, self.output / "logs" / f"{role}.log"
+        secret, log = self.secret, self.output / LOGS / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         config, facts, addresses = self.config, self.facts, self.addresses
         if role.kind == "server":
@@ -142,9 +93,9 @@ class Supervisor:
         sentinels = [child.process.sentinel for child in self.children.values()]
         connection.wait(sentinels, POLL_S)
         for role, child in list(self.children.items()):
-            if child.exit_code() is None and child.is_frozen(self.config.heartbeat_timeout_s):
+            if child.exit_code() is None and child.is_frozen(self.config.processes.heartbeat_timeout_s):
                 child.kill()
-                self._ended(role, child, f"no sign of life for {self.config.heartbeat_timeout_s:g} s")
+                self._ended(role, child, f"no sign of life for {self.config.processes.heartbeat_timeout_s:g} s")
             elif child.exit_code() is not None:
                 child.kill()
                 self._ended(role, child, child.cause())
@@ -160,7 +111,7 @@ class Supervisor:
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
         lived = time.monotonic() - child.started
         self.failures[role] = 1 if lived > ALIVE_AGAIN_S else self.failures[role] + 1
-        if self.failures[role] > self.config.max_restarts:
+        if self.failures[role] > self.config.processes.max_restarts:
             raise JobError(f"{role} failed {self.failures[role]} times in a row, last: {cause}; see {child.log}")
         if role.kind == "worker":
             self.control.tell(Op.LOST, role.index)
@@ -187,7 +138,7 @@ class Supervisor:
 
     def _has_ended(self) -> bool:
         """Whether the end of this run is in its folder: server 0 may have left before this host could hear of it."""
-        root = self.output / "checkpoints"
+        root = self.output / CHECKPOINTS
         version = newest(root)
         return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
@@ -207,7 +158,7 @@ class Supervisor:
 
     def _leave_checkpoint(self) -> None:
         """Have this moment written down, then give the run up. Raises JobError, which says how to go on."""
-        root = self.output / "checkpoints"
+        root = self.output / CHECKPOINTS
         if HEAD in self.roles:
             self.control.tell(Op.END)
             end = time.monotonic() + LINGER_S
@@ -254,140 +205,13 @@ class Supervisor:
 def is_end(state: State, config: Config, facts: Facts) -> bool:
     """Whether a checkpoint is the end of the run as long as it is now: of a longer one, it is where that begins."""
     steps = config.steps_per_worker(facts.rows)
-    if config.stop == "local":
+    if config.run.stop == "local":
         return state.final and min(state.clocks.values()) >= steps
     return state.final and state.accepted >= steps * facts.num_workers
 
 
 class Interrupted(JobError):
     """Somebody ended the run: Ctrl-C, or a scheduler's SIGTERM."""
-
-
-class EventTail:
-    """The events that were added to a growing metrics.jsonl."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, path.stat().st_size if path.exists() else 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
-            return
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            data = file.read()
-        whole_lines = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole_lines)
-        for line in whole_lines.splitlines():
-            with suppress(ValueError):
-                yield json.loads(line)
-
-
-def run(config: Config, options: Options) -> int:
-    """Train as far as the run has to go; returns the exit code. Raises UsageError, DataError and JobError."""
-    output = Path(config.output)
-    head = options.has(HEAD)
-    with locked(output) if head else nullcontext():
-        facts = _prepare(config, write=head)
-        addresses = options.addresses or local_addresses(secrets.token_hex(8), config.servers)
-        check_addresses(addresses, config.servers)
-        supervisor = Supervisor(config, facts, options, addresses, _secret(options))
-        if not options.quiet:
-            print(describe(plan(config, facts)), flush=True)
-        with _signals(supervisor):
-            cause = "failed"
-            try:
-                if head:
-                    _log_start(config, facts)
-                supervisor.run()
-                cause = "finished"
-            except Interrupted:
-                cause = "interrupted"
-                raise
-            finally:
-                supervisor.close()
-                with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
-                    if head:
-                        _conclude(config, options, supervisor.control.status, cause)
-    return 0
-
-
-def _prepare(config: Config, *, write: bool) -> Facts:
-    """What the shards and the model say, found out in a process of its own."""
-    log = Path(config.output) / "logs" / "prepare.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")  # what an earlier start said is not this one's cause
-    mine, theirs = context().Pipe(duplex=False)
-    child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
-    theirs.close()
-    try:
-        return Facts(**unpack_json(mine.recv_bytes()))
-    except EOFError:
-        child.process.join()
-        errors = {error.exit_code: error for error in (UsageError, DataError)}
-        raise errors.get(child.exit_code() or 1, JobError)(child.cause()) from None
-    finally:
-        child.kill()
-
-
-def _secret(options: Options) -> Secret:
-    if not options.token_file:
-        return Secret(secrets.token_hex(32))
-    token = options.token_file.read_text().strip()
-    if len(token) < 16:
-        raise UsageError(
-            f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"
-        )
-    return Secret(token)
-
-
-@contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM leaves a checkpoint; the second does not wait for it."""
-
-    def handle(number: int, frame: object) -> None:
-        if supervisor.interrupted:
-            raise KeyboardInterrupt
-        supervisor.interrupted = True
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _log_start(config: Config, facts: Facts) -> None:
-    from dataclasses import asdict
-    from importlib.metadata import version
-
-    versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
-    resumed = newest(Path(config.output) / "checkpoints")
-    log_event(
-        Path(config.output),
-        "start",
-        config=config.to_json(),
-        plan=asdict(plan(config, facts)),
-        versions=versions,
-        resumed_from=resumed or None,
-    )
-
-
-def _conclude(config: Config, options: Options, status: dict[str, Any], cause: str) -> None:
-    """result.json, the report and a few lines; for a run that was cut short, too."""
-    output = Path(config.output)
-    seconds = status.get("seconds", 0.0)
-    log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
-    result = summarise(read_events(output / METRICS), read_pushes(output / PUSHES))
-    temporary = output / ".result.json.tmp"
-    temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    temporary.replace(output / "result.json")
-    report = None
-    if options.report:
-        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
-
-        report = write_report(output)
-    print(ending(result, output, report), flush=True)
 
 
 def _board(options: Options, output: Path) -> Any:

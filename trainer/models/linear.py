@@ -1,36 +1,55 @@
-"""Models of flat features: linear and logistic regression, and a small perceptron (SPEC 9)."""
+"""Models of flat features: logistic and linear regression, and a small perceptron."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from pipeline.specs import option
+from trainer.models.base import ModelSpec
 
-HIDDEN = (15, 15)
+if TYPE_CHECKING:
+    from torch import nn
 
-
-def linear(image_shape: tuple[int, ...], num_outputs: int, *, intercept: bool = True) -> nn.Module:
-    """features [N, ...] -> [N, num_outputs]; starts at zero, as MLlib's regressions do."""
-    layer = nn.Linear(math.prod(image_shape), num_outputs, bias=intercept)
-    for parameter in layer.parameters():
-        nn.init.zeros_(parameter)
-    return nn.Sequential(nn.Flatten(), layer)
+    from trainer.models.tasks import Task
 
 
-def logistic(image_shape: tuple[int, ...], num_classes: int, *, intercept: bool = True) -> nn.Module:
-    """Logits [N, num_classes], or the one logit [N, 1] of binary logistic regression when there are two classes.
-
-    One logit is not just smaller: two would move apart twice as fast at the same rate."""
-    return linear(image_shape, 1 if num_classes == 2 else num_classes, intercept=intercept)
+@dataclass(frozen=True)
+class LinearSpec(ModelSpec):
+    intercept: bool = option(True, "an intercept beside the weights")
 
 
-def perceptron(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Logits [N, num_classes] after two hidden layers of 15 sigmoids; Glorot uniform (2010), zero bias."""
-    widths = (math.prod(image_shape), *HIDDEN, num_classes)
-    layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
-    for layer in layers:
-        nn.init.xavier_uniform_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    hidden = [module for layer in layers[:-1] for module in (layer, nn.Sigmoid())]
-    return nn.Sequential(nn.Flatten(), *hidden, layers[-1])
+class Logistic(LinearSpec):
+    name: ClassVar[str] = "logistic"
+
+    def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
+        from trainer.models.networks.linear import logistic
+
+        return logistic(shape, num_outputs, intercept=self.intercept)
+
+
+class Linear(LinearSpec):
+    """Fits rows' targets where they have them, else classes one-hot."""
+
+    name: ClassVar[str] = "linear"
+    regresses: ClassVar[bool] = True
+
+    def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
+        from trainer.models.networks.linear import linear
+
+        return linear(shape, num_outputs, intercept=self.intercept)
+
+    def task(self) -> Task:
+        from trainer.models.tasks import LEAST_SQUARES
+
+        return LEAST_SQUARES
+
+
+@dataclass(frozen=True)
+class Perceptron(ModelSpec):
+    name: ClassVar[str] = "perceptron"
+
+    def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
+        from trainer.models.networks.linear import perceptron
+
+        return perceptron(shape, num_outputs)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from trainer.config import Config
+from pipeline.specs import registry
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.protocols.bsp import BSP
 from trainer.protocols.ssp import SSP
 
-PROTOCOLS: dict[str, Callable[[Config], Protocol]] = {
-    "asp": lambda config: ASP(),
-    "bsp": lambda config: BSP(),
-    "ssp": lambda config: SSP(config.staleness_bound),
-}
+PROTOCOLS: dict[str, type[Protocol]] = registry(ASP, BSP, SSP)
+
+__all__ = ["PROTOCOLS", "Protocol"]

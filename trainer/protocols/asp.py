@@ -1,9 +1,10 @@
-"""Asynchronous parallel: every gradient is an update, nobody waits (SPEC 4.2)."""
+"""Asynchronous parallel: every gradient is an update, nobody waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from trainer.protocols.base import Gradient, Protocol, View
 
@@ -12,7 +13,9 @@ from trainer.protocols.base import Gradient, Protocol, View
 class ASP(Protocol):
     """With equally fast workers the staleness concentrates at n - 1."""
 
-    synchronous = False
+    name: ClassVar[str] = "asp"
+    summary: ClassVar[str] = "every gradient is applied as it comes"
+    synchronous: ClassVar[bool] = False
 
     def take(self, view: View) -> Sequence[Gradient]:
         return view.waiting[:1]

@@ -1,14 +1,16 @@
 """What a consistency protocol decides: which gradients are applied now, and which worker may go on.
 
 A protocol sees a frozen picture of the run and touches nothing, so every one is a few lines and is tested in virtual
-time; the coordinator carries its decisions out (SPEC 4)."""
+time; the coordinator carries its decisions out."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from pipeline.specs import Spec
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,10 @@ class View:
         return min((clock for worker, clock in self.clocks.items() if worker not in self.absent), default=0)
 
 
-class Protocol(ABC):
-    """One file a protocol. ``synchronous``: whether an update averages over all workers (a) or uses one push (a/n)."""
+@dataclass(frozen=True)
+class Protocol(Spec):
+    """One file a protocol, whose fields are its parameters. synchronous: whether an update averages over all workers
+    (learning rate a) or uses one push (a/n)."""
 
     synchronous: ClassVar[bool]
 
@@ -51,7 +55,7 @@ class Protocol(ABC):
         """The waiting gradients that make the next update, in the order of their summation; empty for none yet."""
 
     def weight(self, staleness: int) -> float:
-        """The factor of a gradient in its update's sum (c_g of SPEC 4.1)."""
+        """The factor of a gradient in its update's sum (c_g)."""
         return 1.0
 
     def may_go(self, worker: int, view: View) -> bool:

@@ -1,29 +1,35 @@
-"""Stale synchronous parallel: asynchronous, but nobody runs more than a bound ahead of the slowest (SPEC 4.3)."""
+"""Stale synchronous parallel: asynchronous, but nobody runs more than a bound ahead of the slowest (Ho et al. 2013)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from pipeline.specs import option
 from trainer.protocols.base import Gradient, Protocol, View
 
 
 @dataclass(frozen=True)
 class SSP(Protocol):
-    """A worker may start a step iff its clock is at most ``bound`` ahead of the slowest worker's (Ho et al. 2013).
+    """A worker may start a step iff its clock is at most ``staleness_bound`` ahead of the slowest worker's.
 
-    Updates are applied on arrival, so a worker that may start reads all updates of clocks <= its own - bound - 1, and
+    Updates are applied on arrival, so a worker that may start reads all updates of clocks <= its own - staleness_bound - 1, and
     its own. A bound of 0 is a barrier; a lost or finished worker holds nobody back."""
 
-    bound: int
+    name: ClassVar[str] = "ssp"
+    summary: ClassVar[str] = "like asp, but nobody runs far ahead"
+    synchronous: ClassVar[bool] = False
 
-    synchronous = False
+    staleness_bound: int = option(
+        3, "steps that a worker may be ahead of the slowest; 0 is a barrier", metavar="S", least=0
+    )
 
     def take(self, view: View) -> Sequence[Gradient]:
         return view.waiting[:1]
 
     def may_go(self, worker: int, view: View) -> bool:
-        return view.clocks[worker] - view.slowest() <= self.bound
+        return view.clocks[worker] - view.slowest() <= self.staleness_bound
 
     def clock_on_joining(self, clock: int, view: View) -> int:
         # Where it was away, the others have gone on without it: its old clock would hold them all back at once.

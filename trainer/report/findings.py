@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.reporting.page import plain
 from trainer.report.history import Incident, of_kind
 from trainer.report.terminal import duration, percent
-from trainer.runlog.result import Event
+from trainer.runlog.read import Event
 
 ENDINGS: Mapping[str | None, tuple[str, str]] = {
     "finished": ("better", "Finished"),
@@ -43,6 +43,15 @@ def compact(value: object) -> object:
         return value
     runs = [(entry, len(list(equal))) for entry, equal in groupby(value)]
     return ", ".join(f"{count} x {plain(entry)}" if count > 1 else plain(entry) for entry, count in runs) or "none"
+
+
+def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved configuration by the names of its flags, without what is not set."""
+    found: dict[str, Any] = {}
+    for part, values in config.items():
+        for key, value in values.items():
+            found[part if key == "name" else key] = value
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def told(incident: Incident) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from trainer.report import figures
 from trainer.report.figures import Curve, Floats, Mark
-from trainer.runlog.result import Event
+from trainer.runlog.read import Event
 
 STEPS_A_BIN = 6  # of a worker, on average: with fewer, its throughput over time flickers between nothing and twice
 BINS = 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pipeline.atomic import write_durably
 from pipeline.errors import DataError
 from pipeline.reporting.page import Picture, picture, template
 from pipeline.reporting.plots import MANY, style
 from trainer.report import figures
-from trainer.report.findings import compact, findings, headline, title, told
+from trainer.report.findings import compact, findings, flags_of, headline, title, told
 from trainer.report.history import (
     Incident,
     clock_table,
@@ -27,10 +27,10 @@ from trainer.report.history import (
     throughput_table,
     worker_rows,
 )
-from trainer.runlog.events import METRICS, PUSHES
-from trainer.runlog.result import Event, read_events, read_pushes, summarise, surviving
+from trainer.run_files import METRICS, PUSHES, REPORT
+from trainer.runlog.read import Event, read_events, read_pushes, surviving
+from trainer.runlog.result import summarise
 
-NAME = "report.html"
 FEWEST_BINS = 4  # of time, for a picture over it
 
 
@@ -65,7 +65,7 @@ def worker_pictures(
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
         config, table = of_kind(live, "start")[-1]["config"], clock_table(trains, num_workers)
-        bound = config["staleness_bound"] if config["protocol"] == "ssp" else None
+        bound = config["protocol"].get("staleness_bound")
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
         drawn["clocks"] = picture(figure, "Clocks of the workers over time")
     edges, images_per_s = throughput_table(pushes, num_workers)
@@ -95,7 +95,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         if num_workers > 1:
             drawn |= worker_pictures(live, pushes, happened, num_workers)
         drawn |= staleness_picture(accepted, num_workers)
-    page: str = template("trainer.report", NAME).render(
+    page: str = template("trainer.report", "report.html").render(
         title=title(summary, num_workers),
         begun=f"{datetime.fromtimestamp(events[0]['time'], UTC):%Y-%m-%d %H:%M} UTC",
         findings=findings(events, live, summary),
@@ -107,7 +107,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         incidents=[told(incident) for incident in happened],
         max_table=MANY,
         plan={key: compact(value) for key, value in (start["plan"] or {}).items()},
-        config={key: value for key, value in start["config"].items() if value is not None},
+        config=flags_of(start["config"]),
         versions=start["versions"] or {},
     )
     return page
@@ -122,8 +122,6 @@ def write_report(output: Path) -> Path:
         raise DataError(
             f"{output / METRICS} tells of no run: nothing was trained in this folder, so there is no report"
         )
-    path = output / NAME
-    draft = path.with_name(f"{NAME}.tmp")
-    draft.write_text(render(events, read_pushes(output / PUSHES)), encoding="utf-8")
-    os.replace(draft, path)
+    path = output / REPORT
+    write_durably(path, render(events, read_pushes(output / PUSHES)).encode())
     return path

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UsageError
+from trainer.run_files import TENSORBOARD
 
 Event = Mapping[str, Any]
 
-FOLDER = "tensorboard"
 # What an event shows, as {key of the event: name of the curve}; curves of one prefix share a card group.
 CURVES: Mapping[str, Mapping[str, str]] = {
     "train": {
@@ -60,7 +60,7 @@ class TensorBoardWriter:
                 "--tensorboard needs a package that is not installed: pip install '.[tensorboard]'"
             ) from None
         self._open: Any = SummaryWriter
-        self._folder = output / FOLDER
+        self._folder = output / TENSORBOARD
         self._writer = self._open(self._folder)
 
     def add(self, event: Event) -> None:

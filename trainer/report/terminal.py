@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.reporting.tables import aligned
 from trainer.report.progress import number
+from trainer.run_files import MODEL
 
 
 def duration(seconds: float | None) -> str:
@@ -35,7 +36,7 @@ def ending(result: Mapping[str, Any], output: Path, report: Path | None) -> str:
         ("images/s", number(result["images_per_second"], ",.0f")),
         ("staleness", f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0}"),
         *([("restarts", restarts)] if restarts else []),
-        ("model", str(output / "model.safetensors")),
+        ("model", str(output / MODEL)),
         *([("report", str(report))] if report else []),
     ]
-    return aligned([row for row in rows if row[0] != "model" or (output / "model.safetensors").exists()])
+    return aligned([row for row in rows if row[0] != "model" or (output / MODEL).exists()])

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.coordination.coordinator import Record
+from trainer.run_files import METRICS, PUSHES
 
-METRICS = "metrics.jsonl"
-PUSHES = "pushes.csv"
 COLUMNS = (
     "generation,version,worker,clock,version_pulled,staleness,examples,loss,correct,seconds,accepted,step_s,read_s"
 )

@@ -5,60 +5,68 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from trainer.runlog.events import COLUMNS
-
-Event = dict[str, Any]
+from trainer.run_files import METRICS, MODEL, PUSHES, RESULT
+from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes, surviving
 
 ROLES = ("worker", "server", "evaluator")
-NAMES = COLUMNS.split(",")
-INTEGERS = [name for name in NAMES if name not in ("loss", "seconds", "step_s", "read_s")]
 
 
-def read_events(path: Path) -> list[Event]:
-    """The events of metrics.jsonl as they came, those since taken back too; an absent file has none.
+@dataclass(frozen=True)
+class Result:
+    """What a run came to, as result.json holds it; None for what was not measured or is no number."""
 
-    A line that a full disk or a killed process cut off is left out, without losing the one that may follow it."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    return [event for line in lines if (event := _parse(line)) is not None]
+    output: Path  # the run's folder
+    protocol: str
+    model: str
+    seed: int
+    num_workers: int
+    num_servers: int
+    converged: bool  # the tolerance ended the run before its budget
+    cause: str | None  # finished, interrupted, failed; None while it goes on
+    updates: int
+    examples: int  # of accepted gradients
+    seconds: float | None  # of training, over all starts
+    images_per_second: float | None
+    final_accuracy: float | None  # evaluation rows, last evaluation
+    final_loss: float | None
+    best_accuracy: float | None  # evaluation rows, best evaluation
+    best_loss: float | None
+    best_epoch: float | None
+    train_accuracy: float | None  # some training rows, last evaluation
+    train_loss: float | None
+    running_train_accuracy: float | None  # mean over the last whole epoch, as it was trained
+    running_train_loss: float | None
+    staleness: dict[str, Any]  # mean, max, and histogram of accepted gradients
+    rejected: int  # gradients
+    restarts: dict[str, int]  # by role
+    rollbacks: int
+
+    def events(self) -> list[Event]:
+        """The run's events as they came, without what roll-backs took away."""
+        return surviving(read_events(self.output / METRICS))
+
+    def pushes(self) -> pd.DataFrame:
+        """Every pushed gradient that still counts, one a row."""
+        return read_pushes(self.output / PUSHES)
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The final model's arrays by the names of its state_dict, in the order of its layers."""
+        from safetensors.numpy import load_file
+
+        return dict(load_file(self.output / MODEL))
 
 
-def surviving(events: Iterable[Event]) -> list[Event]:
-    """The events that still count: going back to a version (or starting again) voids all of later versions."""
-    kept: list[Event] = []
-    for event in events:
-        if event["event"] in ("rollback", "start"):
-            back_to = event.get("to_version" if event["event"] == "rollback" else "resumed_from") or 0
-            kept = [earlier for earlier in kept if earlier.get("version", 0) <= back_to]
-        kept.append(event)
-    return kept
-
-
-def evaluations(events: Iterable[Event]) -> list[Event]:
-    """The evaluations that still count, by version."""
-    return sorted((e for e in surviving(events) if e["event"] == "eval"), key=lambda e: int(e["version"]))
-
-
-def best(evaluated: Iterable[Event]) -> Event | None:
-    """The evaluation of the highest accuracy, the earliest of equals."""
-    return max(evaluated, key=lambda event: event.get("accuracy") or 0.0, default=None)
-
-
-def read_pushes(path: Path) -> pd.DataFrame:
-    """The pushes that still count, one a row, columns as in the file: a generation that begins at version v voids all
-    rows of earlier ones from v on. Rows cut off by a crash are left out. About 1.5 s and 0.2 GB for a million."""
-    if not path.exists():
-        return pd.DataFrame({name: pd.Series(dtype="int64") for name in NAMES})
-    frame = pd.read_csv(path, names=NAMES, header=None, skiprows=1, on_bad_lines="skip", index_col=False)
-    frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=[*INTEGERS, "seconds"])
-    return _without_void(frame.astype(dict.fromkeys(INTEGERS, "int64"))).reset_index(drop=True)
+def read_result(output: Path) -> Result:
+    """The result of an ended run. Raises OSError where there is none."""
+    return Result(output=output, **json.loads((output / RESULT).read_bytes()))
 
 
 def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
@@ -88,36 +96,15 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _parse(line: str) -> Event | None:
-    """The event of a line, or the last whole one if it was appended to a torn one."""
-    for text in (line, line[max(line.rfind('{"event"'), 0) :]):
-        try:
-            event = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "event" in event:
-            return event
-    return None
-
-
-def _without_void(frame: pd.DataFrame) -> pd.DataFrame:
-    first = frame[frame["accepted"] == 1].groupby("generation")["version"].min()
-    generations = np.sort(frame["generation"].unique())
-    begins = first.reindex(generations, fill_value=np.iinfo(np.int64).max).to_numpy()
-    until = np.minimum.accumulate(begins[::-1])[::-1]  # the least begin of a generation and all later ones
-    limits = np.append(until[1:], np.iinfo(np.int64).max)
-    return frame[frame["version"].to_numpy() < limits[np.searchsorted(generations, frame["generation"])]]
-
-
 def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     start = _last(live, "start")
     config, plan = start.get("config", {}), start.get("plan") or {}
     return {
-        "protocol": config.get("protocol"),
-        "model": config.get("model"),
-        "seed": config.get("seed"),
+        "protocol": config["protocol"]["name"] if config else None,
+        "model": config["model"]["name"] if config else None,
+        "seed": config["run"]["seed"] if config else None,
         "num_workers": plan.get("num_workers", int(pushes["worker"].nunique())),
-        "num_servers": config.get("servers"),
+        "num_servers": config["processes"]["servers"] if config else None,
     }
 
 

@@ -20,21 +20,21 @@ from pipeline.atomic import write_durably
 from pipeline.errors import DataError, UsageError
 from pipeline.storage.uri import split_uri
 from trainer.config import Config
+from trainer.run_files import BEST, CHECKPOINTS, CONFIG, LOCK, LOGS, METRICS, MODEL, PUSHES, REPORT, RESULT, TENSORBOARD
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not
 
-CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
-_FILE = r"((config|result)\.json|metrics\.jsonl|pushes\.csv|report\.html|(model|best)\.safetensors)"
+_FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
-_LOG = r"logs/[\w.-]+\.log"
+_LOG = rf"{LOGS}/[\w.-]+\.log"
 # All that a run writes; --overwrite deletes nothing else.
 OWNED = re.compile(
-    rf"{_FILE}|{_DRAFT}|{_LOG}|\.lock|checkpoints/(\d{{8,}}|\.void)/[\w.-]+"
-    r"|tensorboard/events\.out\.tfevents\.[\w.-]+"
+    rf"{_FILE}|{_DRAFT}|{_LOG}|{re.escape(LOCK)}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
+    rf"|{TENSORBOARD}/events\.out\.tfevents\.[\w.-]+"
 )
 # What a start leaves that failed before its first update, or another host's that came first: nothing to lose.
-EARLY = re.compile(rf"config\.json|{_DRAFT}|{_LOG}|\.lock|checkpoints/0{{8}}/[\w.-]+")
+EARLY = re.compile(rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{re.escape(LOCK)}|{CHECKPOINTS}/0{{8}}/[\w.-]+")
 
 
 class Start(Enum):
@@ -46,7 +46,7 @@ class Start(Enum):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """What config.json holds: what was asked for, and the shards that it was asked of (a digest of their content)."""
 
     config: Config
@@ -55,7 +55,7 @@ class Run:
     shards: str
 
     @classmethod
-    def of(cls, config: Config, shards: Shards) -> Run:
+    def of(cls, config: Config, shards: Shards) -> RunRecord:
         return cls(config, shards.num_workers, shards.rows, digest(shards))
 
     @property
@@ -66,15 +66,14 @@ class Run:
     def essentials(self) -> dict[str, Any]:
         """What a run cannot change on its way, by name; the shards first, because they decide on the workers."""
         about = {"worker count": self.num_workers, "shard digest": self.shards}
-        flags = {f"--{key.replace('_', '-')}": value for key, value in json.loads(self.config.identity()).items()}
-        return about | flags
+        return about | self.config.essentials()
 
     def to_json(self) -> dict[str, Any]:
         about = {"num_workers": self.num_workers, "rows": self.rows, "digest": self.shards}
         return {"config": self.config.to_json(), "shards": about}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Run:
+    def from_json(cls, values: dict[str, Any]) -> RunRecord:
         """Raises KeyError or TypeError for what is not a run of this version."""
         about = values["shards"]
         return cls(Config.from_json(values["config"]), about["num_workers"], about["rows"], about["digest"])
@@ -112,7 +111,7 @@ def locked(output: Path) -> Iterator[None]:
         yield
 
 
-def settle(output: Path, asked: Run, *, resume: bool, overwrite: bool) -> Start:
+def settle(output: Path, asked: RunRecord, *, resume: bool, overwrite: bool) -> Start:
     """Decide what a start in a folder amounts to, and make the folder ready for it.
 
     Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged."""
@@ -134,7 +133,7 @@ def settle(output: Path, asked: Run, *, resume: bool, overwrite: bool) -> Start:
     return start
 
 
-def decide(output: Path, saved: Run | None, asked: Run, *, is_finished: bool, resume: bool) -> Start:
+def decide(output: Path, saved: RunRecord | None, asked: RunRecord, *, is_finished: bool, resume: bool) -> Start:
     """What a start without --overwrite amounts to in a folder that holds results; saved: whose they are, None if
     nothing tells. Raises UsageError. Pure."""
     if saved is None:
@@ -157,7 +156,7 @@ def decide(output: Path, saved: Run | None, asked: Run, *, is_finished: bool, re
     return Start.GO_ON if asked.steps > saved.steps else Start.FINISHED
 
 
-def _refuse_other(output: Path, saved: Run, asked: Run, resume: bool) -> None:
+def _refuse_other(output: Path, saved: RunRecord, asked: RunRecord, resume: bool) -> None:
     before, now = saved.essentials(), asked.essentials()
     for name in now:
         if before.get(name) != now[name]:
@@ -193,9 +192,9 @@ def _delete(output: Path, names: list[str]) -> None:
             (output / folder).rmdir()
 
 
-def _saved(output: Path) -> Run | None:
+def _saved(output: Path) -> RunRecord | None:
     try:
-        return Run.from_json(json.loads((output / CONFIG).read_bytes()))
+        return RunRecord.from_json(json.loads((output / CONFIG).read_bytes()))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, UsageError):

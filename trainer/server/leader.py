@@ -16,11 +16,10 @@ from trainer.config import Config, Facts
 from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Progress
 from trainer.coordination.schedules import learning_rate
-from trainer.protocols import PROTOCOLS
+from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
 
-CHECKPOINTS = "checkpoints"
 RETRY_FINAL_S = 5.0
 
 
@@ -68,7 +67,7 @@ class Head:
 
     def gather(self, cause: str = "") -> None:
         """Once all servers are there, have them load the newest whole checkpoint. Raises JobError without one."""
-        if len(self.followers) < self.config.servers - 1:
+        if len(self.followers) < self.config.processes.servers - 1:
             return
         version = newest(self.checkpoints, verify=True)
         if version is None:
@@ -95,19 +94,19 @@ class Head:
         state = read_state(self.checkpoints, self.version)
         config, facts = self.config, self.facts
         self.coordinator = Coordinator(
-            PROTOCOLS[config.protocol](config),
+            config.protocol,
             num_workers=facts.num_workers,
-            num_servers=config.servers,
+            num_servers=config.processes.servers,
             steps=config.steps_per_worker(facts.rows),
             steps_per_epoch=config.steps_per_epoch(facts.rows),
             rate=self._rate,
-            stop=config.stop,
-            start_wait_s=config.start_wait_s,
-            by_examples=config.sampling == "bernoulli",
-            epoch_snapshots=config.epoch_checkpoints,
+            stop=config.run.stop,
+            start_wait_s=config.processes.start_wait_s,
+            by_examples=config.data.sampling == "bernoulli",
+            epoch_snapshots=config.run.epoch_checkpoints,
             progress=Progress(state.version, state.accepted, state.examples, dict(state.clocks)),
         )
-        self.convergence = Convergence(config.tolerance, facts.num_workers, self.read)
+        self.convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
         self.journal = Journal(self.root, self.coordinator, self.generation, state.seconds)
         self._snapshot_at = now
 
@@ -146,9 +145,9 @@ class Head:
         """What is due by the clock: silent workers, checkpoints, log lines."""
         if not self.coordinator:
             return
-        self.coordinator.lose_silent(now, self.config.heartbeat_timeout_s)
+        self.coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
         unfinished = self.coordinator.finished and not self._final_is_whole()
-        if now - self._snapshot_at >= (RETRY_FINAL_S if unfinished else self.config.checkpoint_every_s):
+        if now - self._snapshot_at >= (RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s):
             self.coordinator.request_snapshot()
             self._snapshot_at = now
         self._advance(now)
@@ -190,7 +189,8 @@ class Head:
     def _rate(self, epoch: float) -> float:
         mini_batches = epoch * self.config.steps_per_epoch(self.facts.rows)
         return (
-            learning_rate(self.config.recipe, self.config.learning_rate, epoch, mini_batches) / self.facts.num_workers
+            learning_rate(self.config.optimiser.recipe, self.config.optimiser.learning_rate, epoch, mini_batches)
+            / self.facts.num_workers
         )
 
     def _converged(self, now: float) -> None:
@@ -205,7 +205,7 @@ class Head:
         snapshot.update(
             generation=self.generation,
             seconds=self.journal.seconds(now),
-            num_servers=self.config.servers,
+            num_servers=self.config.processes.servers,
             num_parameters=self.facts.num_parameters,
             num_buffers=self.facts.num_buffers,
             identity=self.config.identity(),

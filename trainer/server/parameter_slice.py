@@ -14,14 +14,9 @@ Vector = npt.NDArray[np.floating[Any]]
 CHUNK = 1 << 15  # floats worked on at a time: parameters, momentum and scratch stay in the second-level cache
 
 
-def slice_bounds(total: int, servers: int) -> list[tuple[int, int]]:
-    """The half-open range of each server: total*s//S to total*(s+1)//S, so sizes differ by at most one."""
-    return [(total * s // servers, total * (s + 1) // servers) for s in range(servers)]
-
-
 @dataclass
-class Slice:
-    """values: parameters, then BatchNorm's running statistics, of this range; momentum: one number a parameter.
+class ParameterSlice:
+    """values: parameters, then BatchNorm's running statistics, of this range; momentum: one element a parameter.
 
     Not safe for use by several threads: a server has one."""
 
@@ -36,7 +31,7 @@ class Slice:
         return len(self.momentum)
 
     def apply(self, pushed: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
-        """One update of all protocols: u = rate * sum of weighted gradients, m = coefficient*m + u, w -= m (SPEC 4.1).
+        """One update of all protocols: u = rate * sum of weighted gradients, m = coefficient*m + u, w -= m.
 
         pushed: for every gradient a vector like ``values``: gradients of the parameters, then the worker's running
         statistics. Summed in the given order. One pass over memory, whatever the number of gradients is."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import zmq
 
-from trainer.config import Config, Facts
+from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.coordinator import Measured, Order
-from trainer.server.leader import CHECKPOINTS, Follower, Head
-from trainer.server.parameter_slice import slice_bounds
-from trainer.server.slice_server import Holder
+from trainer.run_files import CHECKPOINTS
+from trainer.server.leader import Follower, Head
+from trainer.server.slice_server import SliceServer
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
 
@@ -27,16 +27,16 @@ class Server:
     def __init__(self, config: Config, facts: Facts, index: int, addresses: Sequence[str], secret: Secret) -> None:
         self.index, self.session = index, time.time_ns()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        begin, end = slice_bounds(facts.numbers, config.servers)[index]
+        begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin))
         self.to_head = connect(self.context, addresses[0], secret) if index else None
-        self.holder = Holder(config, facts, index, Path(config.output) / CHECKPOINTS, self.send)
+        self.holder = SliceServer(config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send)
         self.head = None if index else self._make_head()
         self.malformed = 0
 
     def _make_head(self) -> Head:
         config, facts = self.holder.config, self.holder.facts
-        return Head(config, facts, Path(config.output), self.send_order, self.send_load, self.holder.parameters)
+        return Head(config, facts, Path(config.run.output), self.send_order, self.send_load, self.holder.parameters)
 
     def run(self) -> None:
         """Serve until the process is ended."""
@@ -171,7 +171,7 @@ class Server:
         return index
 
     def _server(self, index: int) -> int:
-        if not 0 < index < self.holder.config.servers:
+        if not 0 < index < self.holder.config.processes.servers:
             raise Malformed(f"server {index}")
         return index
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
-from trainer.config import Config, Facts
+from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.coordinator import Order
-from trainer.server.parameter_slice import Slice, slice_bounds
+from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
 from trainer.transport.shared_memory import SharedVectors, open_memory
 
@@ -32,12 +32,12 @@ class Peer:
     pushed: npt.NDArray[np.float32] | None = None
 
 
-class Holder:
+class SliceServer:
     """send(identity, header, body) answers a peer."""
 
     def __init__(self, config: Config, facts: Facts, index: int, root: Path, send: Send) -> None:
         self.config, self.facts, self.index, self.root, self.send = config, facts, index, root, send
-        self.begin, self.end = slice_bounds(facts.numbers, config.servers)[index]
+        self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.peers: dict[int, Peer] = {}
         self.generation = 0
         self.sequence = 0
@@ -47,8 +47,10 @@ class Holder:
     def load(self, generation: int, version: int) -> None:
         """Start a generation from a whole checkpoint; workers of the one before must join again. Raises DataError."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
-        statistics: Literal["ema", "last"] = "ema" if self.config.batch_norm == "ema" else "last"
-        self.slice = Slice(values, momentum, self.config.momentum, self.facts.num_workers, statistics)
+        statistics: Literal["ema", "last"] = "ema" if self.config.optimiser.batch_norm == "ema" else "last"
+        self.slice = ParameterSlice(
+            values, momentum, self.config.optimiser.momentum, self.facts.num_workers, statistics
+        )
         self.generation, self.sequence, self._answer = generation, 0, None
         for worker, peer in self.peers.items():
             self.send(peer.identity, Header(Op.REJOIN, 0, worker, peer.session, generation), None)
@@ -65,7 +67,7 @@ class Holder:
         if known and header.session == known.session:
             return None
         invitation = unpack_json(body)
-        memory = open_memory(invitation, self.facts.numbers) if invitation else None
+        memory = open_memory(invitation, self.facts.elements) if invitation else None
         # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
         self.peers[header.index] = Peer(identity, header.session, memory, known.pushed if known else None)
         return None
@@ -140,11 +142,11 @@ class Holder:
             write_slice(
                 folder,
                 self.index,
-                self.config.servers,
+                self.config.processes.servers,
                 state.version,
                 self.begin,
                 self.end,
-                facts.numbers,
+                facts.elements,
                 self.slice.values,
                 self.slice.momentum,
             )

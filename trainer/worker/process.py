@@ -12,7 +12,7 @@ from trainer.config import Config, Facts
 from trainer.coordination.coordinator import Measured
 from trainer.data.batches import Loader
 from trainer.data.shards import Rows, Shards, load_worker, open_shards
-from trainer.models import Built, build_for
+from trainer.models.build import Built, build
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
 from trainer.worker.server_client import Link, MustRejoin, Turn
@@ -22,19 +22,19 @@ from trainer.worker.step import Step, pick_device, step_seed
 def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret, threads: int) -> None:
     """The process of one worker, until the servers say that the run is over. Raises DataError for broken shards."""
     torch.set_num_threads(threads)
-    shards = open_shards(config.shards, num_workers=facts.num_workers)
-    built = build_for(config, shards)
+    shards = open_shards(config.data.shards, num_workers=facts.num_workers)
+    built = build(config.model, shards.inputs, config.run.seed)
     rows = _load(config, shards, worker, built)
-    link = Link(facts, worker, list(addresses), secret, use_memory=config.same_host == "memory")
-    step = Step(config, built, link.pulled, link.pushed, pick_device(config.device, worker))
+    link = Link(facts, worker, list(addresses), secret, use_memory=config.processes.same_host == "memory")
+    step = Step(config, built, link.pulled, link.pushed, pick_device(config.processes.device, worker))
     size = config.worker_batch_size(worker, facts.num_workers)
     loader = Loader(
         rows,
         shards.mean,
         size,
-        seed=config.seed,
+        seed=config.run.seed,
         worker=worker,
-        augment=config.augment,
+        augment=config.data.augment,
         fraction=config.fraction(facts.rows),
     )
     with loader:
@@ -47,7 +47,7 @@ def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
     begun = time.monotonic()
     rows = load_worker(shards, worker, targets=built.targets)
     seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes
-    log_event(Path(config.output), "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
+    log_event(Path(config.run.output), "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows
 
 
@@ -56,7 +56,7 @@ def _work(config: Config, worker: int, link: Link, loader: Loader, step: Step) -
     while turn:
         begun = time.monotonic()
         batch = loader.batch(turn.clock)
-        loss, correct = step(batch, step_seed(config.seed, worker, turn.clock))
+        loss, correct = step(batch, step_seed(config.run.seed, worker, turn.clock))
         measured = Measured(len(batch.labels), loss, correct, time.monotonic() - begun, loader.read_s)
         turn = _push(link, turn, measured)
 

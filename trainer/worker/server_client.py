@@ -12,9 +12,8 @@ import numpy.typing as npt
 import zmq
 
 from pipeline.errors import JobError
-from trainer.config import Facts
+from trainer.config import Facts, slice_bounds
 from trainer.coordination.coordinator import Measured
-from trainer.server.parameter_slice import slice_bounds
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, pack_json, unpack
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
@@ -42,13 +41,13 @@ class Link:
 
     def __init__(self, facts: Facts, worker: int, addresses: list[str], secret: Secret, *, use_memory: bool) -> None:
         self.worker, self.addresses = worker, addresses
-        self.bounds = slice_bounds(facts.numbers, len(addresses))
-        self.memory = _memory(facts.numbers) if use_memory else None
+        self.bounds = slice_bounds(facts.elements, len(addresses))
+        self.memory = _memory(facts.elements) if use_memory else None
         self.pushed: npt.NDArray[np.float32] = (
-            self.memory.pushed if self.memory else np.zeros(facts.numbers, np.float32)
+            self.memory.pushed if self.memory else np.zeros(facts.elements, np.float32)
         )
         self.pulled: npt.NDArray[np.float32] = (
-            self.memory.pulled if self.memory else np.zeros(facts.numbers, np.float32)
+            self.memory.pulled if self.memory else np.zeros(facts.elements, np.float32)
         )
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.sockets = [dealer(self.context, address, secret) for address in addresses]

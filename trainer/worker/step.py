@@ -8,7 +8,7 @@ import torch
 from pipeline.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.batches import Batch
-from trainer.models import Built
+from trainer.models.build import Built
 from trainer.models.flat_vector import FlatModel
 
 
@@ -51,7 +51,7 @@ class Step:
         outputs = self.model(images)
         loss = self.task.loss(outputs, labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        total = loss.detach() + self.flat.weight_decay_(self.config.weight_decay)
+        total = loss.detach() + self.flat.weight_decay_(self.config.optimiser.weight_decay)
         self.gradients[parameters:] = self.values[parameters:]
         self._copy(self.pushed, self.gradients)
         return float(total), int(self.task.correct(outputs.detach(), labels))

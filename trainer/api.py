@@ -1,0 +1,54 @@
+"""``trainer.train``: the trainer from Python, and what its command line calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config import Config
+from trainer.launch.processes import preload
+from trainer.options import Options, Role
+from trainer.plan import check_shares
+from trainer.runlog.run_folder import RunRecord, Start, settle
+
+if TYPE_CHECKING:
+    from trainer.runlog.result import Result
+
+
+def train(config: Config, options: Options | None = None) -> Result | None:
+    """Train a model on committed shards, with worker, server and evaluator processes of this host; blocks until the end.
+
+    config: the run; options: how this host takes part (everything runs here by default, and progress is printed).
+    Returns what the run came to, read from its folder; None on a host without server 0, which leads the run. A finished
+    run is not trained again. Processes are forked from one that imports torch once and stays for the next call, about
+    0.3 GB; a program that calls this needs no ``if __name__ == "__main__"``.
+
+    Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
+    run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
+    options = options or Options()
+    if options.has(Role("server", 0)) and _is_finished(config, options):
+        from trainer.runlog.result import read_result  # loads pandas, which --help should not
+
+        return read_result(Path(config.run.output))
+    preload()
+    from trainer.launch.run import run
+
+    return run(config, options)
+
+
+def _is_finished(config: Config, options: Options) -> bool:
+    """Whether there is nothing left to do; if there is, the folder is ready for it. Raises UsageError and DataError."""
+    from trainer.data.shards import open_shards  # takes a second to load
+
+    output = Path(config.run.output)
+    shards = open_shards(config.data.shards)
+    options.roles_of(config.processes.servers, shards.num_workers)
+    check_shares(config, shards.num_workers)
+    start = settle(output, RunRecord.of(config, shards), resume=options.resume, overwrite=options.overwrite)
+    if options.silent:
+        return start is Start.FINISHED
+    if start is Start.FINISHED:
+        print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
+    if start is Start.NEW and options.resume:
+        print(f"{output}: holds no run to go on with, so one is started")
+    return start is Start.FINISHED

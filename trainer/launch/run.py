@@ -1,0 +1,140 @@
+"""One host's part of a run, from its folder to its result."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.atomic import write_durably
+from pipeline.errors import DataError, JobError, UsageError
+from trainer.checkpoints.read import newest
+from trainer.config import Config, Facts
+from trainer.launch.processes import Child, context
+from trainer.launch.supervisor import HEAD, Interrupted, Supervisor
+from trainer.options import Options
+from trainer.plan import describe, plan
+from trainer.report.terminal import ending
+from trainer.run_files import CHECKPOINTS, LOGS, METRICS, PUSHES, RESULT
+from trainer.runlog.events import log_event
+from trainer.runlog.read import read_events, read_pushes
+from trainer.runlog.result import Result, summarise
+from trainer.runlog.run_folder import locked
+from trainer.transport.messages import unpack_json
+from trainer.transport.sockets import Secret, check_addresses, local_addresses
+
+
+def run(config: Config, options: Options) -> Result | None:
+    """Train as far as the run has to go. Raises UsageError, DataError and JobError."""
+    leads = options.has(HEAD)
+    with locked(Path(config.run.output)) if leads else nullcontext():
+        facts = _prepare(config, write=leads)
+        addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
+        check_addresses(addresses, config.processes.servers)
+        supervisor = Supervisor(config, facts, options, addresses, _secret(options))
+        if not (options.quiet or options.silent):
+            print(describe(plan(config, facts)), flush=True)
+        cause = "failed"
+        with _signals(supervisor):
+            try:
+                if leads:
+                    _log_start(config, facts)
+                supervisor.run()
+                cause = "finished"
+            except Interrupted:
+                cause = "interrupted"
+                raise
+            finally:
+                supervisor.close()
+                with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+                    result = _conclude(config, options, supervisor.control.status, cause) if leads else None
+    return result
+
+
+def _prepare(config: Config, *, write: bool) -> Facts:
+    """What the shards and the model say, found out in a process of its own."""
+    log = Path(config.run.output) / LOGS / "prepare.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")  # what an earlier start said is not this one's cause
+    mine, theirs = context().Pipe(duplex=False)
+    child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
+    theirs.close()
+    try:
+        return Facts(**unpack_json(mine.recv_bytes()))
+    except EOFError:
+        child.process.join()
+        errors = {error.exit_code: error for error in (UsageError, DataError)}
+        raise errors.get(child.exit_code() or 1, JobError)(child.cause()) from None
+    finally:
+        child.kill()
+
+
+def _secret(options: Options) -> Secret:
+    if not options.token_file:
+        return Secret(secrets.token_hex(32))
+    token = options.token_file.read_text().strip()
+    if len(token) < 16:
+        raise UsageError(
+            f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"
+        )
+    return Secret(token)
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM leaves a checkpoint; the second does not wait for it. Only a program's main thread can
+    be told of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if supervisor.interrupted:
+            raise KeyboardInterrupt
+        supervisor.interrupted = True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_start(config: Config, facts: Facts) -> None:
+    from dataclasses import asdict
+    from importlib.metadata import version
+
+    versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
+    resumed = newest(Path(config.run.output) / CHECKPOINTS)
+    log_event(
+        Path(config.run.output),
+        "start",
+        config=config.to_json(),
+        plan=asdict(plan(config, facts)),
+        versions=versions,
+        resumed_from=resumed or None,
+    )
+
+
+def _conclude(config: Config, options: Options, status: dict[str, Any], cause: str) -> Result:
+    """result.json, the report and a few lines; for a run that was cut short, too."""
+    output = Path(config.run.output)
+    seconds = status.get("seconds", 0.0)
+    log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
+    result = summarise(read_events(output / METRICS), read_pushes(output / PUSHES))
+    write_durably(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    report = None
+    if options.report:
+        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
+
+        report = write_report(output)
+    if not options.silent:
+        print(ending(result, output, report), flush=True)
+    return Result(output=output, **result)

@@ -1,0 +1,76 @@
+"""A model of the user's own: ``--model module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UsageError
+from trainer.models.base import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name can be that of a function in a module."""
+    module, _, function = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), function))
+
+
+@dataclass(frozen=True)
+class OwnModel(ModelSpec):
+    """function(image_shape, num_classes) -> torch.nn.Module, of a module in the current folder or installed."""
+
+    reference: str = ""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a member's name is its class's, this one's is the user's
+        return self.reference
+
+    def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
+        """What the function returns, if it is a model that turns two black images into logits: checked here, not by a
+        worker. Raises UsageError."""
+        return _checked(self._function()(shape, num_outputs), self.reference, shape, num_outputs)
+
+    def _function(self) -> Any:
+        module_name, _, function_name = self.reference.partition(":")
+        module = _import(self.reference, module_name)
+        function = getattr(module, function_name, None)
+        if not callable(function):
+            there = ", ".join(member for member, _ in inspect.getmembers(module, inspect.isroutine)) or "none"
+            raise UsageError(
+                f"--model {self.reference}: {module.__file__} has no function {function_name}; it has: {there}"
+            )
+        return function
+
+
+def _import(reference: str, module_name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        message = f"--model {reference}: there is no module {error.name} in {here} nor among the installed packages"
+        raise UsageError(f"{message}; run from the folder that holds it") from error
+
+
+def _checked(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"--model {reference} returned a {type(model).__name__}: it must return a torch.nn.Module")
+    with torch.no_grad():
+        outputs = model.eval()(torch.zeros(2, *shape))
+    made = tuple(getattr(outputs, "shape", ()))
+    if made not in {(2, num_classes)} | ({(2, 1)} if num_classes == 2 else set()):
+        raise UsageError(f"--model {reference} turned 2 images into {made}: it must return logits (2, {num_classes})")
+    return model.train()

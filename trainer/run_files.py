@@ -1,0 +1,12 @@
+"""The names of the files in a run's folder."""
+
+CONFIG = "config.json"  # whose folder it is: written before anything else, removed first
+METRICS = "metrics.jsonl"  # an event a line
+PUSHES = "pushes.csv"  # a pushed gradient a line
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+TENSORBOARD = "tensorboard"
+MODEL, BEST = "model.safetensors", "best.safetensors"  # of the end, and of the highest evaluation accuracy
+RESULT = "result.json"
+REPORT = "report.html"
+LOCK = ".lock"
