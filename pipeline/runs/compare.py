@@ -12,9 +12,9 @@ from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
 from pipeline.runs.command import replace_below, report
 from pipeline.runs.shard import shard
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
-from pipeline.spark.store import store_of
+from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Strategy
 
 COLUMNS = (
@@ -52,10 +52,10 @@ def run_comparison(args: argparse.Namespace) -> int:
     cli.preflight(request)
     rows: list[dict[str, Any]] = []
     with spark_context(debug=args.debug) as context:
-        store = store_of(context)
+        store = open_store(context)
         output = store.resolve(request.output)
         for strategy in strategies:
-            progress = Progress(context, quiet=args.quiet)
+            progress = PhaseLog(context, quiet=args.quiet)
             if not args.quiet:
                 print(f"-- {strategy.name}")
             shards = shard(context, replace(request, output=f"{output}/{strategy.name}"), strategy, progress).shards

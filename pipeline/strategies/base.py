@@ -72,7 +72,7 @@ class Strategy(ABC):
     def fit(self, context: Context) -> Fitted:
         """Look at the data and decide the grouping."""
 
-    def refit(self, context: Context, stored: Stored) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         """The same grouping out of a committed set, without fitting again; for another number of workers."""
         return self.fit(context)
 
@@ -81,7 +81,7 @@ class Strategy(ABC):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredGroups:
     """What a committed set tells of its own grouping. counts int64 [chunks, neighbourhoods]."""
 
     counts: Ints

@@ -17,7 +17,7 @@ from pipeline.clustering.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_
 from pipeline.clustering.lloyd import Fit, nearest
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
+from pipeline.strategies.base import Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods, Strategy
 from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
 
 
@@ -115,5 +115,5 @@ class ClassCluster(Strategy):
         params = {"clusters": number, "components_fitted": len(pca.spectrum.variances)}
         return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, **models})
 
-    def refit(self, context: Context, stored: Stored) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

@@ -17,7 +17,7 @@ from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.projection import Neighbourhoods
 from pipeline.errors import UsageError
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
+from pipeline.strategies.base import Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods, Strategy
 from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
 
 Engine = Literal["block", "spark-ml"]
@@ -109,7 +109,7 @@ class DistributionAware(Strategy):
             context.report(f"{len(model.fitted.centres)} clusters after {model.fitted.iterations} iterations")
             return model
 
-    def refit(self, context: Context, stored: Stored) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
 
 
