@@ -14,6 +14,7 @@ such classes: a member is one file and one line in its registry."""
 from __future__ import annotations
 
 import argparse
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -28,9 +29,10 @@ OPTION = "option"
 class Option:
     """What a field says beside its type and default. flag: where it differs from the field's name.
 
-    least, most: inclusive bounds; above, below: exclusive ones. parse: from the flag's text, where the type cannot tell.
-    may_change: whether a resumed run may have another value. recorded: whether params() holds it; a field that only
-    fills others is not. shown: the default in words."""
+    least, most: inclusive bounds; above, below: exclusive ones; infinity and NaN lie in no range. check: whether a value
+    is admitted, where bounds cannot say it. expected: what is admitted, in words, where bounds and check do not say it.
+    parse: from the flag's text, where the type cannot tell. may_change: whether a resumed run may have another value.
+    recorded: whether params() holds it; a field that only fills others is not. shown: the default in words."""
 
     help: str
     metavar: str | None = None
@@ -39,22 +41,29 @@ class Option:
     most: float | None = None
     above: float | None = None
     below: float | None = None
+    check: Callable[[Any], bool] | None = None
+    expected: str | None = None
     parse: Callable[[str], Any] | None = None
     may_change: bool = False
     recorded: bool = True
     shown: str | None = None
 
     def admits(self, value: Any) -> bool:
-        """Whether a value lies in the range; NaN lies in none."""
+        """Whether a value lies in the range and passes the check."""
+        bounded = any(bound is not None for bound in (self.least, self.most, self.above, self.below))
         return (
-            (self.least is None or value >= self.least)
+            (not bounded or math.isfinite(value))
+            and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
-            and (self.above is None or self.above < value < float("inf"))
+            and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
+            and (self.check is None or self.check(value))
         )
 
     def range(self) -> str:
-        """The range in words."""
+        """What is admitted, in words."""
+        if self.expected is not None:
+            return self.expected
         if (self.above, self.below) == (0, None):
             return "a positive number"
         if (self.least, self.most, self.below) == (0, None, None):
@@ -148,21 +157,35 @@ def add_flags(
             _add(group, item, hints[item.name], _escaped(about.help) + default, item.default)
 
 
-def add_member_flags(group: argparse._ActionsContainer, members: Mapping[str, type[Spec]]) -> None:
+def add_member_flags(
+    group: argparse._ActionsContainer, members: Mapping[str, type[Spec]], *, leave_out: Iterable[str] = ()
+) -> None:
     """A flag for every field of a registry's members; those that share one have one flag, whose help names them.
 
     Its default is None: each member has its own."""
-    having: dict[str, list[tuple[str, Field[Any], Option]]] = {}
+    owners_by_field: dict[str, dict[str, Field[Any]]] = {}
     for name, member in members.items():
-        for item, about in _options(member):
-            having.setdefault(item.name, []).append((name, item, about))
-    for field_name, owners in having.items():
-        first, item, about = owners[0]
-        shown = {name: str(_shown(item, about, "") or "") for name, item, about in owners}
-        alike = len(set(shown.values())) == 1
-        default = shown[first] if alike else ", ".join(f"{text} of {name}" for name, text in shown.items() if text)
-        text = f"{', '.join(shown)}: {about.help}" + (f" (default {default})" if default else "")
-        _add(group, item, get_type_hints(members[first])[field_name], _escaped(text), None)
+        for item, _ in _options(member):
+            if item.name not in leave_out:
+                owners_by_field.setdefault(item.name, {})[name] = item
+    for field_name, owners in owners_by_field.items():
+        # --no-X is needed as soon as one member has X on, or takes it from elsewhere
+        owner, item = next(
+            (pair for pair in owners.items() if pair[1].default is not False), next(iter(owners.items()))
+        )
+        about: Option = item.metadata[OPTION]
+        text = f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"
+        _add(group, item, get_type_hints(members[owner])[field_name], _escaped(text), None)
+
+
+def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
+    """``(default 3)``, or ``(default 3 of asp, 5 of ssp)`` where members differ."""
+    shown = {name: _shown(item, item.metadata[OPTION], "") for name, item in owners.items()}
+    if len(set(shown.values())) == 1:
+        default = next(iter(shown.values()))
+    else:
+        default = ", ".join(f"{text} of {name}" for name, text in shown.items() if text)
+    return f" (default {default})" if default else ""
 
 
 def from_flags(kind: type[S], args: argparse.Namespace) -> S:
@@ -183,7 +206,11 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
                 having = [known for known, kind in members.items() if item.name in kind.__dataclass_fields__]
                 said = _said(item, getattr(args, item.name))
                 raise UsageError(f"{flag} {name} has no {said}: leave it out, or use {', '.join(having)}")
-    return member(**{key: getattr(args, key) for key in own if getattr(args, key) is not None})
+    values = {key: getattr(args, key) for key in own if getattr(args, key, None) is not None}
+    for item, _ in _options(member):
+        if item.default is MISSING and item.name not in values:
+            raise UsageError(f"{flag} {name} needs {flag_of(item)}")
+    return member(**values)
 
 
 def _said(item: Field[Any], value: Any) -> str:

@@ -81,11 +81,11 @@ def ours(context, folder: Path, output: Path, name: str = "distribution_aware") 
     """The job in a running session, without its report; scikit-learn's names for the phases."""
     from pipeline.runs.request import Request
     from pipeline.runs.shard import shard
-    from pipeline.spark.progress import Progress
+    from pipeline.spark.progress import PhaseLog
     from pipeline.strategies import STRATEGIES
 
     options = {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS} if name != "stratified" else {}
-    progress = Progress(quiet=True)
+    progress = PhaseLog(quiet=True)
     request = Request(input=str(folder), output=str(output), num_workers=WORKERS)
     began = time.perf_counter()
     outcome = shard(context, request, STRATEGIES[name](**options), progress)
@@ -155,7 +155,7 @@ def stock_seconds(context, folder: Path, rows: int) -> dict[str, float]:
     """Stock spark.ml PCA and k-means on the first rows of the set."""
     from pipeline.runs.request import Request
     from pipeline.runs.shard import shard
-    from pipeline.spark.progress import Progress
+    from pipeline.spark.progress import PhaseLog
     from pipeline.strategies import STRATEGIES
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -165,7 +165,7 @@ def stock_seconds(context, folder: Path, rows: int) -> dict[str, float]:
         for piece in range(CORES):
             cut = rows // CORES
             (part / f"data_batch_{piece}.bin").write_bytes(data[piece * cut * 3073 : (piece + 1) * cut * 3073])
-        progress = Progress(quiet=True)
+        progress = PhaseLog(quiet=True)
         options = {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS, "engine": "spark-ml"}
         request = Request(input=str(part), output=f"{scratch}/out", num_workers=WORKERS)
         shard(context, request, STRATEGIES["distribution_aware"](**options), progress)

@@ -23,8 +23,8 @@ def blobs(rows=3000, p=8, k=6, seed=0):
 
 def fit(points, k, parts=1, seed=0, max_iter=100):
     """As the cluster does it: samples and sums by part, merged."""
-    settings = lloyd.Settings(k, max_iter, 1e-4, seed)
-    drawn = [lloyd.sample(ids, points[ids], seed) for ids in np.array_split(np.arange(len(points)), parts)]
+    settings = lloyd.KMeansSettings(k, max_iter, 1e-4, seed)
+    drawn = [lloyd.draw_sample(ids, points[ids], seed) for ids in np.array_split(np.arange(len(points)), parts)]
 
     def make_pass(count):
         passes = [lloyd.Pass(part, count) for part in np.array_split(points, parts)]
@@ -88,9 +88,9 @@ def test_identical_points_make_one_cluster():
 
 def test_the_variance_of_mergeable_samples_is_exact():
     points, _ = blobs(rows=5000)
-    parts = [lloyd.sample(ids, points[ids], 3) for ids in np.array_split(np.arange(5000), 3)]
+    parts = [lloyd.draw_sample(ids, points[ids], 3) for ids in np.array_split(np.arange(5000), 3)]
     merged = lloyd.merge_samples(lloyd.merge_samples(parts[2], parts[0]), parts[1])
-    whole = lloyd.sample(np.arange(5000), points, 3)
+    whole = lloyd.draw_sample(np.arange(5000), points, 3)
     assert np.array_equal(merged.points, whole.points)
     assert merged.sums == whole.sums
     assert whole.mean_variance == pytest.approx(points.var(axis=0).mean(), rel=1e-9)

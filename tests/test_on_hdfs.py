@@ -11,7 +11,7 @@ import pytest
 from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 
-from pipeline.storage.retries import patiently
+from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 from tests.clusters import Hdfs, Standalone, Yarn, spark_submit
 
@@ -159,7 +159,7 @@ def test_a_datanode_killed_under_hdfs_natives_writer_is_survived(three_datanodes
     """The writer goes on with the other nodes, or its caller begins again, as all of this project's writing does."""
     hdfs, store, victims = three_datanodes, Store(), []
 
-    @patiently
+    @with_retries
     def write() -> str:
         uri = f"{hdfs.uri}/kill/written-{time.monotonic_ns()}"
         with store.create(uri) as file:

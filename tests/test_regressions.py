@@ -18,7 +18,7 @@ from pipeline.benchmark import arithmetic
 from pipeline.datasets.features import feature_batch
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
 from tests.trainer_runs import Training
 from trainer.data.batches import bernoulli
@@ -45,7 +45,7 @@ class Problem:
         pq.write_table(table, root / "input" / "part-0.parquet")
         self.shards = root / "shards"
         request = Request(input=str(root / "input"), output=str(self.shards), num_workers=WORKERS)
-        shard(spark.sparkContext, request, Stratified(), Progress(quiet=True))
+        shard(spark.sparkContext, request, Stratified(), PhaseLog(quiet=True))
         self.context = spark.sparkContext
 
     def points(self, *, real: bool) -> Any:

@@ -21,14 +21,14 @@ from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
 from pipeline.shardset.manifest import open_committed
 from pipeline.spark import images as images_module
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
-QUIET = Progress(quiet=True)
+QUIET = PhaseLog(quiet=True)
 SHAPE = (3, 8, 8)
 # Small fits for strategies that fit; the others take what they have.
 OPTIONS = {

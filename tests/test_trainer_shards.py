@@ -25,7 +25,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.schema import record_schema
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary
@@ -68,7 +68,7 @@ def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
         format="cifar10-binary",
     )
     strategy = DistributionAware(clusters=40, components=20.0, whiten=True)
-    shard(spark.sparkContext, request, strategy, Progress(quiet=True))
+    shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
     return Made(root / "shards", labels, images, eval_labels, eval_images)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 from tests.trainer_runs import Training, until
@@ -48,7 +48,7 @@ def sets(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path
             shape=SHAPE,
             format="cifar10-binary",
         )
-        shard(spark.sparkContext, request, Stratified(), Progress(quiet=True))
+        shard(spark.sparkContext, request, Stratified(), PhaseLog(quiet=True))
     return {workers: root / f"shards-{workers}" for workers in (1, 3)}
 
 

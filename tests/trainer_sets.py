@@ -11,7 +11,7 @@ import psutil
 
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
@@ -32,7 +32,7 @@ def make_sets(spark: Any, root: Path, *counts: int) -> dict[int, Path]:
             shape=SHAPE,
             format="cifar10-binary",
         )
-        shard(spark.sparkContext, request, Stratified(), Progress(quiet=True))
+        shard(spark.sparkContext, request, Stratified(), PhaseLog(quiet=True))
     return {workers: root / f"shards-{workers}" for workers in counts}
 
 

@@ -16,7 +16,7 @@ from pipeline.command_line import Parser
 from pipeline.command_line import seed as seed_type
 from pipeline.errors import UsageError
 from pipeline.runs import flags as cli
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
@@ -154,7 +154,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
     with spark_context(debug=args.debug) as context:
         if not str(context.master).startswith("local"):
             print(f"note: MLlib runs on {context.master}, the servers and their workers on this host alone", flush=True)
-        result = run(context, plan, output, folder, Progress(context, quiet=args.quiet))
+        result = run(context, plan, output, folder, PhaseLog(context, quiet=args.quiet))
     (output / REPORT).write_text(report.render(result))
     found = summary.lines(result["rows"])
     print(table(found))

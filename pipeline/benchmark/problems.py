@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pipeline.datasets.features import feature_batch
 from pipeline.errors import DataError
 from pipeline.input.dataset import ranges
-from pipeline.spark.store import store_of
+from pipeline.spark.store import open_store
 
 BLOCK_ROWS = 8192  # generated at a time, each block from a seed of its own
 CORRELATION = 0.5  # of neighbouring features: eigenvalues of the covariance from 1/3 to 3
@@ -81,7 +81,7 @@ def generated(spark: SparkSession, problem: Problem, rows: int, seed: int, piece
 
 def check(context: SparkContext, problem: Problem, uri: str) -> None:
     """Raises DataError where there is no such file."""
-    store = store_of(context)
+    store = open_store(context)
     if not store.exists(store.resolve(uri)):
         raise DataError(f"{uri} does not exist; check --{problem.name.split('-')[0]}")
 

@@ -14,7 +14,7 @@ from pipeline.benchmark.averaging import LOCAL_STEPS
 from pipeline.benchmark.cells import ARMS, SETTINGS, Arm
 from pipeline.benchmark.summary import Line, Spread
 from pipeline.reporting import plots
-from pipeline.reporting.page import Picture, picture, plain, template
+from pipeline.reporting.page import EmbeddedFigure, embed_figure, plain, template
 
 LOOK: dict[Arm, tuple[str, str, str]] = {  # colour, hatch, marker
     "mllib": (plots.ORANGE, "//", "s"),
@@ -76,36 +76,38 @@ def _ms(spread: Spread) -> str:
     return middle if least == most else f"{middle} ({least} to {most})"
 
 
-def _converge_pictures(found: Sequence[Line]) -> list[Picture]:
+def _converge_pictures(found: Sequence[Line]) -> list[EmbeddedFigure]:
     if not any(line.figures for line in found):
         return []
     with plots.style():
         seconds = bars(found, "seconds", "seconds to converge")
         counts = bars(found, "mini_batches", "mini-batches to converge; a line: the thesis", marks=True)
         return [
-            picture(seconds, "Seconds to converge for each model, mini-batch and arm"),
-            picture(counts, "Mini-batches to converge, with the thesis's"),
+            embed_figure(seconds, "Seconds to converge for each model, mini-batch and arm"),
+            embed_figure(counts, "Mini-batches to converge, with the thesis's"),
         ]
 
 
-def _each_pictures(found: Sequence[Line]) -> list[Picture]:
+def _each_pictures(found: Sequence[Line]) -> list[EmbeddedFigure]:
     if not any(line.figures for line in found):
         return []
     with plots.style():
         return [
-            picture(
+            embed_figure(
                 over_batches(found, "compute_s", "ms of computing a mini-batch"), "Computing against mini-batch size"
             ),
-            picture(over_batches(found, "read_s", "ms of reading a mini-batch"), "Reading against mini-batch size"),
+            embed_figure(
+                over_batches(found, "read_s", "ms of reading a mini-batch"), "Reading against mini-batch size"
+            ),
         ]
 
 
-def _size_pictures(found: Sequence[Line]) -> list[Picture]:
+def _size_pictures(found: Sequence[Line]) -> list[EmbeddedFigure]:
     timed = [line for line in found if line.figures and (line.length or line.size == "all")]
     if len({(line.model, line.rows) for line in timed}) == len({line.model for line in timed}):
         return []
     with plots.style():
-        return [picture(over_sizes(timed), "Milliseconds of a mini-batch against the number of rows")]
+        return [embed_figure(over_sizes(timed), "Milliseconds of a mini-batch against the number of rows")]
 
 
 def bars(found: Sequence[Line], figure: str, label: str, *, marks: bool = False) -> Figure:

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from pipeline.benchmark import arithmetic
 from pipeline.benchmark.cells import Cell, Model
 from pipeline.input.dataset import Dataset, discover, ranges, serial
-from pipeline.spark.store import store_of
+from pipeline.spark.store import open_store
 
 Floats = npt.NDArray[np.float64]
 T = TypeVar("T")
@@ -22,7 +22,7 @@ NEWTON_STEPS = 12
 
 def stored(context: SparkContext, folder: str) -> Dataset:
     """The Parquet side of what problems.store wrote."""
-    return discover(store_of(context), f"{folder}/parquet", run=serial)
+    return discover(open_store(context), f"{folder}/parquet", run=serial)
 
 
 def arrays(dataset: Dataset, start: int, stop: int, *, real: bool) -> tuple[Floats, Floats]:

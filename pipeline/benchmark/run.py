@@ -38,8 +38,8 @@ from pipeline.errors import UsageError
 from pipeline.input.dataset import Dataset
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.spark.progress import Progress
-from pipeline.spark.store import store_of
+from pipeline.spark.progress import PhaseLog
+from pipeline.spark.store import open_store
 from pipeline.strategies.stratified import Stratified
 
 ROWS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"
@@ -80,7 +80,7 @@ class Bench:
     plan: Plan
     output: Path
     folder: str
-    progress: Progress
+    progress: PhaseLog
     meter: CpuMeter
     kept: dict[tuple[Any, ...], Row]
     parts: dict[str, dict[str, float]]
@@ -97,7 +97,7 @@ class Stored:
     shards: str
 
 
-def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: Progress) -> dict[str, Any]:
+def run(context: SparkContext, plan: Plan, output: Path, folder: str, progress: PhaseLog) -> dict[str, Any]:
     """All of it; returns what results.json holds. Rows that OUTPUT already has, of the same plan, are not run again."""
     about = machine(context, folder)  # before anything loads it
     kept = _kept(output, plan, about)
@@ -146,7 +146,7 @@ def _of_problem(bench: Bench, problem: Problem) -> Iterator[Row]:
         stored = _prepare(bench, problem, f"{place}-{size}", size)
         for wanted in asked:
             yield from _of_set(bench, stored, wanted)
-        files = store_of(bench.context)
+        files = open_store(bench.context)
         files.delete(files.resolve(stored.place))
 
 
@@ -199,7 +199,7 @@ def _prepare(bench: Bench, problem: Problem, place: str, count: int, real: str |
 def _sharded(bench: Bench, place: str, workers: int) -> str:
     """The URI of a problem's rows, sharded for so many workers."""
     request = Request(f"{place}/parquet", f"{place}/shards-{workers}", workers, overwrite=True)
-    return shard(bench.context, request, Stratified(), Progress(bench.context, quiet=True)).shards.uri
+    return shard(bench.context, request, Stratified(), PhaseLog(bench.context, quiet=True)).shards.uri
 
 
 def _of_set(bench: Bench, stored: Stored, asked: Sequence[tuple[Cell, Row]]) -> Iterator[Row]:

@@ -41,7 +41,7 @@ def gather(parts: Iterable[Points]) -> Points:
     return Points(np.concatenate([p.ids for p in parts]), np.concatenate([p.points for p in parts]))
 
 
-def fit_gathered(parts: Iterable[Points], settings: lloyd.Settings) -> lloyd.Fit:
+def fit_gathered(parts: Iterable[Points], settings: lloyd.KMeansSettings) -> lloyd.Fit:
     whole = gather(parts)
     return lloyd.fit_here(whole.ids, whole.points, settings)
 
@@ -125,7 +125,7 @@ class BlockKMeans(
         if values * 4 <= ONE_TASK_BYTES:
             fitted = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
-            drawn = points.map(lambda part: lloyd.sample(part.ids, part.points, settings.seed))
+            drawn = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings.seed))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
                 return points.map(lambda part: lloyd.Pass(part.points, len(centres))(centres)).reduce(lloyd.merge)
@@ -133,8 +133,8 @@ class BlockKMeans(
             fitted = lloyd.fit(lambda k: run_pass, drawn.reduce(lloyd.merge_samples), settings, report)
         return self.model(fitted, exponent)
 
-    def settings(self) -> lloyd.Settings:
-        return lloyd.Settings(
+    def settings(self) -> lloyd.KMeansSettings:
+        return lloyd.KMeansSettings(
             self.getOrDefault(self.k),
             self.getMaxIter(),
             self.getTol(),

@@ -21,7 +21,7 @@ SAMPLE_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Settings:
+class KMeansSettings:
     """k clusters at most; at most max_iter iterations of each of n_init starts; tol: see ``iterate``."""
 
     k: int
@@ -123,7 +123,7 @@ def move(centres: Ints, total: Sums) -> Ints:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SeedingSample:
     """The rows with the smallest hash of id, and the moments of all rows: mergeable, so independent of partitioning.
 
     keys uint64 [m], points int32 [m, p]; count; sums, squares: Python integers by feature."""
@@ -141,20 +141,20 @@ class Sample:
         return sum((q * self.count - s * s) / self.count**2 for s, q in features) / len(self.sums)
 
 
-def sample(ids: Ints, points: npt.NDArray[np.int32], seed: int) -> Sample:
+def draw_sample(ids: Ints, points: npt.NDArray[np.int32], seed: int) -> SeedingSample:
     keys = keyed_hash(ids, seed)
     order = np.argsort(keys, kind="stable")[:SAMPLE_ROWS]
     whole = points.astype(np.int64)
     squares = [exact_sum((whole[:, j] ** 2).astype(np.float64)) for j in range(points.shape[1])]
     sums = [int(s) for s in whole.sum(axis=0)]
-    return Sample(keys[order], points[order], len(ids), tuple(sums), tuple(squares))
+    return SeedingSample(keys[order], points[order], len(ids), tuple(sums), tuple(squares))
 
 
-def merge_samples(left: Sample, right: Sample) -> Sample:
+def merge_samples(left: SeedingSample, right: SeedingSample) -> SeedingSample:
     keys = np.concatenate([left.keys, right.keys])
     order = np.argsort(keys, kind="stable")[:SAMPLE_ROWS]
     points = np.concatenate([left.points, right.points])[order]
-    return Sample(
+    return SeedingSample(
         keys[order],
         points,
         left.count + right.count,
@@ -186,7 +186,7 @@ def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
 def iterate(
     run_pass: Callable[[Ints], Sums],
     centres: Ints,
-    settings: Settings,
+    settings: KMeansSettings,
     mean_variance: float,
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
@@ -207,8 +207,8 @@ def iterate(
 
 def fit(
     make_pass: Callable[[int], Callable[[Ints], Sums]],
-    drawn: Sample,
-    settings: Settings,
+    drawn: SeedingSample,
+    settings: KMeansSettings,
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
     """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres."""
@@ -219,6 +219,6 @@ def fit(
     return min(fits, key=lambda one: one.inertia)
 
 
-def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: Settings) -> Fit:
+def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
     """Everything in this process."""
-    return fit(lambda k: Pass(points, k), sample(ids, points, settings.seed), settings)
+    return fit(lambda k: Pass(points, k), draw_sample(ids, points, settings.seed), settings)

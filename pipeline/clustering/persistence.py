@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 from pipeline.clustering.projection import to_bytes
-from pipeline.spark.store import store_of
+from pipeline.spark.store import open_store
 from pipeline.storage.store import Store
 
 
@@ -42,7 +42,7 @@ class _Writer(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         context = SparkContext.getOrCreate()
-        store = store_of(context)
+        store = open_store(context)
         save_model(self.instance, store, store.resolve(path), context)
 
 
@@ -66,7 +66,7 @@ class _Reader(MLReader[Any]):
     def load(self, path: str) -> Any:
         context = SparkContext.getOrCreate()
         metadata = DefaultParamsReader.loadMetadata(path, context)
-        store = store_of(context)
+        store = open_store(context)
         with np.load(io.BytesIO(store.read(f"{store.resolve(path)}/arrays.npz")), allow_pickle=False) as data:
             model = self.kind.from_arrays(dict(data))
         model._resetUid(metadata["uid"])

@@ -1,4 +1,4 @@
-"""The pictures of a report: plain data in, one matplotlib Figure out.
+"""The figures of a report: plain data in, one matplotlib Figure out.
 
 Colours are those of Okabe and Ito, which stay apart for the colour-blind; what a colour says is also said by a shape, a
 hatch or a label. Nothing here reads a file."""

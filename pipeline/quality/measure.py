@@ -91,7 +91,7 @@ class Reader:
         return pixels.reshape(len(pixels), *self.shape)
 
 
-class Sample(NamedTuple):
+class ImageSample(NamedTuple):
     """Rows spread evenly over the ids, in id order: the same for every sharding of one input."""
 
     ids: Ints  # [rows]
@@ -108,11 +108,11 @@ class SparseImage(NamedTuple):
     pixels: npt.NDArray[np.uint8]
 
 
-def join(parts: Sequence[Sample]) -> Sample:
+def join(parts: Sequence[ImageSample]) -> ImageSample:
     """All rows of one or more samples, by id, so that the order of the files does not matter."""
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(columns[0])
-    return Sample(*(column[order] for column in columns))
+    return ImageSample(*(column[order] for column in columns))
 
 
 def rarest(found: Sequence[SparseImage]) -> list[SparseImage]:
@@ -120,14 +120,14 @@ def rarest(found: Sequence[SparseImage]) -> list[SparseImage]:
     return sorted(found, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
 
 
-def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> tuple[Sample, list[SparseImage]]:
+def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> tuple[ImageSample, list[SparseImage]]:
     """First pass: of one file the owners among the ``wanted`` ids, and some of the sparse neighbourhoods' images."""
     samples, images = [], []
     for block in reader.owners(file):
         near, planes = block.columns.neighbourhoods, reader.planes(block.images)
         chosen = np.isin(block.ids, wanted)
         groups = block.labels if near is None else near
-        samples.append(Sample(block.ids[chosen], groups[chosen], thumbnails(planes[chosen])))
+        samples.append(ImageSample(block.ids[chosen], groups[chosen], thumbnails(planes[chosen])))
         if near is not None:
             for at in np.flatnonzero(np.isin(near, sparse)):
                 images.append(SparseImage(int(block.ids[at]), int(block.labels[at]), int(near[at]), planes[at].copy()))
@@ -155,7 +155,7 @@ def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
     return total
 
 
-def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Sample, list[SparseImage]]:
+def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, ImageSample, list[SparseImage]]:
     """The figures of a committed set, the sample they rest on and the images of its rarest neighbourhoods.
 
     Reads every file twice: the kernel's bandwidth must be known before the sums are taken. Raises DataError where a file

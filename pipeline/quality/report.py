@@ -10,12 +10,12 @@ from typing import Any
 
 from pipeline.input.dataset import Run, serial
 from pipeline.quality import figures
-from pipeline.quality.measure import Sample, SparseImage, measure
+from pipeline.quality.measure import ImageSample, SparseImage, measure
 from pipeline.quality.metrics import Quality
 from pipeline.quality.scatter_plot import projection
 from pipeline.quality.verdict import verdict
 from pipeline.reporting import plots
-from pipeline.reporting.page import Picture, picture, template
+from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
 from pipeline.shardset.manifest import ShardSet
 
 RATIOS = (
@@ -25,40 +25,42 @@ RATIOS = (
 )
 
 
-def pictures(
-    manifest: Mapping[str, Any], measured: Quality, sample: Sample, sparse: Sequence[SparseImage]
-) -> dict[str, Picture]:
+def draw_figures(
+    manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]
+) -> dict[str, EmbeddedFigure]:
     """Every figure that makes sense for this set, by its place on the page. About 0.2 s each."""
     shards, groups = measured.shards, manifest["neighbourhoods"]
-    drawn: dict[str, Picture] = {}
+    drawn: dict[str, EmbeddedFigure] = {}
     with plots.style():
         if len(shards) > 1:
             owners, copies = [shard.owners for shard in shards], [shard.rows - shard.owners for shard in shards]
-            drawn["sizes"] = picture(figures.shard_sizes(owners, copies), "Rows per worker")
-            drawn["heat"] = picture(figures.class_heat_map(measured.class_table), "Examples per worker and class")
-            drawn["boxes"] = picture(figures.class_boxes(measured.class_table), "Spread of each class over the workers")
+            drawn["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
+            drawn["heat"] = embed_figure(figures.class_heat_map(measured.class_table), "Examples per worker and class")
+            drawn["boxes"] = embed_figure(
+                figures.class_boxes(measured.class_table), "Spread of each class over the workers"
+            )
         if measured.mmd_ratio is not None:
             ratios = [shard.mmd_ratio for shard in shards]
             figure = figures.shard_ratios(ratios, measured.mmd_ratio, measured.shard_mmd_ratio_sd)
-            drawn["ratios"] = picture(figure, "Distance of each shard from the whole set")
+            drawn["ratios"] = embed_figure(figure, "Distance of each shard from the whole set")
         if groups:
             figure = figures.neighbourhood_sizes(groups, len(shards))
-            drawn["neighbourhoods"] = picture(figure, "Sizes of the neighbourhoods")
+            drawn["neighbourhoods"] = embed_figure(figure, "Sizes of the neighbourhoods")
         if len(sample.ids) > 1:
             by, count = ("neighbourhood", len(groups)) if groups else ("class", manifest["labels"]["num_classes"])
             figure = projection(measured, sample, by, count, sparse)
-            drawn["projection"] = picture(figure, f"Sample of {len(sample.ids)} images in two dimensions, by {by}")
-        drawn["seconds"] = picture(figures.stacked_seconds({"this run": manifest["seconds"]}), "Seconds per phase")
+            drawn["projection"] = embed_figure(figure, f"Sample of {len(sample.ids)} images in two dimensions, by {by}")
+        drawn["seconds"] = embed_figure(figures.stacked_seconds({"this run": manifest["seconds"]}), "Seconds per phase")
     return drawn
 
 
-def render(manifest: Mapping[str, Any], measured: Quality, sample: Sample, sparse: Sequence[SparseImage]) -> str:
+def render(manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
     """The report as one HTML page without outside links. About 2 s for 12 workers on one core."""
     page: str = template("pipeline.quality", "report.html").render(
         manifest=manifest,
         measured=measured,
         findings=verdict(measured),
-        pictures=pictures(manifest, measured, sample, sparse),
+        figures=draw_figures(manifest, measured, sample, sparse),
         max_boxes=plots.BOXES,
         max_table=plots.MANY,
         gallery=[(image, plots.png_uri(image.pixels)) for image in sparse],
@@ -100,11 +102,11 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     """All strategies side by side on one HTML page; rows as ``comparison_row`` gives them, one a strategy."""
     seconds = {str(row["strategy"]): row["seconds"] for row in rows}
     with plots.style():
-        drawn = [picture(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
+        drawn = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
         for key, label in RATIOS:
             values = {str(row["strategy"]): row[key] for row in rows}
             if any(value is not None for value in values.values()):
-                drawn.append(picture(figures.against_one(values, label), label))
+                drawn.append(embed_figure(figures.against_one(values, label), label))
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))
-    page: str = template("pipeline.quality", "comparison.html").render(rows=rows, phases=phases, pictures=drawn)
+    page: str = template("pipeline.quality", "comparison.html").render(rows=rows, phases=phases, figures=drawn)
     return page

@@ -1,4 +1,4 @@
-"""The picture of the images in two dimensions: a sample on its principal axes, and where each shard's mean lies."""
+"""The plot of the images in two dimensions: a sample on its principal axes, and where each shard's mean lies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Patch
 
-from pipeline.quality.measure import Sample, SparseImage
+from pipeline.quality.measure import ImageSample, SparseImage
 from pipeline.quality.metrics import Floats, Ints, Quality, expected_shift, thumbnails
 from pipeline.reporting.plots import BLUE, MANY, ORANGE, PALE, PALETTE, canvas
 
@@ -22,7 +22,7 @@ INSIDE_95 = 2.45  # sqrt(5.99) standard deviations hold 95 % of a two-dimensiona
 def principal_axes(features: Floats) -> Floats:
     """The two leading principal axes [F, 2]; one that does not exist is zero.
 
-    Each axis' largest entry is positive, so that the picture does not flip from run to run."""
+    Each axis' largest entry is positive, so that the plot does not flip from run to run."""
     leading = np.linalg.svd(features - features.mean(axis=0), full_matrices=False)[2][:2].T
     axes = np.zeros((features.shape[1], 2))
     signs = np.sign(leading[np.abs(leading).argmax(axis=0), range(leading.shape[1])])
@@ -30,7 +30,9 @@ def principal_axes(features: Floats) -> Floats:
     return axes
 
 
-def projection(measured: Quality, sample: Sample, by: str, num_groups: int, sparse: Sequence[SparseImage]) -> Figure:
+def projection(
+    measured: Quality, sample: ImageSample, by: str, num_groups: int, sparse: Sequence[SparseImage]
+) -> Figure:
     """The sample by group, the sparse images crossed, and, of more than one worker, the shards' centres beside it."""
     mean, axes = sample.features.mean(axis=0), principal_axes(sample.features)
     points = (sample.features - mean) @ axes

@@ -10,26 +10,26 @@ SURE = 0.01  # call a split other than random only if chance gives such a one in
 MANY_DUPLICATES = 0.01  # of all examples
 
 
-class Finding(NamedTuple):
+class Verdict(NamedTuple):
     level: Literal["better", "as random", "worse", "note"]
     text: str
 
 
-def verdict(measured: Quality) -> list[Finding]:
-    """One finding a line: sizes, duplicates, classes, neighbourhoods, images."""
+def verdict(measured: Quality) -> list[Verdict]:
+    """One verdict a line: sizes, duplicates, classes, neighbourhoods, images."""
     if len(measured.shards) == 1:
-        return [Finding("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]
+        return [Verdict("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]
     sizes = f"{len(measured.shards)} shards hold {measured.min_rows:,} to {measured.max_rows:,} rows"
     if measured.min_rows == measured.max_rows:
         sizes = f"Each of the {len(measured.shards)} shards holds {measured.max_rows:,} rows"
     ratio = "" if measured.size_ratio is None else f" (largest / smallest = {measured.size_ratio:.3f})"
-    findings = [Finding("note", f"{sizes}{ratio}.")]
+    findings = [Verdict("note", f"{sizes}{ratio}.")]
     if measured.min_rows == 0:
-        findings.append(Finding("worse", "At least one shard is empty: its worker has nothing to train on."))
+        findings.append(Verdict("worse", "At least one shard is empty: its worker has nothing to train on."))
     if measured.copies:
         share = measured.duplicate_share
         text = f"{measured.copies:,} rows are duplicates of sparse examples ({share:.2%} of all examples)."
-        findings.append(Finding("worse" if share > MANY_DUPLICATES else "note", text))
+        findings.append(Verdict("worse" if share > MANY_DUPLICATES else "note", text))
     if measured.classes:
         findings.append(spread_finding(measured.classes, "Classes"))
     if measured.neighbourhoods:
@@ -39,22 +39,22 @@ def verdict(measured: Quality) -> list[Finding]:
     return findings
 
 
-def spread_finding(test: ChiSquare, what: str) -> Finding:
+def spread_finding(test: ChiSquare, what: str) -> Verdict:
     """Judge a chi-square test two-sided: too even is as telling as too uneven."""
     aside = f"chi-square / dof = {test.per_dof:,.3f}, random ≈\u00a01"
     if test.p_value < SURE:
-        return Finding("worse", f"{what} are spread less evenly over the workers than by chance ({aside}).")
+        return Verdict("worse", f"{what} are spread less evenly over the workers than by chance ({aside}).")
     if test.p_value > 1 - SURE:
-        return Finding("better", f"{what} are spread more evenly over the workers than by chance ({aside}).")
-    return Finding("as random", f"{what} are spread as evenly over the workers as chance would ({aside}).")
+        return Verdict("better", f"{what} are spread more evenly over the workers than by chance ({aside}).")
+    return Verdict("as random", f"{what} are spread as evenly over the workers as chance would ({aside}).")
 
 
-def distance_finding(ratio: float, sd: float | None) -> Finding:
+def distance_finding(ratio: float, sd: float | None) -> Verdict:
     """Judge the mean MMD ratio against two standard deviations of a random split."""
     band = 2 * (sd or 0.0)
     aside = f"distance ratio {ratio:.2f}, random 1.00\u00a0±\u00a0{band:.2f}"
     if ratio < 1 - band:
-        return Finding("better", f"The shards' images resemble the whole set more than random shards would ({aside}).")
+        return Verdict("better", f"The shards' images resemble the whole set more than random shards would ({aside}).")
     if ratio > 1 + band:
-        return Finding("worse", f"The shards' images resemble the whole set less than random shards would ({aside}).")
-    return Finding("as random", f"The shards' images resemble the whole set as random shards would ({aside}).")
+        return Verdict("worse", f"The shards' images resemble the whole set less than random shards would ({aside}).")
+    return Verdict("as random", f"The shards' images resemble the whole set as random shards would ({aside}).")

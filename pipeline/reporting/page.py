@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from pipeline.reporting import plots
 
 
-class Picture(NamedTuple):
+class EmbeddedFigure(NamedTuple):
     """A figure for the page: its data: URI and what it shows, for those who cannot see it."""
 
     uri: str
     alt: str
 
 
-def picture(figure: Figure, alt: str) -> Picture:
-    return Picture(plots.svg_uri(figure), alt)
+def embed_figure(figure: Figure, alt: str) -> EmbeddedFigure:
+    return EmbeddedFigure(plots.svg_uri(figure), alt)
 
 
 def plain(value: object) -> str:

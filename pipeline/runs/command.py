@@ -16,9 +16,9 @@ from pipeline.quality.metrics import Quality
 from pipeline.runs import flags as cli
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
-from pipeline.runs.shard import Outcome, shard
+from pipeline.runs.shard import ShardingResult, shard
 from pipeline.shardset.manifest import ShardSet
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.storage.store import Store
 from pipeline.strategies import Strategy
@@ -37,11 +37,11 @@ def run_resharding(args: argparse.Namespace) -> int:
     return _run(args, reshard)
 
 
-def _run(args: argparse.Namespace, work: Callable[[SparkContext, Request, Progress], Outcome]) -> int:
+def _run(args: argparse.Namespace, work: Callable[[SparkContext, Request, PhaseLog], ShardingResult]) -> int:
     request = cli.request_of(args)
     cli.preflight(request)
     with spark_context(debug=args.debug) as context:
-        progress = Progress(context, quiet=args.quiet)
+        progress = PhaseLog(context, quiet=args.quiet)
         outcome = work(context, request, progress)
         shards = outcome.shards
         reported = shards.store.exists(f"{shards.uri}/{REPORT}") and not outcome.fresh

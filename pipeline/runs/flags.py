@@ -16,7 +16,7 @@ from pipeline.input.dataset import reachable
 from pipeline.input.formats import FORMATS
 from pipeline.reporting.tables import aligned
 from pipeline.runs.request import Request, check_output
-from pipeline.runs.shard import Outcome
+from pipeline.runs.shard import ShardingResult
 from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
 from pipeline.strategies import Strategy
@@ -175,7 +175,7 @@ def preflight(request: Request) -> None:
         reachable(store, store.resolve(uri))
 
 
-def describe(outcome: Outcome) -> str:
+def describe(outcome: ShardingResult) -> str:
     """The set as a short table: what a person wants to know first."""
     manifest = outcome.shards.manifest
     rows = [worker["rows"] for worker in manifest["workers"]]

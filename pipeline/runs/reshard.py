@@ -15,19 +15,19 @@ from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
 from pipeline.runs.request import Request, check_output
-from pipeline.runs.shard import Job, Outcome, run
+from pipeline.runs.shard import Job, ShardingResult, run
 from pipeline.shardset.manifest import ShardFile, ShardSet, open_committed
 from pipeline.spark.images import Images, run_on
-from pipeline.spark.progress import Progress
-from pipeline.spark.store import store_of
+from pipeline.spark.progress import PhaseLog
+from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
-from pipeline.strategies.base import Stored
+from pipeline.strategies.base import StoredGroups
 
 
-def reshard(context: SparkContext, request: Request, progress: Progress) -> Outcome:
+def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> ShardingResult:
     """Deal a committed set to another number of workers. The result is, file for file, what the original job would
     write for that number: groups do not depend on it. Raises DataError for a damaged set."""
-    store = store_of(context)
+    store = open_store(context)
     output = check_output(store, request)
     with progress.phase("discover"):
         shards = open_committed(store, request.input)
@@ -52,7 +52,7 @@ def reshard(context: SparkContext, request: Request, progress: Progress) -> Outc
             counts = neighbourhood_counts(context, dataset, len(shards.manifest["neighbourhoods"]), fitting.bounds)
         own = {field.name for field in fields(strategy)}
         found_params = {k: v for k, v in shards.manifest["params"].items() if k not in own or k == "clusters"}
-        return strategy.refit(fitting, Stored(counts, found_params))
+        return strategy.refit(fitting, StoredGroups(counts, found_params))
 
     models = shards.manifest["model"]["files"] if shards.manifest["model"] else []
     carried = tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in models)

@@ -32,28 +32,28 @@ from pipeline.runs.request import Request, check_output, identity
 from pipeline.shardset.commit import Attempt, refuse_unless
 from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
 from pipeline.spark.images import Images, run_on
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source, scanned
-from pipeline.spark.store import store_of
-from pipeline.storage.retries import patiently
+from pipeline.spark.store import open_store
+from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 from pipeline.strategies import Context, Fitted, Grouping, Strategy
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ShardingResult:
     """fresh: whether this run committed the set, or found it."""
 
     shards: ShardSet
     fresh: bool
 
 
-def shard(context: SparkContext, request: Request, strategy: Strategy, progress: Progress) -> Outcome:
+def shard(context: SparkContext, request: Request, strategy: Strategy, progress: PhaseLog) -> ShardingResult:
     """Shard an input and commit the result, or find it committed already.
 
     Raises UsageError, DataError, JobError; nothing is left behind then. The driver holds O(files + chunks x groups),
     never O(rows)."""
-    store = store_of(context)
+    store = open_store(context)
     output = check_output(store, request)
 
     def find(uri: str, evaluation: bool) -> Dataset:
@@ -101,18 +101,18 @@ class Job:
     models: tuple[tuple[str, str], ...] = ()
 
 
-def run(context: SparkContext, request: Request, strategy: Strategy, progress: Progress, job: Job) -> Outcome:
+def run(context: SparkContext, request: Request, strategy: Strategy, progress: PhaseLog, job: Job) -> ShardingResult:
     """From a found input to a committed set; see ``shard``."""
     mark = identity(request, strategy)
     before = read_committed(job.store, job.output)
     if before and _is_current(before, mark, job, None):
-        return Outcome(before, fresh=False)
+        return ShardingResult(before, fresh=False)
     with progress.phase("scan"):
         source = scanned(context, job.dataset, request.num_workers)
         beside = scanned(context, job.beside, 1) if job.beside else None
         progress.report(f"{source.scan.num_classes} classes, fingerprint {source.fingerprint()}")
     if before and _is_current(before, mark, job, (source, beside)):
-        return Outcome(before, fresh=False)
+        return ShardingResult(before, fresh=False)
     if before and not (before.manifest.get("identity") == mark and missing_file(before)):  # a damaged set is mended
         refuse_unless(request.overwrite, before, "configuration or input")
 
@@ -164,7 +164,7 @@ def run(context: SparkContext, request: Request, strategy: Strategy, progress: P
                 before=before,
                 supersedes=lambda theirs: _supersedes(theirs, request, mark, job, (source, beside)),
             )
-    return Outcome(committed, fresh=committed.manifest is manifest)
+    return ShardingResult(committed, fresh=committed.manifest is manifest)
 
 
 def _is_current(before: ShardSet, mark: str, job: Job, sources: tuple[Source, Source | None] | None) -> bool:
@@ -220,7 +220,7 @@ def write_all(
         source.scan.num_classes,
         folder,
     )
-    write = patiently(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"))
+    write = with_retries(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"))
     written = run_on(context)(write, list(range(len(job.bounds))))
     verify(written, source.scan, table)
     return written

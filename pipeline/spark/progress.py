@@ -13,7 +13,7 @@ from pyspark import SparkContext
 FIRST_WORD_S, LONGEST_SILENCE_S = 5.0, 60.0
 
 
-class Progress:
+class PhaseLog:
     """Times phases and tells about them on standard error.
 
     Lines, not a bar: spark-submit hands a program's output on through a pipe, and batch runs keep it in a log."""

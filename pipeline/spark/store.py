@@ -18,7 +18,7 @@ CLIENT_SETTINGS = (
 )
 
 
-def store_of(context: SparkContext) -> Store:
+def open_store(context: SparkContext) -> Store:
     """A store that knows what Spark's Hadoop configuration knows of name services and the default file system."""
     java = context._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
     conf = {key: java.get(key) for key in CLIENT_SETTINGS if _configured(java, key)}

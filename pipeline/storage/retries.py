@@ -21,7 +21,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 # The NameNode sends writers to a dead DataNode until it misses its heartbeat: seconds to half a minute.
-patiently = retry(
+with_retries = retry(
     retry=retry_if_exception(is_transient), stop=stop_after_attempt(5), wait=wait_exponential(4, max=30), reraise=True
 )
 

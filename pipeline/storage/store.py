@@ -18,7 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.storage.files import FileInfo, Files
 from pipeline.storage.hdfs import _hdfs
 from pipeline.storage.local import LocalFiles
-from pipeline.storage.retries import is_transient, patiently
+from pipeline.storage.retries import is_transient, with_retries
 from pipeline.storage.uri import split_uri
 
 
@@ -102,7 +102,7 @@ class Store:
                     self.delete(uri)
                 raise
 
-        patiently(write)()
+        with_retries(write)()
 
     def makedirs(self, uri: str) -> None:
         self.files(uri).makedirs(uri)

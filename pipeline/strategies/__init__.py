@@ -1,5 +1,6 @@
 """The ways of sharding: one file each, and one dict that names them."""
 
+from pipeline.specs import registry
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware
@@ -8,8 +9,6 @@ from pipeline.strategies.random_iid import RandomIid
 from pipeline.strategies.round_robin import RoundRobin
 from pipeline.strategies.stratified import Stratified
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster)
-}
+STRATEGIES = registry(RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster)
 
 __all__ = ["STRATEGIES", "Context", "Fitted", "Grouping", "Strategy"]

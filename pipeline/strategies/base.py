@@ -9,16 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable, SparseIf, Start
+from pipeline.command_line import seed as seed_number
 from pipeline.input.dataset import Block
 from pipeline.input.scan import Scan
 from pipeline.spark.images import Images
+from pipeline.specs import Spec, option
+
+START_HELP = "first worker of a group: 0 as in the paper, or where the group before left off"
 
 
 @dataclass(frozen=True)
@@ -61,28 +65,32 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Strategy(ABC):
-    """The fields are the strategy's own parameters; they validate themselves on construction (UsageError)."""
+class Strategy(Spec, ABC):
+    """The fields are the strategy's own parameters: flags, TOML keys, manifest entries and identity follow from them.
 
-    name: ClassVar[str]
+    The class variables are promises for the default parameters; tests/test_strategies.py holds every member of the
+    registry to them."""
+
+    looks_at_labels: ClassVar[bool] = False
     looks_at_pixels: ClassVar[bool] = False
-    seed: int = 0
+    even_sizes: ClassVar[bool] = False  # the sizes of shards differ by at most one
+    even_classes: ClassVar[bool] = False  # so do their counts of every class
+    copies_rows: ClassVar[bool] = False  # some rows may go to every worker
+    seed: int = option(0, "seed of everything random", metavar="S", parse=seed_number, recorded=False)
 
     @abstractmethod
     def fit(self, context: Context) -> Fitted:
         """Look at the data and decide the grouping."""
 
-    def refit(self, context: Context, stored: Stored) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         """The same grouping out of a committed set, without fitting again; for another number of workers."""
         return self.fit(context)
 
-    def params(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "seed"}
-
 
 @dataclass(frozen=True)
-class Stored:
-    """What a committed set tells of its own grouping. counts int64 [chunks, neighbourhoods]."""
+class StoredGroups:
+    """What a committed set tells of its own grouping. counts int64 [chunks, neighbourhoods]; params: what its fit
+    resolved."""
 
     counts: Ints
     params: dict[str, Any]

@@ -1,4 +1,4 @@
-"""K-means inside each class, then every (class, cluster) cell dealt round robin (SPEC 2.3, ``class_cluster``)."""
+"""K-means inside each class, then every (class, cluster) cell dealt round robin."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from pipeline.clustering.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_
 from pipeline.clustering.lloyd import Fit, nearest
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
-from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
+from pipeline.specs import option
+from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.neighbourhoods import LabelledPoints, NeighbourhoodStrategy, fit_pca, projected
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Cells(Grouping):
         return self.cells(block.labels, Points(block.ids, self.projection(block.images)))
 
 
-def of_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
+def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
     for part in parts:
         rows = part.labels == label
         if rows.any():
@@ -61,12 +62,12 @@ def fit_classes(
 
         def fit_all(parts: Iterable[LabelledPoints]) -> list[dict[int, Fit]]:
             parts = list(parts)
-            return [{label: fit_gathered(of_class(label, parts), settings) for label in present}]
+            return [{label: fit_gathered(select_class(label, parts), settings) for label in present}]
 
         return points.coalesce(1).mapPartitions(fit_all).first()
     return {
         label: estimator.fit_points(
-            points.mapPartitions(partial(of_class, label)),
+            points.mapPartitions(partial(select_class, label)),
             projection.exponent,
             values=int(sizes[label]) * projection.dimensions,
         ).fitted
@@ -75,21 +76,16 @@ def fit_classes(
 
 
 @dataclass(frozen=True)
-class ClassCluster(Strategy):
+class ClassCluster(NeighbourhoodStrategy):
     """clusters: in all, shared evenly by the classes (None: two a class). Keeps stratified's bound for every cell, so
     class balance too. One k-means a class, on points of one common PCA; no sparse cells, no duplicates."""
 
     name: ClassVar[str] = "class_cluster"
-    looks_at_pixels: ClassVar[bool] = True
-    clusters: int | None = None
-    components: float = 50.0
-    whiten: bool = False
-    max_iter: int = 150
-    tol: float = 1e-4
-    start: Start = "carry"
-
-    def __post_init__(self) -> None:
-        check_fit(self.components, self.clusters, self.max_iter, self.tol)
+    summary: ClassVar[str] = "k-means inside each class, each cluster dealt round robin"
+    looks_at_labels: ClassVar[bool] = True
+    even_sizes: ClassVar[bool] = True
+    even_classes: ClassVar[bool] = True
+    start: Start = option("carry", START_HELP)
 
     def fit(self, context: Context) -> Fitted:
         sizes = context.scan.label_counts.sum(axis=0)
@@ -115,5 +111,5 @@ class ClassCluster(Strategy):
         params = {"clusters": number, "components_fitted": len(pca.spectrum.variances)}
         return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, **models})
 
-    def refit(self, context: Context, stored: Stored) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

@@ -1,4 +1,4 @@
-"""PCA, then k-means; each neighbourhood dealt round robin, sparse ones to every worker (Provatas et al. 2021; SPEC 2.3)."""
+"""PCA, then k-means; each neighbourhood dealt round robin, sparse ones to every worker (Provatas et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from pyspark import RDD
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import count_by_chunk
-from pipeline.assignment.groups import SparseIf, Start
+from pipeline.assignment.groups import Start
 from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
 from pipeline.clustering.lloyd import nearest
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.projection import Neighbourhoods
-from pipeline.errors import UsageError
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import Context, Fitted, Grouping, Stored, StoredNeighbourhoods, Strategy
-from pipeline.strategies.neighbourhoods import LabelledPoints, check_fit, fit_pca, projected
+from pipeline.specs import option
+from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.neighbourhoods import (
+    COMPONENTS,
+    LabelledPoints,
+    NeighbourhoodStrategy,
+    fit_pca,
+    projected,
+)
 
 Engine = Literal["block", "spark-ml"]
-PRESETS: dict[str, dict[str, Any]] = {
+Preset = Literal["paper-like", "plain"]
+PRESETS: dict[Preset, dict[str, Any]] = {
     "paper-like": {"components": 160.0, "whiten": True},  # the published sparse neighbourhoods exist only so
     "plain": {"components": 0.95, "whiten": False},
 }
@@ -37,35 +44,36 @@ class ByNeighbourhood(Grouping):
 
 
 @dataclass(frozen=True)
-class DistributionAware(Strategy):
-    """clusters: None for twice the number of classes. components: a count, or a share of variance below 1.
+class DistributionAware(NeighbourhoodStrategy):
+    """components, whiten: None for the preset's, filled in on construction, so never None later.
     sparse_if: a neighbourhood goes to every worker with size <= n ("le", the pseudo-code) or < n ("lt", the prose).
 
     Ignores labels: class balance is not guaranteed. Duplicates are (n - 1) * rows in sparse neighbourhoods.
-    Cost: see pipeline/gram.py and pipeline/lloyd.py; three passes over the images, none through a shuffle."""
+    Cost: see pipeline/clustering/gram.py and lloyd.py; three passes over the images, none through a shuffle."""
 
     name: ClassVar[str] = "distribution_aware"
-    looks_at_pixels: ClassVar[bool] = True
-    clusters: int | None = None
-    components: float = 160.0
-    whiten: bool = True
-    max_iter: int = 150
-    tol: float = 1e-4
-    n_init: int = 1
-    sparse_if: SparseIf = "le"
-    start: Start = "zero"
-    engine: Engine = "block"
+    summary: ClassVar[str] = "each neighbourhood dealt round robin, sparse ones to every worker"
+    copies_rows: ClassVar[bool] = True
+    components: float = option(None, **COMPONENTS, shown="the preset's")
+    whiten: bool = option(None, "scale components to equal variance, or keep their variances", shown="the preset's")
+    n_init: int = option(1, "k-means starts, the best kept", metavar="R", least=1)
+    sparse_if: Literal["le", "lt"] = option(
+        "le", "a neighbourhood of at most (le) or fewer than (lt) N rows goes to every worker"
+    )
+    start: Start = option("zero", START_HELP)
+    engine: Engine = option("block", "exact block PCA and integer k-means, or stock spark.ml, slow, for comparison")
+    preset: Preset = option(
+        "paper-like",
+        "paper-like: 160 whitened components, which find sparse neighbourhoods; plain: components of 95 % of the"
+        " variance, not whitened",
+        recorded=False,
+    )
 
     def __post_init__(self) -> None:
-        check_fit(self.components, self.clusters, self.max_iter, self.tol)
-        if self.n_init < 1:
-            raise UsageError(f"--n-init must be at least 1, got {self.n_init}")
-        if self.sparse_if not in ("le", "lt"):
-            raise UsageError(f"--sparse-if must be le or lt, got {self.sparse_if!r}")
-        if self.start not in ("zero", "carry"):
-            raise UsageError(f"--start must be zero or carry, got {self.start!r}")
-        if self.engine not in ("block", "spark-ml"):
-            raise UsageError(f"--engine must be block or spark-ml, got {self.engine!r}")
+        super().__post_init__()
+        for name, value in PRESETS[self.preset].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     def fit(self, context: Context) -> Fitted:
         wanted = self.clusters or 2 * context.scan.num_classes
@@ -109,7 +117,7 @@ class DistributionAware(Strategy):
             context.report(f"{len(model.fitted.centres)} clusters after {model.fitted.iterations} iterations")
             return model
 
-    def refit(self, context: Context, stored: Stored) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
 
 

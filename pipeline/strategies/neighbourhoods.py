@@ -1,4 +1,4 @@
-"""From images to integer points, shared by the strategies that look at neighbourhoods."""
+"""What the strategies that look at neighbourhoods share: their parameters, and the way from images to integer points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pyspark import RDD, StorageLevel
@@ -16,9 +16,38 @@ from pipeline.clustering.kmeans import Points
 from pipeline.clustering.lloyd import SAMPLE_ROWS
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from pipeline.clustering.projection import Projection
-from pipeline.errors import UsageError
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import Context
+from pipeline.specs import option
+from pipeline.strategies.base import Context, Strategy
+
+
+def is_component_number(components: float) -> bool:
+    """Whether it is a whole number of components, or a share of the variance."""
+    return math.isfinite(components) and components > 0 and (components <= 1 or components == int(components))
+
+
+COMPONENTS: dict[str, Any] = {
+    "help": "principal components: a count, or a share of the variance below 1",
+    "metavar": "C",
+    "check": is_component_number,
+    "expected": "a whole number or a share of variance in (0, 1)",
+}
+
+
+@dataclass(frozen=True)
+class NeighbourhoodStrategy(Strategy):
+    """clusters: None for twice the number of classes."""
+
+    looks_at_pixels: ClassVar[bool] = True
+    clusters: int | None = option(
+        None, "neighbourhoods in all", metavar="K", least=1, most=SAMPLE_ROWS, shown="twice the classes"
+    )
+    components: float = option(50.0, **COMPONENTS)
+    whiten: bool = option(False, "scale components to equal variance")
+    max_iter: int = option(150, "k-means iterations", metavar="I", least=1)
+    tol: float = option(
+        1e-4, "k-means tolerance, as scikit-learn's", metavar="T", least=0, expected="a number of 0 or more"
+    )
 
 
 @dataclass(frozen=True)
@@ -57,15 +86,3 @@ def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPo
         yield points
     finally:
         points.unpersist()
-
-
-def check_fit(components: float, clusters: int | None, max_iter: int, tol: float) -> None:
-    """Raise UsageError for what no fit can do, before anything is read."""
-    if clusters is not None and not 1 <= clusters <= SAMPLE_ROWS:
-        raise UsageError(f"--clusters must be at least 1 and at most {SAMPLE_ROWS}, got {clusters}")
-    if max_iter < 1:
-        raise UsageError(f"--max-iter must be at least 1, got {max_iter}")
-    if not (math.isfinite(tol) and tol >= 0):
-        raise UsageError(f"--tol must be a number of 0 or more, got {tol}")
-    if not math.isfinite(components) or components <= 0 or (components > 1 and components != int(components)):
-        raise UsageError(f"--components must be a whole number or a share of variance in (0, 1), got {components}")

@@ -1,4 +1,4 @@
-"""A seeded uniform permutation, then round robin (SPEC 2.1, the papers' baseline)."""
+"""A seeded uniform permutation, then round robin: the baseline of Provatas et al. (2021)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,6 +22,8 @@ class Random(Strategy):
     """Sizes differ by at most one; class counts are hypergeometric. The permutation is keyed, so no row moves for it."""
 
     name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "a permutation, then round robin, exact sizes"
+    even_sizes: ClassVar[bool] = True
 
     def fit(self, context: Context) -> Fitted:
         return Fitted(Permuted(self.seed), row_counts(context))

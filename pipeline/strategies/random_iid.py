@@ -1,4 +1,4 @@
-"""Every row to an independent uniform worker (SPEC 2.1): sizes are binomial."""
+"""Every row to an independent uniform worker: sizes are binomial."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,6 +25,7 @@ class RandomIid(Strategy):
     """What hashing keys to workers does. Shards may come out uneven, and empty for few rows (refused)."""
 
     name: ClassVar[str] = "random_iid"
+    summary: ClassVar[str] = "an independent draw a row, binomial sizes"
 
     def fit(self, context: Context) -> Fitted:
         return Fitted(Independent(self.seed), row_counts(context))

@@ -1,4 +1,4 @@
-"""Row i to worker i mod n (SPEC 2.1, ``mod``; TF's ``Dataset.shard``)."""
+"""Row i to worker i mod n, as TensorFlow's ``Dataset.shard`` does it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,6 +11,8 @@ class RoundRobin(Strategy):
     """Sizes differ by at most one. Keeps whatever order the files have: sorted or periodic data give skewed shards."""
 
     name: ClassVar[str] = "round_robin"
+    summary: ClassVar[str] = "row i to worker i mod N"
+    even_sizes: ClassVar[bool] = True
 
     def fit(self, context: Context) -> Fitted:
         return Fitted(Grouping(), row_counts(context))

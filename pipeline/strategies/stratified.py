@@ -1,4 +1,4 @@
-"""Each class dealt round robin over the workers (SPEC 2.2)."""
+"""Each class dealt round robin over the workers (Provatas et al. 2021, stratified sharding)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,9 +8,9 @@ import numpy as np
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable, Start
 from pipeline.assignment.permutation import keyed_permutation
-from pipeline.errors import UsageError
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
+from pipeline.specs import option
+from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Strategy
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,11 @@ class Stratified(Strategy):
     class's remainder; start="carry" also keeps totals within one."""
 
     name: ClassVar[str] = "stratified"
-    start: Start = "zero"
-    shuffle_within_class: bool = False
-
-    def __post_init__(self) -> None:
-        if self.start not in ("zero", "carry"):
-            raise UsageError(f"--start must be zero or carry, got {self.start!r}")
+    summary: ClassVar[str] = "each class dealt round robin"
+    looks_at_labels: ClassVar[bool] = True
+    even_classes: ClassVar[bool] = True
+    start: Start = option("zero", START_HELP)
+    shuffle_within_class: bool = option(False, "deal each class in a seeded random order")
 
     def fit(self, context: Context) -> Fitted:
         shuffle = self.seed if self.shuffle_within_class else None

@@ -20,7 +20,7 @@ from pipeline.shardset.layout import Layout
 from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
 from pipeline.shardset.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
 from pipeline.storage.uri import split_uri
-from pipeline.storage.retries import patiently
+from pipeline.storage.retries import with_retries
 from trainer.models.base import ModelInput
 from pipeline.storage.webhdfs import ReadStore
 
@@ -95,7 +95,7 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     Costs one read and one listing a worker."""
     store = store_of(uri)
     store.exists(store.resolve(uri))  # asked once, so that a host that does not answer is reported at once
-    found = patiently(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
+    found = with_retries(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
     if found is None:
         raise DataError(
             f"{store.resolve(uri)} has no {NAME}: no shards were ever committed there; make them with spark-submit"
@@ -222,7 +222,7 @@ def _row_groups(shards: Shards, file: ShardFile, label: str) -> Iterator[tuple[A
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
     uri = f"{shards.uri}/{file.path}"
     try:
-        data = patiently(shards.store.read_range)(uri, 0, file.bytes)
+        data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
     except FileNotFoundError:
         raise DataError(f"{uri} is gone: the set was replaced or damaged since the start; start again") from None
     found = hashlib.sha256(data).hexdigest()

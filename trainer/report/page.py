@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError
-from pipeline.reporting.page import Picture, picture, template
+from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
 from pipeline.reporting.plots import MANY, style
 from trainer.report import figures
 from trainer.report.findings import compact, findings, flags_of, headline, title, told
@@ -34,53 +34,53 @@ from trainer.runlog.result import summarise
 FEWEST_BINS = 4  # of time, for a picture over it
 
 
-def learning_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, Picture]:
-    drawn: dict[str, Picture] = {}
+def learning_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+    drawn: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
         losses, accuracies = curves(live, axis, "loss"), curves(live, axis, "accuracy")
         if losses or accuracies:
             figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
-            drawn[place] = picture(figure, f"Loss and accuracy {place}")
+            drawn[place] = embed_figure(figure, f"Loss and accuracy {place}")
     trains = of_kind(live, "train")
     if len(trains) > 1:
         figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))
-        drawn["learning rate"] = picture(figure, "Learning rate over epochs")
+        drawn["learning rate"] = embed_figure(figure, "Learning rate over epochs")
     return drawn
 
 
-def speed_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, Picture]:
+def speed_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
     trains = of_kind(live, "train")
     if len(trains) < 2:
         return {}
     figure = figures.throughput(column(trains, "seconds"), column(trains, "images_per_s"), marks(happened, "seconds"))
-    return {"throughput": picture(figure, "Images a second over time")}
+    return {"throughput": embed_figure(figure, "Images a second over time")}
 
 
 def worker_pictures(
     live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
-) -> dict[str, Picture]:
+) -> dict[str, EmbeddedFigure]:
     """How several workers compare over time."""
-    drawn: dict[str, Picture] = {}
+    drawn: dict[str, EmbeddedFigure] = {}
     trains = of_kind(live, "train")
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
         config, table = of_kind(live, "start")[-1]["config"], clock_table(trains, num_workers)
         bound = config["protocol"].get("staleness_bound")
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
-        drawn["clocks"] = picture(figure, "Clocks of the workers over time")
+        drawn["clocks"] = embed_figure(figure, "Clocks of the workers over time")
     edges, images_per_s = throughput_table(pushes, num_workers)
     if len(edges) > FEWEST_BINS:
         figure = figures.worker_throughput(edges, images_per_s)
-        drawn["worker throughput"] = picture(figure, "Images a second by worker over time")
+        drawn["worker throughput"] = embed_figure(figure, "Images a second by worker over time")
     return drawn
 
 
-def staleness_picture(accepted: pd.DataFrame, num_workers: int) -> dict[str, Picture]:
+def staleness_picture(accepted: pd.DataFrame, num_workers: int) -> dict[str, EmbeddedFigure]:
     if not accepted["staleness"].any():
         return {}
     histogram = np.bincount(accepted["staleness"])
     figure = figures.staleness(histogram, staleness_spread(accepted, num_workers))
-    return {"staleness": picture(figure, "Staleness of the updates, in all and by worker")}
+    return {"staleness": embed_figure(figure, "Staleness of the updates, in all and by worker")}
 
 
 def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
