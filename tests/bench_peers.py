@@ -21,7 +21,7 @@ from trainer.coordination.coordinator import Measured
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import Header, Op
 from trainer.transport.sockets import Secret
-from trainer.worker.server_client import Link
+from trainer.worker.server_client import ServerClient
 
 Counts = MutableSequence[int]
 Floats = npt.NDArray[np.float32]
@@ -41,11 +41,11 @@ def trainer_worker(
     facts: Facts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
 ) -> None:
     """The trainer's own link to the trainer's own servers."""
-    link = Link(facts, worker, addresses, secret, use_memory=use_memory)
-    link.pushed[:] = GRADIENT
-    turn = link.join()
+    client = ServerClient(facts, worker, addresses, secret, use_memory=use_memory)
+    client.pushed[:] = GRADIENT
+    turn = client.join()
     while turn:
-        turn = link.push(turn, Measured(1, 0.0, 0, 0.0))
+        turn = client.push(turn, Measured(1, 0.0, 0, 0.0))
         counts[worker] += 1
 
 

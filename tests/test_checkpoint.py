@@ -80,7 +80,7 @@ def test_any_range_is_read_back_from_slices_of_any_number_of_servers(data, param
 
 def test_a_range_outside_the_vector_is_refused(tmp_path):
     write(tmp_path, state_of(1))
-    with pytest.raises(ValueError, match=r"\[4, 11\) is no range of 10 numbers"):
+    with pytest.raises(ValueError, match=r"\[4, 11\) is no range of 10 elements"):
         read_slice_range(tmp_path, 1, 4, 11)
 
 

@@ -1,4 +1,4 @@
-"""Coordinator and holders under every order of events that sockets, dying workers and slow hosts can make of them.
+"""Coordinator and slice_servers under every order of events that sockets, dying workers and slow hosts can make of them.
 
 A state machine of hypothesis delivers, delays, repeats and loses what real workers, servers and supervisors would send;
 messages of one sender to one receiver keep their order, as they do in a connection. Gradients are unit vectors, one for
@@ -63,11 +63,13 @@ class World:
         facts = Facts(workers, workers, servers * self.width, 0)
         self.now, self.sessions = 0.0, 100
         self.pipes: dict[tuple[str, int, int], deque[Any]] = defaultdict(deque)
-        self.holders = [SliceServer(config, facts, index, Path(), self._answer(index)) for index in range(servers)]
-        for holder in self.holders:
+        self.slice_servers = [
+            SliceServer(config, facts, index, Path(), self._answer(index)) for index in range(servers)
+        ]
+        for slice_server in self.slice_servers:
             empty = np.zeros(0, np.float32)
-            holder.slice = ParameterSlice(np.zeros(self.width, np.float32), empty, 0.0, workers, "last")
-            holder.slice.momentum = np.zeros(self.width, np.float32)
+            slice_server.slice = ParameterSlice(np.zeros(self.width, np.float32), empty, 0.0, workers, "last")
+            slice_server.slice.momentum = np.zeros(self.width, np.float32)
         self.coordinator = Coordinator(
             protocol,
             num_workers=workers,
@@ -143,13 +145,13 @@ class World:
         return lambda identity, header, body: self.pipes["down", header.index, server].append(header)
 
     def _serve(self, worker: int, server: int, header: Header) -> None:
-        holder = self.holders[server]
+        slice_server = self.slice_servers[server]
         if header.op is Op.JOIN:
-            holder.join(b"", header, memoryview(b"{}"))
+            slice_server.join(b"", header, memoryview(b"{}"))
         else:
             vector = np.zeros(self.width, np.float32)
             vector[self.place(worker, header.clock)] = 1.0
-            if not holder.push(b"", header, memoryview(vector.tobytes())):
+            if not slice_server.push(b"", header, memoryview(vector.tobytes())):
                 return
         if server:
             self.pipes["held", server, 0].append(header)
@@ -170,8 +172,8 @@ class World:
         for order in self.coordinator.advance(self.now):
             self._check(order)
             order = replace(order, snapshot=None)
-            self.holders[0].execute(order)
-            self.states.append(self.holders[0].slice.values.copy())
+            self.slice_servers[0].execute(order)
+            self.states.append(self.slice_servers[0].slice.values.copy())
             for server in range(1, self.servers):
                 self.pipes["order", server, 0].append(order)
         self.records += self.coordinator.records
@@ -187,8 +189,8 @@ class World:
         elif kind == "held":
             self._held(sender, message)
         else:
-            self.holders[sender].execute(message)
-            np.testing.assert_array_equal(self.holders[sender].slice.values, self.states[message.sequence - 1])
+            self.slice_servers[sender].execute(message)
+            np.testing.assert_array_equal(self.slice_servers[sender].slice.values, self.states[message.sequence - 1])
 
     def full(self) -> list[tuple[str, int, int]]:
         return sorted(name for name, pipe in self.pipes.items() if pipe)
@@ -202,23 +204,23 @@ class World:
         before = self.orders[-1] if self.orders else Order(0, 0)
         self.orders.append(order)
         assert order.sequence == before.sequence + 1
-        assert order.version == before.version + bool(order.take)
-        takers = [worker for worker, _ in order.take]
+        assert order.version == before.version + bool(order.accepted)
+        takers = [worker for worker, _ in order.accepted]
         if isinstance(self.protocol, BSP) and takers:
             assert takers == list(range(self.workers_))
         if isinstance(self.protocol, SSP):
             members = self.coordinator.members
             away = (Phase.ABSENT, Phase.JOINING, Phase.FINISHED)
             slowest = min((m.clock for m in members if m.phase not in away), default=0)
-            assert all(clock - slowest <= self.protocol.staleness_bound for _, _, clock in order.release)
+            assert all(clock - slowest <= self.protocol.staleness_bound for _, _, clock in order.unblocked)
         if order.snapshot:
             assert order.snapshot["clocks"] == {str(w): m.clock for w, m in enumerate(self.coordinator.members)}
             assert order.snapshot["version"] == order.version
 
     def check(self) -> None:
-        for holder in self.holders:
-            assert set(np.unique(holder.slice.values)) <= {0.0, -1.0}, "a gradient was applied twice"
-        assert self.coordinator.progress.accepted == -int(self.holders[0].slice.values.sum()) <= self.budget
+        for slice_server in self.slice_servers:
+            assert set(np.unique(slice_server.slice.values)) <= {0.0, -1.0}, "a gradient was applied twice"
+        assert self.coordinator.progress.accepted == -int(self.slice_servers[0].slice.values.sum()) <= self.budget
         accepted = [record for record in self.records if record.accepted]
         assert len({(record.worker, record.clock) for record in accepted}) == len(accepted)
         assert all(0 <= record.staleness < record.version for record in accepted)
@@ -312,7 +314,7 @@ class Storm(RuleBasedStateMachine):
             self.world.send_join(self._worker(number))
 
     @rule(number=st.integers(0, 2))
-    def a_worker_gives_a_sign_of_life(self, number: int) -> None:
+    def a_worker_gives_a_heartbeat(self, number: int) -> None:
         self.world.beat(self._worker(number))
 
     @rule(seconds=st.sampled_from([1.0, SILENCE_S / 2, SILENCE_S + 1, START_WAIT_S]))
@@ -353,7 +355,7 @@ class Storm(RuleBasedStateMachine):
             assert world.coordinator.progress.accepted == world.budget
         if isinstance(world.protocol, BSP):  # whatever happened, its numbers are those of an undisturbed run
             done = {world.place(worker, clock) for worker in range(world.workers_) for clock in range(world.steps)}
-            assert set(np.flatnonzero(world.holders[-1].slice.values)) == done
+            assert set(np.flatnonzero(world.slice_servers[-1].slice.values)) == done
 
 
 def test_no_order_of_events_breaks_a_run_or_stops_it() -> None:

@@ -1,4 +1,4 @@
-"""Memory that a worker shares with servers: between real processes, and whatever an invitation says."""
+"""Memory that a worker shares with servers: between real processes, and whatever a handle says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKER = """
 import json, sys
 from trainer.transport.shared_memory import WorkerMemory
 memory = WorkerMemory(int(sys.argv[1]))
-print(json.dumps(memory.invitation()), flush=True)
+print(json.dumps(memory.handle()), flush=True)
 for line in sys.stdin:
     exec(line)
     print("done", flush=True)
@@ -51,7 +51,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.invitation: dict[str, Any] = json.loads(self._line())
+        self.handle: dict[str, Any] = json.loads(self._line())
 
     def do(self, statement: str) -> None:
         assert self.process.stdin
@@ -75,14 +75,14 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     found.end()
 
 
-def opened(invitation: dict[str, Any]) -> SharedVectors:
-    memory = open_memory(invitation, NUMBERS)
+def opened(handle: dict[str, Any]) -> SharedVectors:
+    memory = open_memory(handle, NUMBERS)
     assert memory is not None
     return memory
 
 
 def test_what_one_process_writes_the_other_reads_in_both_directions(worker: Worker) -> None:
-    memory = opened(worker.invitation)
+    memory = opened(worker.handle)
     worker.do("memory.pushed[:] = range(1000)")
     np.testing.assert_array_equal(memory.pushed, np.arange(NUMBERS))
     memory.pulled[:] = 7.0
@@ -90,7 +90,7 @@ def test_what_one_process_writes_the_other_reads_in_both_directions(worker: Work
 
 
 def test_every_server_opens_the_same_memory(worker: Worker) -> None:
-    first, second = opened(worker.invitation), opened(worker.invitation)
+    first, second = opened(worker.handle), opened(worker.handle)
     first.pulled[:500], second.pulled[500:] = 1.0, 2.0
     worker.do("assert (memory.pulled[:500] == 1).all() and (memory.pulled[500:] == 2).all()")
 
@@ -98,24 +98,24 @@ def test_every_server_opens_the_same_memory(worker: Worker) -> None:
 @pytest.mark.parametrize("cut", ["0", "4096", "10**9"])
 def test_a_worker_cannot_cut_what_a_server_has_opened(worker: Worker, cut: str) -> None:
     """Reading beyond the end of a cut file would end the server by SIGBUS."""
-    memory = opened(worker.invitation)
+    memory = opened(worker.handle)
     worker.do("import os, contextlib")
     worker.do(f"with contextlib.suppress(OSError): os.ftruncate(memory.descriptor, {cut})")
     assert float(memory.pushed.sum()) == 0.0
-    assert os.stat(f"/proc/{worker.process.pid}/fd/{worker.invitation['descriptor']}").st_size == SIZE
+    assert os.stat(f"/proc/{worker.process.pid}/fd/{worker.handle['descriptor']}").st_size == SIZE
 
 
 def test_a_killed_worker_leaves_nothing_and_takes_nothing_from_the_server(worker: Worker, tmp_path: Path) -> None:
-    memory = opened(worker.invitation)
+    memory = opened(worker.handle)
     worker.do("memory.pushed[:] = 3")
-    named = os.readlink(f"/proc/{worker.process.pid}/fd/{worker.invitation['descriptor']}")
+    named = os.readlink(f"/proc/{worker.process.pid}/fd/{worker.handle['descriptor']}")
     assert not Path(named).exists()
     worker.process.send_signal(signal.SIGKILL)
     worker.process.wait()
     np.testing.assert_array_equal(memory.pushed, np.full(NUMBERS, 3.0))
     memory.pulled[:] = 1.0
     assert list(tmp_path.iterdir()) == []
-    assert open_memory(worker.invitation, NUMBERS) is None
+    assert open_memory(worker.handle, NUMBERS) is None
     del memory
     assert "memfd:trainer" not in Path("/proc/self/maps").read_text()
 
@@ -186,13 +186,13 @@ def test_the_memory_of_the_tests_above_opens_when_nothing_is_wrong_with_it() -> 
     ],
     ids=lambda change: str(change)[:24],
 )
-def test_an_invitation_to_what_is_not_there_is_declined(change: dict[str, Any]) -> None:
+def test_a_handle_to_what_is_not_there_is_declined(change: dict[str, Any]) -> None:
     memory = WorkerMemory(NUMBERS)
-    assert open_memory(memory.invitation() | change, NUMBERS) is None
+    assert open_memory(memory.handle() | change, NUMBERS) is None
 
 
 @pytest.mark.parametrize(
-    "invitation",
+    "handle",
     [
         {},
         {"pid": 1},
@@ -204,11 +204,11 @@ def test_an_invitation_to_what_is_not_there_is_declined(change: dict[str, Any]) 
         {"pid": 1, "descriptor": 1, "nonce": "\ud800"},
         {"pid": "9" * 5000, "descriptor": 1, "nonce": ""},
     ],
-    ids=lambda invitation: str(invitation)[:40],
+    ids=lambda handle: str(handle)[:40],
 )
-def test_what_is_no_invitation_is_malformed(invitation: dict[str, Any]) -> None:
+def test_what_is_no_handle_is_malformed(handle: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        open_memory(invitation, NUMBERS)
+        open_memory(handle, NUMBERS)
 
 
 json_values = st.recursive(
@@ -220,6 +220,6 @@ json_values = st.recursive(
 
 @given(pid=json_values | st.just(os.getpid()), descriptor=json_values | st.integers(0, 40), nonce=json_values)
 @settings(max_examples=150, deadline=None)
-def test_no_invitation_opens_anything_but_what_bears_its_nonce(pid: Any, descriptor: Any, nonce: Any) -> None:
+def test_no_handle_opens_anything_but_what_bears_its_nonce(pid: Any, descriptor: Any, nonce: Any) -> None:
     with contextlib.suppress(Malformed):
         assert open_memory({"pid": pid, "descriptor": descriptor, "nonce": nonce}, NUMBERS) is None

@@ -1,4 +1,4 @@
-"""Every protocol in virtual time, held against loops that know nothing of coordinators, slices or orders (SPEC 4)."""
+"""Every protocol in virtual time, held against loops that know nothing of coordinators, slices or orders."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_ssp_reads_every_update_that_is_older_than_its_bound_and_all_of_its_own(
     ("protocol", "rate"), [(BSP(), 4 / 10), (ASP(), 3 + 1 / 10), (SSP(3), 4 / 10)], ids=["bsp", "asp", "ssp"]
 )
 def test_a_straggler_costs_what_the_theory_says(protocol: Protocol, rate: float) -> None:
-    """One of n=4 workers is f=10 times slower: n/f, n-1+1/f, and SSP tends to n/f (SPEC 4.7)."""
+    """One of n=4 workers is f=10 times slower: n/f, n-1+1/f, and SSP tends to n/f."""
     done = run(protocol, steps=400, step_time=lambda worker, clock: 10.0 if worker == 3 else 1.0)
     assert len(done.records) / done.seconds == pytest.approx(rate, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""The update rule of a server's slice against loops in float64 and torch's own optimiser (SPEC 4.1)."""
+"""The update rule of a server's slice against loops in float64 and torch's own optimiser."""
 
 from __future__ import annotations
 

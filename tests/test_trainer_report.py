@@ -29,7 +29,7 @@ from tests.test_report import HOSTILE, Page
 from trainer.report import figures, history
 from trainer.report.findings import duration
 from trainer.report.page import write_report
-from trainer.report.progress import Progress, line
+from trainer.report.progress import ProgressLine, line
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.runlog.read import read_events, surviving
 
@@ -345,7 +345,7 @@ def test_the_line_tells_what_is_known_and_dashes_what_is_not() -> None:
 
 def test_a_log_gets_a_line_every_ten_seconds_and_the_last_state() -> None:
     log, clock = io.StringIO(), [0.0]
-    progress = Progress(file=log, now=lambda: clock[0])
+    progress = ProgressLine(file=log, now=lambda: clock[0])
     for second in range(25):
         clock[0] = float(second)
         progress.update({**STATUS, "epoch": second / 100})
@@ -358,7 +358,7 @@ def test_a_log_gets_a_line_every_ten_seconds_and_the_last_state() -> None:
 
 def test_quiet_says_nothing() -> None:
     log = io.StringIO()
-    progress = Progress(quiet=True, file=log)
+    progress = ProgressLine(quiet=True, file=log)
     progress.update(STATUS)
     progress.message("worker 3 restarted")
     progress.close()
@@ -383,7 +383,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(rows: int, columns: int, mon
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     with open(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        progress = Progress()
+        progress = ProgressLine()
         for accepted in (50, 400, 100):  # the last after a rollback
             progress.update({**STATUS, "accepted": accepted, "epoch": accepted / 100})
         progress.message("worker 3 restarted")

@@ -35,7 +35,7 @@ from trainer.coordination.coordinator import Measured
 from trainer.transport import sockets as transport
 from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
 from trainer.transport.sockets import Secret, connect, local_addresses
-from trainer.worker.server_client import Link, MustRejoin, Turn
+from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 
 ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
@@ -93,7 +93,7 @@ class Served:
         return connect(self.context, self.addresses[server], SECRET)
 
     def worker(self, index: int = 0, *, use_memory: bool = True) -> Worker:
-        return Worker(self, Link(FACTS, index, self.addresses, SECRET, use_memory=use_memory))
+        return Worker(self, ServerClient(FACTS, index, self.addresses, SECRET, use_memory=use_memory))
 
     def wait_for_malformed(self, count: int) -> None:
         until(lambda: self._all_alive() and self.status()["malformed"] >= count, f"{count} malformed messages")
@@ -113,26 +113,26 @@ class Served:
 class Worker:
     """An honest worker that pushes ones, so that every number tells how many gradients were applied."""
 
-    def __init__(self, served: Served, link: Link) -> None:
-        self.served, self.link = served, link
-        self.turn: Turn | None = link.join()
+    def __init__(self, served: Served, client: ServerClient) -> None:
+        self.served, self.client = served, client
+        self.turn: Turn | None = client.join()
 
     def step(self) -> None:
         """One gradient into the model, whatever it takes."""
         version = self.served.status()["version"]
         while self.served.status()["version"] == version:
             assert self.turn
-            self.link.pushed[:] = 1.0
+            self.client.pushed[:] = 1.0
             try:
-                self.turn = self.link.push(self.turn, Measured(1, 0.5, 1, 0.01))
+                self.turn = self.client.push(self.turn, Measured(1, 0.5, 1, 0.01))
             except MustRejoin:
-                self.turn = self.link.join()
+                self.turn = self.client.join()
 
     def check(self) -> None:
         """Each update subtracts rate 1.0 / 2 workers from every number, on every server."""
         self.step()
         assert self.turn
-        np.testing.assert_array_equal(self.link.pulled, np.full(NUMBERS, -0.5 * self.turn.version))
+        np.testing.assert_array_equal(self.client.pulled, np.full(NUMBERS, -0.5 * self.turn.version))
         assert self.served.status()["version"] == self.turn.version
 
 
@@ -170,7 +170,7 @@ def honest(alone: Served) -> Iterator[Worker]:
     worker.step()
     yield worker
     worker.check()
-    worker.link.close()
+    worker.client.close()
 
 
 def raw(op: int, index: int = 0, session: int = 0, generation: int = 0, clock: int = 0, version: int = 0) -> bytes:
@@ -181,7 +181,7 @@ def join(body: bytes, worker: int = 1, session: int = 5) -> list[bytes]:
     return [raw(Op.JOIN, worker, session), body]
 
 
-def invitation(**values: Any) -> bytes:
+def handle(**values: Any) -> bytes:
     return pack_json({"pid": os.getpid(), "descriptor": 0, "nonce": "0" * 64} | values)
 
 
@@ -201,7 +201,7 @@ MALFORMED: dict[str, list[bytes]] = {
     "another version's magic": [b"PS0" + HEADER[3:], b""],
     "an operation that does not exist": [raw(99), b""],
     "a megabyte of noise": [random.Random(0).randbytes(10**6), b""],
-    "an order from a worker": [raw(Op.ORDER), pack_json({"sequence": 1, "version": 9, "take": [[0, 1.0]]})],
+    "an order from a worker": [raw(Op.ORDER), pack_json({"sequence": 1, "version": 9, "accepted": [[0, 1.0]]})],
     "a load from a worker": [raw(Op.LOAD, generation=2**62), b""],
     "an answer": [raw(Op.PARAMETERS), bytes(4 * NUMBERS)],
     "a stop": [raw(Op.STOP), b""],
@@ -211,7 +211,7 @@ MALFORMED: dict[str, list[bytes]] = {
     "a loaded of a server too many": [raw(Op.LOADED, 1), b""],
     "a held of a worker that does not exist": [WIRE.pack(b"PS1", Op.HELD, 1, 1, 1, 1, 0, 0, 9, 0, 0, 0, 0), b""],
     "a loss of worker -1": [raw(Op.LOST, -1), b""],
-    "a sign of life of worker 2": [raw(Op.BEAT, WORKERS), b""],
+    "a heartbeat of worker 2": [raw(Op.HEARTBEAT, WORKERS), b""],
     "a join of worker 2": [raw(Op.JOIN, WORKERS, 1), b"{}"],
     "a join of worker -1": [raw(Op.JOIN, -1, 1), b"{}"],
     "a join of a session that no clock has": [raw(Op.JOIN, 1, 2**64 - 1), b"{}"],
@@ -219,8 +219,8 @@ MALFORMED: dict[str, list[bytes]] = {
     "a join without JSON": join(b"no"),
     "a join with nothing": join(b""),
     "a join with a list": join(b"[1]"),
-    "a join with half an invitation": join(b'{"pid": 1}'),
-    "a join with a path": join(invitation(pid="../../../etc", descriptor="passwd")),
+    "a join with half a handle": join(b'{"pid": 1}'),
+    "a join with a path": join(handle(pid="../../../etc", descriptor="passwd")),
     "a join with endless numbers": join(huge("1e999")),
     "a join with no number": join(huge("NaN")),
     "a join with ten thousand digits": join(huge("9" * 10_000)),
@@ -246,11 +246,11 @@ def test_what_no_peer_of_this_version_sends_is_counted_and_dropped(alone: Served
     [{"pid": 1}, {"pid": 2**22 + 1}, {"pid": -1}, {"descriptor": 10**300}, {"pid": 0}, {"nonce": "x" * 10**5}],
     ids=lambda values: str(values)[:30],
 )
-def test_an_invitation_to_memory_that_is_not_the_workers_is_declined_and_numbers_travel_by_socket(
+def test_a_handle_to_memory_that_is_not_the_workers_is_declined_and_numbers_travel_by_socket(
     alone: Served, honest: Worker, values: dict[str, Any]
 ) -> None:
     peer = alone.peer()
-    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), invitation(**values)])
+    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), handle(**values)])
     assert peer.poll(60_000)
     header, body = peer.recv_multipart()
     assert header[3] == Op.PARAMETERS
@@ -265,25 +265,25 @@ def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, ...]:
     return tuple(WIRE.unpack(peer.recv_multipart()[0])[3:8])
 
 
-def test_a_sign_of_life_that_overtakes_the_wish_to_join_does_not_undo_it(
+def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
     alone: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.worker.server_client.BEAT_S", 0.01)
-    link = Link(FACTS, 0, alone.addresses, SECRET, use_memory=False)
-    send_join = link._send_join
+    monkeypatch.setattr("trainer.worker.server_client.HEARTBEAT_S", 0.01)
+    client = ServerClient(FACTS, 0, alone.addresses, SECRET, use_memory=False)
+    send_join = client._send_join
 
     def late() -> None:
         time.sleep(0.2)  # beats of this session come first, and are answered
         send_join()
 
-    monkeypatch.setattr(link, "_send_join", late)
-    turn = link.join()
+    monkeypatch.setattr(client, "_send_join", late)
+    turn = client.join()
     for _ in range(5):
         assert turn
         time.sleep(0.03)
-        link.pushed[:] = 1.0
-        turn = link.push(turn, Measured(1, 0.5, 1, 0.01))
-    link.close()
+        client.pushed[:] = 1.0
+        turn = client.push(turn, Measured(1, 0.5, 1, 0.01))
+    client.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 4 * NUMBERS - 4, 4 * NUMBERS + 4, 4 * NUMBERS * 10])
@@ -335,7 +335,7 @@ def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, hon
         if op == Op.JOIN:  # a worker's place is taken by who joins last: not by a time that no honest worker reaches
             session = rng.getrandbits(40)
         head = (b"PS1", op, rng.getrandbits(8), small[0], session, generation, ints[3], ints[4], *small[1:], *floats)
-        body = rng.choice([b"", b"{}", rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, invitation()])
+        body = rng.choice([b"", b"{}", rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, handle()])
         peer.send_multipart([WIRE.pack(*head), body])
     for _ in range(200):
         peer.send_multipart([rng.randbytes(rng.choice([0, 1, 79, 80, 81])) for _ in range(rng.randint(1, 5))])
@@ -356,12 +356,20 @@ def test_a_message_beyond_any_slice_ends_its_connection_and_no_other(alone: Serv
 def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
     worker, peer = pair.worker(), pair.peer(server=1)
     worker.step()
-    order = {"sequence": 3, "version": 9, "rate": 1.0, "take": [[0, 1.0]], "release": [], "stop": [], "snapshot": None}
-    for op in (Op.ORDER, Op.LOAD, Op.HELLO, Op.HELD, Op.LOADED, Op.STATUS, Op.LOST, Op.END, Op.BEAT):
+    order = {
+        "sequence": 3,
+        "version": 9,
+        "rate": 1.0,
+        "accepted": [[0, 1.0]],
+        "unblocked": [],
+        "stop": [],
+        "snapshot": None,
+    }
+    for op in (Op.ORDER, Op.LOAD, Op.HELLO, Op.HELD, Op.LOADED, Op.STATUS, Op.LOST, Op.END, Op.HEARTBEAT):
         peer.send_multipart([raw(op, 1, 2**62, 2**62), pack_json(order)])
     until(lambda: pair.said().count("malformed") == 9, "all of them are dropped")
     worker.check()
-    worker.link.close()
+    worker.client.close()
 
 
 def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_nothing(pair: Served) -> None:
@@ -377,7 +385,7 @@ def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_
     peer.send_multipart([raw(Op.LOADED, 1, 7, 2**62), b""])
     worker.check()
     assert worker.turn.generation == generation, "no roll-back"
-    worker.link.close()
+    worker.client.close()
 
 
 def test_a_server_that_starts_hears_late_words_about_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
@@ -390,7 +398,7 @@ def test_a_server_that_starts_hears_late_words_about_a_checkpoint_and_goes_on(tm
     served = Served(tmp_path, 2, addresses)
     worker = served.worker()
     worker.check()
-    worker.link.close()
+    worker.client.close()
     served.end()
     context.destroy(linger=0)
 
@@ -436,25 +444,25 @@ def test_over_a_network_nobody_without_the_token_is_heard(networked: Served) -> 
         refused(stranger, networked.addresses[0])
     assert networked.status()["malformed"] == 0
     worker.check()
-    worker.link.close()
+    worker.client.close()
 
 
 def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
-    link = Link(FACTS, 1, alone.addresses, Secret("another token, of another run"), use_memory=True)
+    client = ServerClient(FACTS, 1, alone.addresses, Secret("another token, of another run"), use_memory=True)
     time.sleep(0.5)  # the answer may be there before it has asked: then no message will ever leave it
     with pytest.raises(UsageError, match="token"):
-        link.join()
-    link.close()
+        client.join()
+    client.close()
 
 
 def test_a_worker_with_another_token_is_told_so_over_a_network(
     networked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)
-    link = Link(FACTS, 1, networked.addresses, Secret("another token, of another run"), use_memory=True)
+    client = ServerClient(FACTS, 1, networked.addresses, Secret("another token, of another run"), use_memory=True)
     with pytest.raises(UsageError, match="token"):
-        link.join()
-    link.close()
+        client.join()
+    client.close()
 
 
 def forbidden(tree: ast.AST) -> Iterator[str]:

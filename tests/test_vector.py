@@ -219,9 +219,9 @@ def test_a_model_that_the_vector_cannot_hold_is_refused_in_one_line(model, messa
 
 def test_vectors_of_the_wrong_length_or_type_are_refused():
     flat = FlatModel(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="values must be 6 float32 numbers, got"):
+    with pytest.raises(ValueError, match="values must be 6 float32 elements, got"):
         flat.attach(torch.zeros(7))
-    with pytest.raises(ValueError, match="gradients must be 6 float32 numbers, got"):
+    with pytest.raises(ValueError, match="gradients must be 6 float32 elements, got"):
         flat.attach(torch.zeros(6), torch.zeros(6, dtype=torch.float64))
 
 

@@ -67,11 +67,11 @@ def simulate(
     def carry_out(orders: Iterable[Order], now: float) -> None:
         for order in orders:
             for (begin, end), part in zip(bounds, slices, strict=True):
-                if order.take:
-                    used = [pushed[worker][begin:end] for worker, _ in order.take]
-                    part.apply(used, order.rate, [weight for _, weight in order.take])
+                if order.accepted:
+                    used = [pushed[worker][begin:end] for worker, _ in order.accepted]
+                    part.apply(used, order.learning_rate, [weight for _, weight in order.accepted])
             parameters = np.concatenate([part.values for part in slices])
-            for worker, _, clock in order.release:
+            for worker, _, clock in order.unblocked:
                 run.starts.append((now, worker, clock, order.version))
                 run.clocks_at_starts.append([member.clock for member in coordinator.members])
                 heapq.heappush(queue, (now + step_time(worker, clock), worker, clock, parameters))

@@ -26,8 +26,8 @@ Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A server's file, its range checked against its contents; the numbers stay on disk until they are read."""
+class StoredSlice:
+    """A server's file, its range checked against its contents; the elements stay on disk until they are read."""
 
     path: Path
     begin: int
@@ -65,8 +65,8 @@ def read_state(root: Path, version: int) -> State:
     return state
 
 
-def read_slice(path: Path, version: int) -> Slice:
-    """Open a slice and check all but its numbers. O(1) in its size. Raises DataError, naming the file."""
+def read_slice(path: Path, version: int) -> StoredSlice:
+    """Open a slice and check all but its elements. O(1) in its size. Raises DataError, naming the file."""
     try:
         file: Any = safe_open(path, framework="np")
         known = {name: int(file.metadata()[name]) for name in ("version", "begin", "end", "total")}
@@ -80,10 +80,10 @@ def read_slice(path: Path, version: int) -> Slice:
         raise _broken(path, f"is of version {known['version']}, not {version}")
     if length != known["end"] - known["begin"] or types != {"F32"}:
         raise _broken(path, f"holds {length} values of type {types}, not {known['end'] - known['begin']} of F32")
-    return Slice(path, known["begin"], known["end"], known["total"], parameters, file)
+    return StoredSlice(path, known["begin"], known["end"], known["total"], parameters, file)
 
 
-def read_slices(root: Path, version: int) -> tuple[State, list[Slice]]:
+def read_slices(root: Path, version: int) -> tuple[State, list[StoredSlice]]:
     """The state and every slice of a checkpoint, checked to fit together. O(servers). Raises DataError."""
     state = read_state(root, version)
     slices = [read_slice(path, version) for path in _slice_paths(folder_of(root, version), state)]
@@ -104,7 +104,7 @@ def read_slice_range(root: Path, version: int, begin: int, end: int) -> tuple[Fl
     Reads only what it returns. Raises DataError; ValueError for a range outside the vector."""
     state, slices = read_slices(root, version)
     if not 0 <= begin <= end <= state.total:
-        raise ValueError(f"[{begin}, {end}) is no range of {state.total} numbers")
+        raise ValueError(f"[{begin}, {end}) is no range of {state.total} elements")
     values = np.concatenate([part.values(begin, end) for part in slices])
     return values, np.concatenate([part.momentum(begin, end) for part in slices])
 

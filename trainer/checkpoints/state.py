@@ -31,7 +31,7 @@ class State:
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:
-            raise ValueError(f"{self.num_servers} servers, {self.num_parameters} + {self.num_buffers} numbers")
+            raise ValueError(f"{self.num_servers} servers, {self.num_parameters} + {self.num_buffers} elements")
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""When a run has reached its end before its budget: MLlib's stop rule (SPEC 9)."""
+"""When a run has reached its end before its budget: MLlib's stop rule."""
 
 from __future__ import annotations
 

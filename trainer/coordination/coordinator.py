@@ -28,7 +28,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker tells about its step beside the gradient: mean loss, right answers, seconds of the step (waiting for
+    """What a worker tells about its step beside the gradient: mean loss, correct predictions, seconds of the step (waiting for
     its mini-batch included), and those that another thread spent on making the mini-batch."""
 
     examples: int
@@ -53,14 +53,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Order:
-    """What every server does next, in this order: apply ``take`` (worker, weight), write ``snapshot``, answer
-    ``release`` (worker, session, clock) with its parameters and ``stop`` with none."""
+    """What every server does next, in this order: apply the ``accepted`` gradients (worker, weight), write ``snapshot``,
+    answer ``unblocked`` workers (worker, session, clock) with the parameters and those of ``stop`` with none."""
 
     sequence: int
     version: int
-    rate: float = 0.0
-    take: tuple[tuple[int, float], ...] = ()
-    release: tuple[tuple[int, int, int], ...] = ()
+    learning_rate: float = 0.0
+    accepted: tuple[tuple[int, float], ...] = ()
+    unblocked: tuple[tuple[int, int, int], ...] = ()
     stop: tuple[tuple[int, int, int], ...] = ()
     snapshot: dict[str, Any] | None = None
 
@@ -79,8 +79,8 @@ class Member:
 
 
 @dataclass
-class Progress:
-    """What has been applied so far; all of it is in every checkpoint."""
+class Position:
+    """How far the run has come: what has been applied. All of it is in every checkpoint."""
 
     version: int = 0
     accepted: int = 0
@@ -89,7 +89,7 @@ class Progress:
 
 
 class Coordinator:
-    """rate(epoch) is the whole factor of a summed gradient (a/n, SPEC 4.1); steps: each worker's steps in all, and
+    """rate(epoch) is the whole factor of a summed gradient (a/n); steps: each worker's steps in all, and
     n times that many accepted gradients end the run under stop="global". by_examples: an update of several gradients
     weighs each by its number of examples, so that it is the mean over all of them. epoch_snapshots: a checkpoint is
     written at the end of every epoch."""
@@ -107,12 +107,12 @@ class Coordinator:
         start_wait_s: float = 60.0,
         by_examples: bool = False,
         epoch_snapshots: bool = True,
-        progress: Progress | None = None,
+        progress: Position | None = None,
     ) -> None:
         self.protocol, self.num_workers, self.num_servers = protocol, num_workers, num_servers
         self.steps, self.steps_per_epoch, self.rate, self.stop = steps, steps_per_epoch, rate, stop
         self.start_wait_s, self.by_examples, self.epoch_snapshots = start_wait_s, by_examples, epoch_snapshots
-        self.progress = progress or Progress()
+        self.progress = progress or Position()
         clocks = self.progress.clocks
         self.members = [Member(clock=clocks.get(worker, 0)) for worker in range(num_workers)]
         self.waiting: list[Gradient] = []
@@ -129,11 +129,11 @@ class Coordinator:
 
     @property
     def epoch(self) -> float:
-        """Global epoch: accepted gradients / (n * mini-batches per epoch) (SPEC 0)."""
+        """Global epoch: accepted gradients / (n * mini-batches per epoch)."""
         return self.progress.accepted / (self.num_workers * self.steps_per_epoch)
 
     def join(self, server: int, worker: int, session: int, now: float) -> None:
-        """A server holds a worker's wish to take part. A later session of the same worker replaces the earlier one."""
+        """A server holds a worker's join request. A later session of the same worker replaces the earlier one."""
         member = self.members[worker]
         if session < member.session:
             return
@@ -166,7 +166,7 @@ class Coordinator:
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
-        """A sign of life. False if this session does not take part, so the worker must join again."""
+        """A heartbeat. False if this session does not take part, so the worker must join again."""
         member = self.members[worker]
         if session != member.session or member.phase is Phase.ABSENT:
             return False
@@ -180,7 +180,7 @@ class Coordinator:
             self.members[worker].phase = Phase.ABSENT
 
     def lose_silent(self, now: float, timeout_s: float) -> list[int]:
-        """Lose every worker that gave no sign of life for so long; returns them."""
+        """Lose every worker that gave no heartbeat for so long; returns them."""
         idle = (Phase.ABSENT, Phase.FINISHED)
         silent = [w for w, m in enumerate(self.members) if m.phase not in idle and now - m.seen > timeout_s]
         for worker in silent:
@@ -207,12 +207,12 @@ class Coordinator:
         rate = self.rate(self.epoch)
         weights = self._weights(take)
         boundary = self._use(take) if take else None
-        release, stop = self._released(now)
+        unblocked, stop = self._unblocked(now)
         snapshot = self._snapshot(boundary)
-        if not (take or release or stop or snapshot):
+        if not (take or unblocked or stop or snapshot):
             return None
         self.sequence += 1
-        return Order(self.sequence, self.progress.version, rate, weights, release, stop, snapshot)
+        return Order(self.sequence, self.progress.version, rate, weights, unblocked, stop, snapshot)
 
     def _take(self) -> list[Gradient]:
         if self.finished or not self.waiting:
@@ -265,8 +265,8 @@ class Coordinator:
             version + accepted, gradient.worker, gradient.clock, gradient.version, staleness, measured, accepted
         )
 
-    def _released(self, now: float) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
-        release, stop = [], []
+    def _unblocked(self, now: float) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
+        unblocked, stop = [], []
         for worker, member in enumerate(self.members):
             entry = (worker, member.session, member.clock)
             over = self.finished or (self.stop == "local" and member.clock >= self.steps)
@@ -274,10 +274,10 @@ class Coordinator:
                 member.phase = Phase.FINISHED
                 stop.append(entry)
             elif member.phase is Phase.READY and self._may_start(now) and self.protocol.may_go(worker, self._view()):
-                release.append(entry)
+                unblocked.append(entry)
                 member.phase, member.held_by, member.measured = Phase.COMPUTING, set(), None
                 member.pulled = self.progress.version
-        return tuple(release), tuple(stop)
+        return tuple(unblocked), tuple(stop)
 
     def _may_start(self, now: float) -> bool:
         """All workers begin together, unless one keeps the others waiting for too long; BSP needs it anyway."""

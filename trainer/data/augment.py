@@ -1,4 +1,4 @@
-"""What an image goes through before the network: mean subtraction and, in training, a random crop and flip (SPEC 3).
+"""What an image goes through before the network: mean subtraction and, in training, a random crop and flip.
 
 Shapes: B images, C channels, H and W pixels. Everything is a whole-batch operation in numpy, on one thread."""
 

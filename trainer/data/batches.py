@@ -37,7 +37,7 @@ def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
 
 def indices(rows: int, batch: int, clock: int, seed: int, worker: int) -> Ints:
     """Which rows the mini-batch at a clock holds: int64 [batch], places clock*batch onwards in the endless sequence of
-    passes (SPEC 0). A pass that ends inside a mini-batch is continued by the next, so no row waits for another pass.
+    passes. A pass that ends inside a mini-batch is continued by the next, so no row waits for another pass.
 
     O(batch), and O(rows) for the first mini-batch of a pass, whatever the clock."""
     start, stop = clock * batch, (clock + 1) * batch
@@ -48,7 +48,7 @@ def indices(rows: int, batch: int, clock: int, seed: int, worker: int) -> Ints:
 
 def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) -> Ints | slice:
     """Which rows the mini-batch at a clock holds if each is in it by itself with a probability: int64 [about
-    rows * fraction], or the slice of all of them from a fraction of 1 on (SPEC 9).
+    rows * fraction], or the slice of all of them from a fraction of 1 on.
 
     A binomial number of rows, drawn without replacement, has the law of one coin a row and costs O(their number)."""
     if fraction >= 1:

@@ -24,7 +24,7 @@ from pipeline.storage.retries import with_retries
 from trainer.models.base import ModelInput
 from pipeline.storage.webhdfs import ReadStore
 
-Progress = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
+OnLoaded = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
 
 
 @dataclass(frozen=True)
@@ -113,20 +113,20 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     return shards
 
 
-def load_worker(shards: Shards, index: int, progress: Progress | None = None, *, targets: bool = False) -> Rows:
+def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows:
     """Read one worker's files and no others, with targets for labels if asked; a lost DataNode is waited for.
 
     Holds the rows, one file and one row group of it. Raises UsageError for a worker that the set does not have,
     DataError where a file is not what the manifest says, OSError where it cannot be read."""
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
-    return _load(shards, shards.worker_files(index), progress, targets)
+    return _load(shards, shards.worker_files(index), on_loaded, targets)
 
 
-def load_eval(shards: Shards, progress: Progress | None = None, *, targets: bool = False) -> Rows | None:
+def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:
     """The evaluation rows, read and verified like a worker's; None where the set has none."""
     files = shards.eval_files()
-    return _load(shards, files, progress, targets) if files else None
+    return _load(shards, files, on_loaded, targets) if files else None
 
 
 def store_of(uri: str) -> ReadStore:
@@ -173,7 +173,7 @@ def _resharding(shards: Shards, workers: int | None) -> str:
     return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
 
 
-def _load(shards: Shards, files: list[ShardFile], progress: Progress | None, targets: bool) -> Rows:
+def _load(shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool) -> Rows:
     total, dtype = sum(file.rows for file in files), shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
     images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
@@ -185,8 +185,8 @@ def _load(shards: Shards, files: list[ShardFile], progress: Progress | None, tar
             rows.ids[part], rows.labels[part] = ids, answers
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
             at += len(ids)
-        if progress:
-            progress(at, total)
+        if on_loaded:
+            on_loaded(at, total)
     return rows
 
 

@@ -153,7 +153,7 @@ class Evaluator:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> tuple[float, float]:
-    """(mean loss, share of right answers) over all rows, in eval mode; the model's numbers stay as they are.
+    """(mean loss, share of correct predictions) over all rows, in eval mode; the model's numbers stay as they are.
 
     Raises ValueError without rows."""
     model.eval()

@@ -23,7 +23,7 @@ class Control:
         self.watch = Watch(self.socket)
         self.socket.connect(address)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
-        self.at_end: dict[str, Any] | None = None  # the status that it was asked to write down, once it knows
+        self.at_end: dict[str, Any] | None = None  # the status that it was asked to checkpoint, once it knows
         self.heard = time.monotonic()
         self._asked = 0.0
 

@@ -43,7 +43,7 @@ def preload() -> None:
 
 
 class Child:
-    """A running role: module.main(*arguments) in a process of its own. beat: its last sign of life (monotonic seconds).
+    """A running role: module.main(*arguments) in a process of its own. beat: its last heartbeat (monotonic seconds).
 
     The module goes by name, so that a supervisor need not import torch."""
 
@@ -60,7 +60,7 @@ class Child:
         theirs.close()
 
     def is_frozen(self, patience_s: float) -> bool:
-        """Whether it has given no sign of life for so long: stopped, or stuck in the kernel."""
+        """Whether it has given no heartbeat for so long: stopped, or stuck in the kernel."""
         try:
             while self.lifeline.poll():
                 self.lifeline.recv_bytes()
@@ -154,7 +154,7 @@ def _redirect(path: str) -> None:
 
 
 def _pulse(lifeline: Connection) -> None:
-    """Signs of life to the supervisor; when it is gone, however it ended, this process ends too."""
+    """Heartbeats to the supervisor; when it is gone, however it ended, this process ends too."""
     try:
         while not lifeline.poll(PULSE_S):
             lifeline.send_bytes(b".")

@@ -17,7 +17,7 @@ from pipeline.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest
 from trainer.config import Config, Facts
 from trainer.launch.processes import Child, context
-from trainer.launch.supervisor import HEAD, Interrupted, Supervisor
+from trainer.launch.supervisor import LEADER, Interrupted, Supervisor
 from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.report.terminal import ending
@@ -32,7 +32,7 @@ from trainer.transport.sockets import Secret, check_addresses, local_addresses
 
 def run(config: Config, options: Options) -> Result | None:
     """Train as far as the run has to go. Raises UsageError, DataError and JobError."""
-    leads = options.has(HEAD)
+    leads = options.has(LEADER)
     with locked(Path(config.run.output)) if leads else nullcontext():
         facts = _prepare(config, write=leads)
         addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)

@@ -18,7 +18,7 @@ from trainer.launch.control import Control
 from trainer.launch.processes import Child
 from trainer.options import Options, Role
 from trainer.plan import plan
-from trainer.report.progress import Progress
+from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
@@ -28,7 +28,7 @@ from trainer.transport.sockets import Secret
 POLL_S = 0.2
 LINGER_S = 10.0
 ALIVE_AGAIN_S = 60.0  # a role that lived so long is no longer failing in a row
-HEAD = Role("server", 0)
+LEADER = Role("server", 0)
 
 
 class Supervisor:
@@ -46,7 +46,7 @@ class Supervisor:
         self.interrupted = False
         self.threads = plan(config, facts).threads_per_worker
         self.events = EventTail(self.output / METRICS)
-        self.progress = Progress(quiet=options.quiet or options.silent)
+        self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.board = _board(options, self.output)
         self._evaluated: float | None = None
         self._told = False
@@ -95,7 +95,7 @@ class Supervisor:
         for role, child in list(self.children.items()):
             if child.exit_code() is None and child.is_frozen(self.config.processes.heartbeat_timeout_s):
                 child.kill()
-                self._ended(role, child, f"no sign of life for {self.config.processes.heartbeat_timeout_s:g} s")
+                self._ended(role, child, f"no heartbeat for {self.config.processes.heartbeat_timeout_s:g} s")
             elif child.exit_code() is not None:
                 child.kill()
                 self._ended(role, child, child.cause())
@@ -129,7 +129,7 @@ class Supervisor:
             )
         if status["finished"]:
             return True
-        if HEAD in self.roles:
+        if LEADER in self.roles:
             return False
         # Another host leads: this one is done when its workers and evaluator are, whatever it hears from there.
         working = any(role.kind != "server" for role in set(self.roles) - self.done)
@@ -157,9 +157,9 @@ class Supervisor:
         return int(self.control.status.get("remaining", 0))
 
     def _leave_checkpoint(self) -> None:
-        """Have this moment written down, then give the run up. Raises JobError, which says how to go on."""
+        """Checkpoint this moment, then end the run. Raises JobError, which says how to go on."""
         root = self.output / CHECKPOINTS
-        if HEAD in self.roles:
+        if LEADER in self.roles:
             self.control.tell(Op.END)
             end = time.monotonic() + LINGER_S
             while time.monotonic() < end and not self._is_written(root):
@@ -197,7 +197,7 @@ class Supervisor:
 
     def _tell_of_silence(self) -> None:
         silent = self.control.is_silent()
-        if silent and not self._told and HEAD not in self.roles:
+        if silent and not self._told and LEADER not in self.roles:
             self.progress.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
         self._told = silent
 

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lies: numbers [begin, end) of the vector, in row-major order of its shape."""
+    """Where one tensor lies: elements [begin, end) of the vector, in row-major order of its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class Slot:
 
 
 class FlatModel:
-    """The layout of a model, and the views that make a vector of num_parameters + num_buffers numbers its state.
+    """The layout of a model, and the views that make a vector of num_parameters + num_buffers elements its state.
 
-    P trainable parameters in named_parameters() order, then Q numbers that gradients leave alone: frozen parameters if
+    P trainable parameters in named_parameters() order, then Q elements that gradients leave alone: frozen parameters if
     any, and floating buffers (BatchNorm's running statistics) in named_buffers() order. Whole-number buffers
     (BatchNorm's count of batches) stay outside. Raises UsageError, naming the tensor, for a model with nothing to
-    train, with numbers other than float32, or with two tensors in one place."""
+    train, with elements other than float32, or with two tensors in one place."""
 
     def __init__(self, model: nn.Module) -> None:
         trained, rest = _trained(model), _rest(model)
@@ -42,13 +42,14 @@ class FlatModel:
         self.slots = _lay_out(trained | rest)
         self.num_parameters = sum(tensor.numel() for tensor in trained.values())
         self.num_buffers = sum(tensor.numel() for tensor in rest.values())
+        self.values = self.gradients = self._decayed = torch.empty(0)  # until they are attached
 
     def attach(self, values: Tensor, gradients: Tensor | None = None) -> None:
         """Make every tensor a view of values [P + Q], and every parameter's gradient a view of gradients [P].
 
-        Numbers copied into values are the model's at once, backward adds to gradients (zero them before it), and
+        Values copied into values are the model's at once, backward adds to gradients (zero them before it), and
         BatchNorm moves its part of values. Both are float32 in one piece, a torch.from_numpy of a memory map or on a
-        device, where the model follows. The model's numbers from before are lost: read() them first.
+        device, where the model follows. The model's values from before are lost: read() them first.
         Never change values between forward and backward: autograd cannot notice."""
         _check_length("values", values, self.num_parameters + self.num_buffers)
         self.model.to(values.device)
@@ -69,16 +70,16 @@ class FlatModel:
         self.gradients = gradients
 
     def weight_decay_(self, coefficient: float) -> Tensor:
-        """Add the gradient of the L2 term to gradients, and return the term, 0-d: it belongs to the loss (SPEC 3).
+        """Add the gradient of the L2 term to gradients, and return the term, 0-d: it belongs to the loss.
 
         coefficient / 2 * sum of w^2 over parameters of two dimensions or more, so not of biases and normalisations.
-        Three passes over P numbers."""
+        Three passes over P elements."""
         weights = self.values[: self.num_parameters] * self._decayed
         self.gradients.add_(weights, alpha=coefficient)
         return 0.5 * coefficient * weights.dot(weights)
 
     def read(self) -> npt.NDArray[np.float32]:
-        """A copy [P + Q] of the model's numbers, attached or not."""
+        """A copy [P + Q] of the model's values, attached or not."""
         tensors = (_trained(self.model) | _rest(self.model)).values()
         vector: npt.NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu().numpy()
         return vector
@@ -133,4 +134,4 @@ def _refuse_shared(model: nn.Module) -> None:
 
 def _check_length(what: str, vector: Tensor, length: int) -> None:
     if vector.shape != (length,) or vector.dtype != torch.float32:
-        raise ValueError(f"{what} must be {length} float32 numbers, got {tuple(vector.shape)} of {vector.dtype}")
+        raise ValueError(f"{what} must be {length} float32 elements, got {tuple(vector.shape)} of {vector.dtype}")

@@ -53,7 +53,7 @@ def size(terminal: TextIO) -> dict[str, Any]:
     return {"dynamic_ncols": True} if columns and rows else USUAL_SIZE
 
 
-class Progress:
+class ProgressLine:
     """Shows ``line(status)`` on standard error: a bar on a terminal, else a plain line about every ten seconds.
 
     Call update as often as there is news; it costs some 0.1 ms. now is a clock in seconds."""

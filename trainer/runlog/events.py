@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: metrics.jsonl, one event a line, and pushes.csv, one pushed gradient a line."""
+"""The log of a run: metrics.jsonl, one event a line, and pushes.csv, one pushed gradient a line."""
 
 from __future__ import annotations
 

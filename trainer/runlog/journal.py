@@ -1,4 +1,4 @@
-"""What server 0 writes down of the run while it leads it: every push, about every second, every epoch."""
+"""The log that server 0 keeps of the run: every push, about every second, every epoch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Journal:
             self._epoch = []
 
     def write_pushes(self) -> None:
-        """Write down the pushes taken over so far. One write a push would be a fifth of what a small push costs."""
+        """Log the pushes taken over so far. One write a push would be a fifth of what a small push costs."""
         pushes, self._unwritten = self._unwritten, []
         if pushes:
             log_pushes(self.root, self.generation, pushes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_state, whole
 from trainer.config import Config, Facts
 from trainer.coordination.convergence import Convergence, Read
-from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Progress
+from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Position
 from trainer.coordination.schedules import learning_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
@@ -32,7 +32,16 @@ class Follower:
     loaded: int = 0
 
 
-class Head:
+@dataclass(frozen=True)
+class Training:
+    """What server 0 has while all servers hold one generation: who decides, when it converges, what is logged."""
+
+    coordinator: Coordinator
+    convergence: Convergence
+    journal: Journal
+
+
+class Leader:
     """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated.
     read: the parameters that this server holds."""
 
@@ -50,7 +59,7 @@ class Head:
         self.send_order, self.send_load, self.read = send_order, send_load, read
         self.followers: dict[int, Follower] = {}
         self.generation = self.version = 0
-        self.coordinator: Coordinator | None = None
+        self.training: Training | None = None  # while not all servers have loaded one generation
         self._snapshot_at = 0.0
 
     # --- servers ------------------------------------------------------------------------------------------------------
@@ -72,10 +81,10 @@ class Head:
         version = newest(self.checkpoints, verify=True)
         if version is None:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
-        if self.coordinator:
-            before = self.coordinator.progress.version
+        if self.training:
+            before = self.training.coordinator.progress.version
             log_event(self.root, "rollback", from_version=before, to_version=version, cause=cause)
-        self.coordinator = None
+        self.training = None
         discard_after(self.checkpoints, version)
         stored = read_state(self.checkpoints, version).generation
         # The clock, since a server 0 that died may have been at a generation that no checkpoint tells of.
@@ -85,7 +94,7 @@ class Head:
 
     def loaded(self, index: int, generation: int, now: float) -> None:
         """A server has the checkpoint; when all have it the run goes on from there."""
-        if self.coordinator or not generation or generation != self.generation:
+        if self.training or not generation or generation != self.generation:
             return  # late words about another generation, perhaps to the server 0 of before
         if index:
             self.followers[index].loaded = generation
@@ -93,7 +102,7 @@ class Head:
             return
         state = read_state(self.checkpoints, self.version)
         config, facts = self.config, self.facts
-        self.coordinator = Coordinator(
+        coordinator = Coordinator(
             config.protocol,
             num_workers=facts.num_workers,
             num_servers=config.processes.servers,
@@ -104,86 +113,89 @@ class Head:
             start_wait_s=config.processes.start_wait_s,
             by_examples=config.data.sampling == "bernoulli",
             epoch_snapshots=config.run.epoch_checkpoints,
-            progress=Progress(state.version, state.accepted, state.examples, dict(state.clocks)),
+            progress=Position(state.version, state.accepted, state.examples, dict(state.clocks)),
         )
-        self.convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
-        self.journal = Journal(self.root, self.coordinator, self.generation, state.seconds)
+        convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
+        journal = Journal(self.root, coordinator, self.generation, state.seconds)
+        self.training = Training(coordinator, convergence, journal)
         self._snapshot_at = now
 
     # --- workers and supervisors --------------------------------------------------------------------------------------
 
     def joined(self, server: int, worker: int, session: int, now: float) -> None:
-        if self.coordinator:
-            self.coordinator.join(server, worker, session, now)
-            self._advance(now)
+        if self.training:
+            self.training.coordinator.join(server, worker, session, now)
+            self._advance(self.training, now)
 
     def pushed(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
     ) -> bool:
         """False: nobody waits for this gradient, its worker must join again."""
-        if not self.coordinator or not self.coordinator.push(server, worker, session, clock, now, measured):
+        if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
             return False
-        self._advance(now)
+        self._advance(self.training, now)
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
         """Whether that session takes part; True while nobody can tell."""
-        return not self.coordinator or self.coordinator.alive(worker, session, now)
+        return not self.training or self.training.coordinator.alive(worker, session, now)
 
     def lost(self, worker: int, now: float) -> None:
-        if self.coordinator:
-            self.coordinator.lose(worker)
-            self._advance(now)
+        if self.training:
+            self.training.coordinator.lose(worker)
+            self._advance(self.training, now)
 
     def end(self, now: float) -> None:
         """Write a checkpoint of this moment: the supervisor is about to stop the run."""
-        if self.coordinator:
-            self.coordinator.request_snapshot()
-            self._advance(now)
+        if self.training:
+            self.training.coordinator.request_snapshot()
+            self._advance(self.training, now)
 
     def tick(self, now: float) -> None:
         """What is due by the clock: silent workers, checkpoints, log lines."""
-        if not self.coordinator:
+        if not self.training:
             return
-        self.coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
-        unfinished = self.coordinator.finished and not self._final_is_whole()
+        coordinator = self.training.coordinator
+        coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
+        unfinished = coordinator.finished and not self._final_is_whole(coordinator)
         if now - self._snapshot_at >= (RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s):
-            self.coordinator.request_snapshot()
+            coordinator.request_snapshot()
             self._snapshot_at = now
-        self._advance(now)
-        self.journal.flush(now)
+        self._advance(self.training, now)
+        self.training.journal.flush(now)
 
     def status(self, now: float) -> dict[str, Any]:
         """What a supervisor is told; only ``ready``, ``finished``, ``diverged`` while no checkpoint is loaded."""
-        if not self.coordinator:
+        if not self.training:
             return {"ready": False, "finished": False, "diverged": None}
-        progress, members, bad = self.coordinator.progress, self.coordinator.members, self.coordinator.diverged
+        coordinator, journal = self.training.coordinator, self.training.journal
+        progress, members, bad = coordinator.progress, coordinator.members, coordinator.diverged
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
-        return {key: self.journal.summary.get(key) for key in keys} | {
+        return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
-            "finished": self.coordinator.finished and (bad is not None or self._final_is_whole()),
+            "finished": coordinator.finished and (bad is not None or self._final_is_whole(coordinator)),
             "diverged": bad and f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}",
             "version": progress.version,
             "accepted": progress.accepted,
-            "total": self.coordinator.steps * self.coordinator.num_workers,
-            "epoch": self.coordinator.epoch,
-            "seconds": self.journal.seconds(now),
+            "total": coordinator.steps * coordinator.num_workers,
+            "epoch": coordinator.epoch,
+            "seconds": journal.seconds(now),
             "remaining": sum(member.phase not in (Phase.FINISHED, Phase.ABSENT) for member in members),
             "alive": sum(member.phase is not Phase.ABSENT for member in members),
             "num_workers": len(members),
         }
 
-    def _advance(self, now: float) -> None:
-        assert self.coordinator
-        for order in self.coordinator.advance(now):
-            if order.snapshot:
-                self._complete(order.snapshot, now)
+    def _advance(self, training: Training, now: float) -> None:
+        coordinator, journal = training.coordinator, training.journal
+        for decided in coordinator.advance(now):
+            snapshot = self._complete(decided.snapshot, journal, now) if decided.snapshot else None
+            order = replace(decided, snapshot=snapshot)
             self.send_order(list(self.followers.values()), order)
-            self.journal.note(order.snapshot["epoch_boundary"] if order.snapshot else None, now)
-            if order.take and self.convergence.is_reached(self.coordinator.progress.accepted):
-                self._converged(now)
-            if order.snapshot:
-                self.journal.write_pushes()  # what a checkpoint counts is written down with it
+            journal.note(snapshot["epoch_boundary"] if snapshot else None, now)
+            if order.accepted and training.convergence.is_reached(coordinator.progress.accepted):
+                self._converged(training, now)
+            if snapshot:
+                journal.write_pushes()  # what a checkpoint counts is logged with it
                 prune(self.checkpoints)
 
     def _rate(self, epoch: float) -> float:
@@ -193,24 +205,23 @@ class Head:
             / self.facts.num_workers
         )
 
-    def _converged(self, now: float) -> None:
-        assert self.coordinator
-        self.coordinator.converge()
-        progress, seconds = self.coordinator.progress, self.journal.seconds(now)
+    def _converged(self, training: Training, now: float) -> None:
+        training.coordinator.converge()
+        progress, seconds = training.coordinator.progress, training.journal.seconds(now)
         log_event(self.root, "converged", version=progress.version, accepted=progress.accepted, seconds=seconds)
 
-    def _complete(self, snapshot: dict[str, Any], now: float) -> None:
-        """What the coordinator does not know of a checkpoint's state."""
+    def _complete(self, snapshot: dict[str, Any], journal: Journal, now: float) -> dict[str, Any]:
+        """A snapshot with what the coordinator does not know of a checkpoint's state."""
         self._snapshot_at = now
-        snapshot.update(
-            generation=self.generation,
-            seconds=self.journal.seconds(now),
-            num_servers=self.config.processes.servers,
-            num_parameters=self.facts.num_parameters,
-            num_buffers=self.facts.num_buffers,
-            identity=self.config.identity(),
-        )
+        return snapshot | {
+            "generation": self.generation,
+            "seconds": journal.seconds(now),
+            "num_servers": self.config.processes.servers,
+            "num_parameters": self.facts.num_parameters,
+            "num_buffers": self.facts.num_buffers,
+            "identity": self.config.identity(),
+        }
 
-    def _final_is_whole(self) -> bool:
+    def _final_is_whole(self, coordinator: Coordinator) -> bool:
         """Whether all servers have written the checkpoint of the end."""
-        return bool(self.coordinator and self.coordinator.progress.version in whole(self.checkpoints)[-1:])
+        return coordinator.progress.version in whole(self.checkpoints)[-1:]

@@ -13,7 +13,7 @@ import zmq
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.coordinator import Measured, Order
 from trainer.run_files import CHECKPOINTS
-from trainer.server.leader import Follower, Head
+from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
@@ -29,30 +29,32 @@ class Server:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin))
-        self.to_head = connect(self.context, addresses[0], secret) if index else None
-        self.holder = SliceServer(config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send)
-        self.head = None if index else self._make_head()
+        self.to_leader = connect(self.context, addresses[0], secret) if index else None
+        self.slice_server = SliceServer(config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send)
+        self.leader = None if index else self._make_leader()
         self.malformed = 0
 
-    def _make_head(self) -> Head:
-        config, facts = self.holder.config, self.holder.facts
-        return Head(config, facts, Path(config.run.output), self.send_order, self.send_load, self.holder.parameters)
+    def _make_leader(self) -> Leader:
+        config, facts = self.slice_server.config, self.slice_server.facts
+        return Leader(
+            config, facts, Path(config.run.output), self.send_order, self.send_load, self.slice_server.parameters
+        )
 
     def run(self) -> None:
         """Serve until the process is ended."""
         poller = zmq.Poller()
-        sockets = [socket for socket in (self.socket, self.to_head) if socket]
+        sockets = [socket for socket in (self.socket, self.to_leader) if socket]
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
-        if self.head:
-            self.head.gather()
+        if self.leader:
+            self.leader.gather()
         due = 0.0
         while True:
             for socket, _ in poller.poll(int(TICK_S * 1000)):
                 self._drain(socket)
             now = time.monotonic()
             if now >= due:
-                due = now + (TICK_S if self.head else HELLO_S)
+                due = now + (TICK_S if self.leader else HELLO_S)
                 self._tick(now)
 
     def send(self, identity: bytes, header: Header, body: bytes | None) -> None:
@@ -62,7 +64,7 @@ class Server:
         """Others first: they work while this server does its own part."""
         if followers:
             body = pack_json(asdict(order))
-            header = Header(Op.ORDER, 0, 0, self.session, self.holder.generation)
+            header = Header(Op.ORDER, 0, 0, self.session, self.slice_server.generation)
             for follower in followers:
                 self.send(follower.identity, header, body)
         self._execute(order)
@@ -70,19 +72,19 @@ class Server:
     def send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
         for follower in followers:
             self.send(follower.identity, Header(Op.LOAD, 0, 0, self.session, generation, 0, version), None)
-        self.holder.load(generation, version)
-        assert self.head
-        self.head.loaded(0, generation, time.monotonic())
+        self.slice_server.load(generation, version)
+        assert self.leader
+        self.leader.loaded(0, generation, time.monotonic())
 
     def _tick(self, now: float) -> None:
-        if self.head:
-            self.head.tick(now)
+        if self.leader:
+            self.leader.tick(now)
         else:
-            self._tell_head(Header(Op.HELLO, 0, self.index, self.session, self.holder.generation))
+            self._tell_leader(Header(Op.HELLO, 0, self.index, self.session, self.slice_server.generation))
 
-    def _tell_head(self, header: Header) -> None:
-        assert self.to_head
-        offer(self.to_head, header.pack(), b"")
+    def _tell_leader(self, header: Header) -> None:
+        assert self.to_leader
+        offer(self.to_leader, header.pack(), b"")
 
     def _drain(self, socket: zmq.Socket[bytes], most: int = 64) -> None:
         for _ in range(most):
@@ -91,109 +93,125 @@ class Server:
             except zmq.Again:
                 return
             try:
-                self._receive([frame.buffer for frame in frames], from_head=socket is self.to_head)
+                self._receive([frame.buffer for frame in frames], from_leader=socket is self.to_leader)
             except Malformed as error:
                 self.malformed += 1
                 print(f"dropped a malformed message: {error}", flush=True)
 
-    def _receive(self, frames: Frames, *, from_head: bool) -> None:
-        if len(frames) != (2 if from_head else 3):
+    def _receive(self, frames: Frames, *, from_leader: bool) -> None:
+        if len(frames) != (2 if from_leader else 3):
             raise Malformed(f"{len(frames)} frames")
         header, body = unpack(frames[-2]), frames[-1]
-        if from_head:
+        if from_leader:
             self._follow(header, body)
         elif header.op in (Op.JOIN, Op.PUSH):
             self._serve_worker(bytes(frames[0]), header, body)
-        elif self.head:
-            self._lead(self.head, bytes(frames[0]), header)
+        elif self.leader:
+            self._lead(self.leader, bytes(frames[0]), header)
         else:
             raise Malformed(f"{header.op.name} to server {self.index}")
 
     def _serve_worker(self, identity: bytes, header: Header, body: memoryview) -> None:
         now = time.monotonic()
         if header.op is Op.JOIN:
-            self.holder.join(identity, header, body)
-            if self.head:
-                self.head.joined(0, header.index, header.session, now)
+            self.slice_server.join(identity, header, body)
+            if self.leader:
+                self.leader.joined(0, header.index, header.session, now)
             else:
-                self._tell_head(self._held(header))
-        elif self.holder.push(identity, header, body):
-            if self.head:
+                self._tell_leader(self._held(header))
+        elif self.slice_server.push(identity, header, body):
+            if self.leader:
                 measured = Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s)
-                if not self.head.pushed(0, header.index, header.session, header.clock, now, measured):
+                if not self.leader.pushed(0, header.index, header.session, header.clock, now, measured):
                     self._send_back(identity, header)
             else:
-                self._tell_head(self._held(header))
+                self._tell_leader(self._held(header))
 
     def _held(self, header: Header) -> Header:
         """This server holds a worker's join or gradient; the worker's number travels in ``examples``."""
-        generation, kind = self.holder.generation, int(header.op)
+        generation, kind = self.slice_server.generation, int(header.op)
         return Header(Op.HELD, kind, self.index, header.session, generation, header.clock, examples=header.index)
 
     def _send_back(self, identity: bytes, header: Header) -> None:
-        generation = self.holder.generation
+        generation = self.slice_server.generation
         self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, generation, header.clock), None)
 
-    def _lead(self, head: Head, identity: bytes, header: Header) -> None:
-        """Server 0's part: other servers, signs of life, supervisors."""
-        now = time.monotonic()
-        if header.op is Op.HELLO:
-            head.hello(identity, self._server(header.index), header.session)
-        elif header.op is Op.LOADED:
-            head.loaded(self._server(header.index), header.generation, now)
-        elif header.op is Op.HELD:
-            worker = self._worker(header.examples)
-            if header.generation != self.holder.generation:
-                return
-            if header.flags == Op.JOIN:
-                head.joined(self._server(header.index), worker, header.session, now)
-            else:
-                head.pushed(self._server(header.index), worker, header.session, header.clock, now)
-        elif header.op is Op.BEAT:
-            if not head.alive(self._worker(header.index), header.session, now):
-                self._send_back(identity, header)
-        elif header.op is Op.STATUS:
-            self.send(identity, Header(Op.INFO), pack_json(self._status(head, now)))
-        elif header.op is Op.LOST:
-            head.lost(self._worker(header.index), now)
-        elif header.op is Op.END:
-            self.send(identity, Header(Op.END), pack_json(self._status(head, now)))
-            head.end(now)
-        else:
+    def _lead(self, leader: Leader, identity: bytes, header: Header) -> None:
+        """Server 0's part: other servers, heartbeats, supervisors. Raises Malformed."""
+        handlers = {
+            Op.HELLO: self._on_hello,
+            Op.LOADED: self._on_loaded,
+            Op.HELD: self._on_held,
+            Op.HEARTBEAT: self._on_heartbeat,
+            Op.STATUS: self._on_status,
+            Op.LOST: self._on_lost,
+            Op.END: self._on_end,
+        }
+        if header.op not in handlers:
             raise Malformed(f"{header.op.name} to server 0")
+        handlers[header.op](leader, identity, header, time.monotonic())
 
-    def _status(self, head: Head, now: float) -> dict[str, Any]:
-        return head.status(now) | {"malformed": self.malformed, "trouble": self.holder.trouble}
+    def _on_hello(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        leader.hello(identity, self._server(header.index), header.session)
+
+    def _on_loaded(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        leader.loaded(self._server(header.index), header.generation, now)
+
+    def _on_held(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        server, worker = self._server(header.index), self._worker(header.examples)
+        if header.generation != self.slice_server.generation:
+            return
+        if header.flags == Op.JOIN:
+            leader.joined(server, worker, header.session, now)
+        else:
+            leader.pushed(server, worker, header.session, header.clock, now)
+
+    def _on_heartbeat(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        if not leader.alive(self._worker(header.index), header.session, now):
+            self._send_back(identity, header)
+
+    def _on_status(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        self.send(identity, Header(Op.INFO), pack_json(self._status(leader, now)))
+
+    def _on_lost(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        leader.lost(self._worker(header.index), now)
+
+    def _on_end(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        self.send(identity, Header(Op.END), pack_json(self._status(leader, now)))
+        leader.end(now)
+
+    def _status(self, leader: Leader, now: float) -> dict[str, Any]:
+        return leader.status(now) | {"malformed": self.malformed, "trouble": self.slice_server.trouble}
 
     def _worker(self, index: int) -> int:
-        if not 0 <= index < self.holder.facts.num_workers:
+        if not 0 <= index < self.slice_server.facts.num_workers:
             raise Malformed(f"worker {index}")
         return index
 
     def _server(self, index: int) -> int:
-        if not 0 < index < self.holder.config.processes.servers:
+        if not 0 < index < self.slice_server.config.processes.servers:
             raise Malformed(f"server {index}")
         return index
 
     def _follow(self, header: Header, body: memoryview) -> None:
         if header.op is Op.LOAD:
-            self.holder.load(header.generation, header.version)
-            self._tell_head(Header(Op.LOADED, 0, self.index, self.session, header.generation))
-        elif header.op is Op.ORDER and header.generation == self.holder.generation:
+            self.slice_server.load(header.generation, header.version)
+            self._tell_leader(Header(Op.LOADED, 0, self.index, self.session, header.generation))
+        elif header.op is Op.ORDER and header.generation == self.slice_server.generation:
             self._execute(_order(unpack_json(body)))
 
     def _execute(self, order: Order) -> None:
-        self.holder.execute(order)
-        if order.snapshot and self.holder.trouble:
-            print(self.holder.trouble, flush=True)
+        self.slice_server.execute(order)
+        if order.snapshot and self.slice_server.trouble:
+            print(self.slice_server.trouble, flush=True)
 
 
 def _order(values: dict[str, Any]) -> Order:
     """Raises Malformed."""
     try:
         order = Order(**values)
-        lists = {name: tuple(map(tuple, getattr(order, name))) for name in ("take", "release", "stop")}
-        return Order(order.sequence, order.version, order.rate, snapshot=order.snapshot, **lists)
+        lists = {name: tuple(map(tuple, getattr(order, name))) for name in ("accepted", "unblocked", "stop")}
+        return Order(order.sequence, order.version, order.learning_rate, snapshot=order.snapshot, **lists)
     except TypeError:
         raise Malformed("an order") from None
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainer.checkpoints.read import read_slice_range
+from trainer.checkpoints.read import Float32s, read_slice_range
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Facts, slice_bounds
@@ -38,26 +38,29 @@ class SliceServer:
     def __init__(self, config: Config, facts: Facts, index: int, root: Path, send: Send) -> None:
         self.config, self.facts, self.index, self.root, self.send = config, facts, index, root, send
         self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
+        self.slice = self._slice(np.empty(0, np.float32), np.empty(0, np.float32))  # until one is loaded
         self.peers: dict[int, Peer] = {}
         self.generation = 0
         self.sequence = 0
         self.trouble: str | None = None  # why the last checkpoint was not written
         self._answer: tuple[int, bytes] | None = None
 
+    def _slice(self, values: Float32s, momentum: Float32s) -> ParameterSlice:
+        optimiser = self.config.optimiser
+        statistics: Literal["ema", "last"] = "ema" if optimiser.batch_norm == "ema" else "last"
+        return ParameterSlice(values, momentum, optimiser.momentum, self.facts.num_workers, statistics)
+
     def load(self, generation: int, version: int) -> None:
         """Start a generation from a whole checkpoint; workers of the one before must join again. Raises DataError."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
-        statistics: Literal["ema", "last"] = "ema" if self.config.optimiser.batch_norm == "ema" else "last"
-        self.slice = ParameterSlice(
-            values, momentum, self.config.optimiser.momentum, self.facts.num_workers, statistics
-        )
+        self.slice = self._slice(values, momentum)
         self.generation, self.sequence, self._answer = generation, 0, None
         for worker, peer in self.peers.items():
             self.send(peer.identity, Header(Op.REJOIN, 0, worker, peer.session, generation), None)
         self.peers = {}
 
     def join(self, identity: bytes, header: Header, body: memoryview) -> None:
-        """A worker's wish to take part, with or without an invitation to its memory. Raises Malformed."""
+        """A worker's join request, with or without a handle to its shared memory. Raises Malformed."""
         if not 0 <= header.index < self.facts.num_workers:
             raise Malformed(f"worker {header.index}")
         known = self.peers.get(header.index)
@@ -66,8 +69,8 @@ class SliceServer:
             return self.send(identity, answer, None)
         if known and header.session == known.session:
             return None
-        invitation = unpack_json(body)
-        memory = open_memory(invitation, self.facts.elements) if invitation else None
+        handle = unpack_json(body)
+        memory = open_memory(handle, self.facts.elements) if handle else None
         # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
         self.peers[header.index] = Peer(identity, header.session, memory, known.pushed if known else None)
         return None
@@ -94,11 +97,11 @@ class SliceServer:
         if order.sequence != self.sequence + 1:
             raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")
         self.sequence = order.sequence
-        if order.take:
+        if order.accepted:
             self._apply(order)
         if order.snapshot:
             self._write(order.snapshot)
-        for worker, session, clock in order.release:
+        for worker, session, clock in order.unblocked:
             self._reply(Op.PARAMETERS, worker, session, clock, order.version)
         for worker, session, clock in order.stop:
             self._reply(Op.STOP, worker, session, clock, order.version)
@@ -109,12 +112,12 @@ class SliceServer:
 
     def _apply(self, order: Order) -> None:
         pushed = []
-        for worker, _ in order.take:
+        for worker, _ in order.accepted:
             vector = self.peers[worker].pushed
             assert vector is not None, "an order uses only gradients that every server holds"
             pushed.append(vector)
             self.peers[worker].pushed = None
-        self.slice.apply(pushed, order.rate, [weight for _, weight in order.take])
+        self.slice.apply(pushed, order.learning_rate, [weight for _, weight in order.accepted])
 
     def _reply(self, op: Op, worker: int, session: int, clock: int, version: int) -> None:
         peer = self.peers.get(worker)

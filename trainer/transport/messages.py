@@ -13,12 +13,12 @@ JSON_LIMIT_BYTES = 1 << 20
 
 
 class Op(IntEnum):
-    """JOIN..BEAT: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
+    """JOIN..HEARTBEAT: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
     are answers, and the orders and loads that server 0 sends the other servers. END is answered by END."""
 
     JOIN = 1
     PUSH = 2
-    BEAT = 3
+    HEARTBEAT = 3
     HELLO = 10
     HELD = 11
     LOADED = 12
@@ -28,7 +28,6 @@ class Op(IntEnum):
     PARAMETERS = 30
     STOP = 31
     REJOIN = 32
-    BEATEN = 33
     INFO = 34
     LOAD = 40
     ORDER = 41
@@ -43,7 +42,7 @@ _HEADER = struct.Struct("<3sBBxxxiqqqqiiddd")
 @dataclass(frozen=True)
 class Header:
     """index: the worker's or server's number; session: grows with every join of a worker and start of a server;
-    generation: grows with every roll-back; clock, version: as in SPEC 4; the rest: of a step."""
+    generation: grows with every roll-back; clock: of the worker; version: of the parameters; the rest: of a step."""
 
     op: Op
     flags: int = 0

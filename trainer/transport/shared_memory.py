@@ -23,45 +23,45 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(f
 
 
 class SharedVectors:
-    """``pushed`` and ``pulled``: float32 [numbers] each."""
+    """``pushed`` and ``pulled``: float32 [elements] each."""
 
-    def __init__(self, memory: mmap.mmap, numbers: int) -> None:
-        both = np.frombuffer(memory, np.float32, 2 * numbers, offset=NONCE_BYTES)
-        self.pushed: npt.NDArray[np.float32] = both[:numbers]
-        self.pulled: npt.NDArray[np.float32] = both[numbers:]
+    def __init__(self, memory: mmap.mmap, elements: int) -> None:
+        both = np.frombuffer(memory, np.float32, 2 * elements, offset=NONCE_BYTES)
+        self.pushed: npt.NDArray[np.float32] = both[:elements]
+        self.pulled: npt.NDArray[np.float32] = both[elements:]
 
 
 class WorkerMemory(SharedVectors):
     """The worker's side. Raises OSError where the system has no sealed anonymous files (only Linux has)."""
 
-    def __init__(self, numbers: int) -> None:
+    def __init__(self, elements: int) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("no anonymous shared files on this system")
-        size = NONCE_BYTES + 8 * numbers
+        size = NONCE_BYTES + 8 * elements
         self.descriptor = os.memfd_create("trainer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
         memory = mmap.mmap(self.descriptor, size)
         self.nonce = secrets.token_hex(NONCE_BYTES // 2).encode()
         memory[:NONCE_BYTES] = self.nonce
-        super().__init__(memory, numbers)
+        super().__init__(memory, elements)
 
-    def invitation(self) -> dict[str, Any]:
+    def handle(self) -> dict[str, Any]:
         """What a server needs to open it."""
         return {"pid": os.getpid(), "descriptor": self.descriptor, "nonce": self.nonce.decode()}
 
 
-def open_memory(invitation: dict[str, Any], numbers: int) -> SharedVectors | None:
-    """A worker's memory by its invitation; None where it is not reachable: another host, another user.
+def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
+    """A worker's memory by its handle; None where it is not reachable: another host, another user.
 
     The seal is what makes reading it safe: memory that its owner could cut would end the reader. The nonce tells that
     it is the worker's and not that of an equal process number on another host. Raises Malformed."""
     try:
-        pid, descriptor = int(invitation["pid"]), int(invitation["descriptor"])
-        nonce = str(invitation["nonce"]).encode()
+        pid, descriptor = int(handle["pid"]), int(handle["descriptor"])
+        nonce = str(handle["nonce"]).encode()
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise Malformed("an invitation to shared memory") from None
-    size = NONCE_BYTES + 8 * numbers
+        raise Malformed("a handle to shared memory") from None
+    size = NONCE_BYTES + 8 * elements
     try:
         # Whatever a number leads to, a terminal or a device even: opening it neither waits nor takes it over.
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -79,4 +79,4 @@ def open_memory(invitation: dict[str, Any], numbers: int) -> SharedVectors | Non
     if not secrets.compare_digest(memory[:NONCE_BYTES], nonce):
         memory.close()
         return None
-    return SharedVectors(memory, numbers)
+    return SharedVectors(memory, elements)

@@ -15,7 +15,7 @@ from trainer.data.shards import Rows, Shards, load_worker, open_shards
 from trainer.models.build import Built, build
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
-from trainer.worker.server_client import Link, MustRejoin, Turn
+from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 from trainer.worker.step import Step, pick_device, step_seed
 
 
@@ -25,8 +25,8 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
     shards = open_shards(config.data.shards, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.run.seed)
     rows = _load(config, shards, worker, built)
-    link = Link(facts, worker, list(addresses), secret, use_memory=config.processes.same_host == "memory")
-    step = Step(config, built, link.pulled, link.pushed, pick_device(config.processes.device, worker))
+    client = ServerClient(facts, worker, list(addresses), secret, use_memory=config.processes.same_host == "memory")
+    step = Step(config, built, client.pulled, client.pushed, pick_device(config.processes.device, worker))
     size = config.worker_batch_size(worker, facts.num_workers)
     loader = Loader(
         rows,
@@ -38,8 +38,8 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
         fraction=config.fraction(facts.rows),
     )
     with loader:
-        _work(config, worker, link, loader, step)
-    link.close()
+        _work(config, worker, client, loader, step)
+    client.close()
 
 
 def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
@@ -51,18 +51,18 @@ def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
     return rows
 
 
-def _work(config: Config, worker: int, link: Link, loader: Loader, step: Step) -> None:
-    turn = link.join()
+def _work(config: Config, worker: int, client: ServerClient, loader: Loader, step: Step) -> None:
+    turn = client.join()
     while turn:
         begun = time.monotonic()
         batch = loader.batch(turn.clock)
         loss, correct = step(batch, step_seed(config.run.seed, worker, turn.clock))
         measured = Measured(len(batch.labels), loss, correct, time.monotonic() - begun, loader.read_s)
-        turn = _push(link, turn, measured)
+        turn = _push(client, turn, measured)
 
 
-def _push(link: Link, turn: Turn, measured: Measured) -> Turn | None:
+def _push(client: ServerClient, turn: Turn, measured: Measured) -> Turn | None:
     try:
-        return link.push(turn, measured)
+        return client.push(turn, measured)
     except MustRejoin:
-        return link.join()
+        return client.join()

@@ -19,7 +19,7 @@ from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 
 RESEND_S = 1.0
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 
 
 class MustRejoin(Exception):
@@ -28,14 +28,14 @@ class MustRejoin(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """The step to do next: mini-batch ``clock``, with the parameters of ``version``, which lie in ``Link.pulled``."""
+    """The step to do next: mini-batch ``clock``, with the parameters of ``version``, which lie in ``ServerClient.pulled``."""
 
     clock: int
     version: int
     generation: int
 
 
-class Link:
+class ServerClient:
     """``pushed`` and ``pulled``: float32 [P + Q] (parameters, then BatchNorm's statistics). The worker fills pushed
     before ``push`` and reads pulled after it; between the two calls they are the servers'."""
 
@@ -111,7 +111,7 @@ class Link:
         self.context.destroy(linger=0)  # the monitors' sockets too, which nobody else closes
 
     def _send_join(self) -> None:
-        body = pack_json(self.memory.invitation() if self.memory else {})
+        body = pack_json(self.memory.handle() if self.memory else {})
         for socket in self.sockets:
             offer(socket, Header(Op.JOIN, 0, self.worker, self.session).pack(), body)
 
@@ -136,7 +136,7 @@ class Link:
         return self._turn(list(answers.values()))
 
     def _receive(self, index: int) -> Header | None:
-        """The answer of a server, its numbers already in place; None for one to an earlier session."""
+        """The answer of a server, its elements already in place; None for one to an earlier session."""
         head, body = self.sockets[index].recv_multipart(copy=False)
         header = unpack(head.buffer)
         if header.session != self.session:
@@ -164,13 +164,13 @@ class Link:
         return Turn(*turns.pop())
 
     def _beat(self, secret: Secret) -> None:
-        """Signs of life, from a thread of its own: a step may take longer than the servers' patience.
+        """Heartbeats, from a thread of its own: a step may take longer than the servers' patience.
 
-        One that overtakes the wish to join is answered as a stranger's, so each says, as its clock, whether that wish had
+        One that overtakes the join request is answered as a stranger's, so each says, as its clock, whether that wish had
         been granted: only then the answer, which repeats it, means that the worker was lost."""
         socket = connect(self.context, self.addresses[0], secret)
-        while not self._closing.wait(BEAT_S):
-            offer(socket, Header(Op.BEAT, 0, self.worker, self.session, clock=int(self._takes_part)).pack(), b"")
+        while not self._closing.wait(HEARTBEAT_S):
+            offer(socket, Header(Op.HEARTBEAT, 0, self.worker, self.session, clock=int(self._takes_part)).pack(), b"")
             while socket.poll(0):
                 try:
                     header = unpack(socket.recv_multipart()[0])
@@ -181,8 +181,8 @@ class Link:
         socket.close()
 
 
-def _memory(numbers: int) -> WorkerMemory | None:
+def _memory(elements: int) -> WorkerMemory | None:
     try:
-        return WorkerMemory(numbers)
+        return WorkerMemory(elements)
     except OSError:
         return None

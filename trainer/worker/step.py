@@ -37,7 +37,7 @@ class Step:
         self.flat.attach(self.values, self.gradients[: self.flat.num_parameters])
 
     def __call__(self, batch: Batch, dropout_seed: int) -> tuple[float, int]:
-        """(mean loss with the L2 term, right answers). Leaves gradients and the batch's statistics in ``pushed``.
+        """(mean loss with the L2 term, correct predictions). Leaves gradients and the batch's statistics in ``pushed``.
         Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay."""
         self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
@@ -57,7 +57,7 @@ class Step:
         return float(total), int(self.task.correct(outputs.detach(), labels))
 
     def _seed(self, seed: int) -> None:
-        """What torch.manual_seed does for the devices in use; for those that are not it writes down where it was called,
+        """What torch.manual_seed does for the devices in use; for those that are not it records a stack trace,
         which is more than half of a small step."""
         torch.default_generator.manual_seed(seed)
         if self.values.is_cuda:
