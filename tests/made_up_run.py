@@ -32,7 +32,12 @@ class MadeUpRun:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         config = make_config("hdfs://name/shards", "out/run", epochs=self.epochs, servers=2, **self.changes)
-        plan = {"num_workers": self.num_workers, "worker_batches": [self.batch] * self.num_workers, "drops": []}
+        plan: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "worker_batches": [self.batch] * self.num_workers,
+            "drops": [],
+        }
+        plan |= {"synchronous": config.protocol.synchronous, "clock_bound": config.protocol.clock_bound()}
         self.events: list[dict[str, Any]] = []
         self.rows: list[str] = []
         self.seconds, self.wall, self.version, self.generation = 0.0, BEGUN, 0, 1

@@ -26,19 +26,19 @@ from hypothesis.stateful import (
 )
 
 from tests.configs import make_config
+from tests.test_protocols import variants
 from trainer.config import Facts
 from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Record
+from trainer.protocols import PROTOCOLS
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
-from trainer.protocols.bsp import BSP
-from trainer.protocols.ssp import SSP
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.server.slice_server import SliceServer
 from trainer.transport.messages import Header, Op
 
 SILENCE_S = 10.0
 START_WAIT_S = 30.0
-PROTOCOLS: list[Callable[[], Protocol]] = [ASP, BSP, lambda: SSP(0), lambda: SSP(2)]
+VARIANTS = [protocol for kind in PROTOCOLS.values() for protocol in variants(kind)]
 
 
 @dataclass
@@ -206,13 +206,14 @@ class World:
         assert order.sequence == before.sequence + 1
         assert order.version == before.version + bool(order.accepted)
         takers = [worker for worker, _ in order.accepted]
-        if isinstance(self.protocol, BSP) and takers:
+        if self.protocol.synchronous and takers:
             assert takers == list(range(self.workers_))
-        if isinstance(self.protocol, SSP):
+        bound = self.protocol.clock_bound()
+        if bound is not None:
             members = self.coordinator.members
             away = (Phase.ABSENT, Phase.JOINING, Phase.FINISHED)
             slowest = min((m.clock for m in members if m.phase not in away), default=0)
-            assert all(clock - slowest <= self.protocol.staleness_bound for _, _, clock in order.unblocked)
+            assert all(clock - slowest <= bound for _, _, clock in order.unblocked)
         if order.snapshot:
             assert order.snapshot["clocks"] == {str(w): m.clock for w, m in enumerate(self.coordinator.members)}
             assert order.snapshot["version"] == order.version
@@ -252,14 +253,14 @@ class Storm(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        protocol=st.sampled_from(PROTOCOLS),
+        protocol=st.sampled_from(VARIANTS),
         workers=st.integers(1, 3),
         servers=st.integers(1, 3),
         steps=st.integers(1, 4),
         stop=st.sampled_from(["global", "local"]),
     )
-    def begin(self, protocol: Callable[[], Protocol], workers: int, servers: int, steps: int, stop: str) -> None:
-        self.world = World(protocol(), workers, servers, steps, stop)
+    def begin(self, protocol: Protocol, workers: int, servers: int, steps: int, stop: str) -> None:
+        self.world = World(protocol, workers, servers, steps, stop)
 
     def _worker(self, number: int) -> int:
         return number % self.world.workers_
@@ -353,7 +354,7 @@ class Storm(RuleBasedStateMachine):
         assert world.coordinator.finished
         if world.stop == "global":
             assert world.coordinator.progress.accepted == world.budget
-        if isinstance(world.protocol, BSP):  # whatever happened, its numbers are those of an undisturbed run
+        if world.protocol.reproducible:  # whatever happened, it ends like an undisturbed run
             done = {world.place(worker, clock) for worker in range(world.workers_) for clock in range(world.steps)}
             assert set(np.flatnonzero(world.slice_servers[-1].slice.values)) == done
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.specs import OPTION, from_json
 from tests.virtual_time import Gradient, Run, Vector, simulate
+from trainer.protocols import PROTOCOLS
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.protocols.bsp import BSP
 from trainer.protocols.ssp import SSP
 
-ALL = [ASP(), BSP(), SSP(0), SSP(2)]
+
+def variants(kind: type[Protocol]) -> list[Protocol]:
+    """A protocol as it is by default, and with each bounded parameter at its least."""
+    bounded = [(item.name, item.metadata[OPTION].least) for item in fields(kind) if item.metadata.get(OPTION)]
+    return [kind(), *(kind(**{name: int(least)}) for name, least in bounded if least is not None)]
+
+
+ALL = [protocol for kind in PROTOCOLS.values() for protocol in variants(kind)]
+DELAYS = st.lists(st.lists(st.floats(0.01, 20), min_size=8, max_size=8), min_size=2, max_size=6)
 START = np.random.default_rng(0).normal(size=7)
 
 
@@ -79,17 +91,41 @@ def test_asp_with_equally_fast_workers_settles_at_a_staleness_of_n_minus_1() -> 
     assert {record.staleness for record in done.records[5:]} == {4}
 
 
-@given(
-    delays=st.lists(st.lists(st.floats(0.01, 20), min_size=8, max_size=8), min_size=2, max_size=6),
-    bound=st.integers(0, 4),
-)
-@settings(max_examples=60, deadline=None)
-def test_ssp_never_lets_a_worker_start_beyond_its_bound(delays: list[list[float]], bound: int) -> None:
-    n = len(delays)
-    done = run(SSP(bound), n, steps=8, step_time=lambda worker, clock: delays[worker][clock % 8])
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+@given(delays=DELAYS)
+@settings(max_examples=30, deadline=None)
+def test_no_worker_starts_a_step_further_ahead_than_its_protocol_declares(
+    protocol: Protocol, delays: list[list[float]]
+) -> None:
+    done = run(protocol, len(delays), steps=8, step_time=lambda worker, clock: delays[worker][clock % 8])
+    bound = protocol.clock_bound()
     for (_, worker, clock, _), clocks in zip(done.starts, done.clocks_at_starts, strict=True):
         assert clock == clocks[worker]
-        assert clock - min(clocks) <= bound
+        assert bound is None or clock - min(clocks) <= bound
+
+
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+@given(
+    delays=DELAYS, lost=st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 7)), st.floats(0.5, 30), max_size=3)
+)
+@settings(max_examples=30, deadline=None)
+def test_no_gradient_is_used_twice_and_every_run_ends_with_its_budget(
+    protocol: Protocol, delays: list[list[float]], lost: dict[tuple[int, int], float]
+) -> None:
+    n = len(delays)
+    step_time = {"step_time": lambda worker, clock: delays[worker][clock % 8]}
+    done = run(protocol, n, steps=8, lose_at=dict(lost), **step_time)
+    used = [(record.worker, record.clock, record.version_pulled) for record in done.records if record.accepted]
+    assert len(used) == len(set(used)) == 8 * n
+    versions = [record.version for record in done.records if record.accepted]
+    assert versions == sorted(versions)
+    if protocol.reproducible:
+        np.testing.assert_array_equal(done.parameters, run(protocol, n, steps=8).parameters)
+
+
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+def test_what_a_protocol_is_told_survives_a_saved_configuration(protocol: Protocol) -> None:
+    assert from_json(PROTOCOLS, "--protocol", protocol.to_json()) == protocol
 
 
 @given(

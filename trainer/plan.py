@@ -19,11 +19,12 @@ class Plan:
 
     learning_rate: the single-process rate a, applied to the mean of all workers' pushes where ``synchronous``;
     worker_rate: a/n, applied to every single push otherwise. drops: the epochs of this run at which ``recipe`` lets it
-    fall to a tenth. push_mb: megabytes (10^6) of one push, summed over servers; the answer has as many."""
+    fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push, summed over servers; the answer has as many."""
 
     model: str
     protocol: str
     synchronous: bool
+    clock_bound: int | None
     num_workers: int
     num_servers: int
     threads_per_worker: int
@@ -62,6 +63,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
         model=config.model.name,
         protocol=config.protocol.name,
         synchronous=synchronous,
+        clock_bound=config.protocol.clock_bound(),
         num_workers=workers,
         num_servers=config.processes.servers,
         threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // workers),

@@ -42,9 +42,15 @@ class View:
 @dataclass(frozen=True)
 class Protocol(Spec):
     """One file a protocol, whose fields are its parameters. synchronous: whether an update averages over all workers
-    (learning rate a) or uses one push (a/n)."""
+    (learning rate a) or uses one push (a/n). reproducible: whether a run's bits are the same whoever comes first or dies.
+    The conformance suite (tests/test_protocols.py) holds every registered protocol to what it declares."""
 
     synchronous: ClassVar[bool]
+    reproducible: ClassVar[bool] = False
+
+    def clock_bound(self) -> int | None:
+        """How many steps a worker that starts one may be ahead of the slowest; None for no bound."""
+        return None
 
     def admit(self, gradient: Gradient, view: View) -> bool:
         """Whether a waiting gradient may still be used; a refused one is dropped and its worker may go on."""

@@ -17,6 +17,10 @@ class BSP(Protocol):
     name: ClassVar[str] = "bsp"
     summary: ClassVar[str] = "one update takes a gradient of every worker"
     synchronous: ClassVar[bool] = True
+    reproducible: ClassVar[bool] = True
+
+    def clock_bound(self) -> int:
+        return 0
 
     def take(self, view: View) -> Sequence[Gradient]:
         if len(view.waiting) < len(view.clocks):

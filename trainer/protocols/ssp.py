@@ -14,8 +14,8 @@ from trainer.protocols.base import Gradient, Protocol, View
 class SSP(Protocol):
     """A worker may start a step iff its clock is at most ``staleness_bound`` ahead of the slowest worker's.
 
-    Updates are applied on arrival, so a worker that may start reads all updates of clocks <= its own - staleness_bound - 1, and
-    its own. A bound of 0 is a barrier; a lost or finished worker holds nobody back."""
+    Updates are applied on arrival, so a worker that may start reads all updates of clocks up to its own
+    less staleness_bound and 1, and its own. A bound of 0 is a barrier; a lost or finished worker holds nobody back."""
 
     name: ClassVar[str] = "ssp"
     summary: ClassVar[str] = "like asp, but nobody runs far ahead"
@@ -24,6 +24,9 @@ class SSP(Protocol):
     staleness_bound: int = option(
         3, "steps that a worker may be ahead of the slowest; 0 is a barrier", metavar="S", least=0
     )
+
+    def clock_bound(self) -> int:
+        return self.staleness_bound
 
     def take(self, view: View) -> Sequence[Gradient]:
         return view.waiting[:1]

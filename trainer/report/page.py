@@ -64,8 +64,8 @@ def worker_pictures(
     trains = of_kind(live, "train")
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
-        config, table = of_kind(live, "start")[-1]["config"], clock_table(trains, num_workers)
-        bound = config["protocol"].get("staleness_bound")
+        plan, table = of_kind(live, "start")[-1]["plan"], clock_table(trains, num_workers)
+        bound = None if plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
         drawn["clocks"] = embed_figure(figure, "Clocks of the workers over time")
     edges, images_per_s = throughput_table(pushes, num_workers)
