@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.input.dataset import BLOCK_ROWS, Block, Run, serial
+from pipeline.input.dataset import Block, Run, serial
 from pipeline.input.formats import Columns
+from pipeline.input.formats.base import BLOCK_ROWS
 from pipeline.quality.metrics import (
     Floats,
     Ints,
