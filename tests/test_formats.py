@@ -157,7 +157,7 @@ def test_a_format_that_is_added_to_the_registry_is_recognised_and_located_when_c
 ) -> None:
     data = records(np.ones(ROWS, np.uint8), COARSE, LABELS, IMAGES)
     (tmp_path / "a.bin").write_bytes(data)
-    with pytest.raises(DataError, match="is not a known layout: neither whole CIFAR-10 .* nor Parquet; declare"):
+    with pytest.raises(DataError, match=r"is not a known layout: neither whole CIFAR-10 .* nor Parquet; declare"):
         discover(STORE, str(tmp_path), run=serial)
     monkeypatch.setitem(FORMATS, "wide", Wide())
     dataset = discover(STORE, str(tmp_path), run=serial)
