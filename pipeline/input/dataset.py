@@ -116,7 +116,7 @@ def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
-    """The data files of a folder: no companions, and of an official folder the side (training, test) asked for."""
+    """The data files of a folder: no companions, and of an official folder one side, training or test."""
     files = []
     for entry in entries:
         if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:

@@ -147,9 +147,9 @@ def _cause(error: Exception) -> tuple[str, int]:
     """The line that a task or the JVM raised, out of Spark's report of it."""
     text = str(error)
     for kind, code in (("DataError", 3), ("UsageError", 2), ("JobError", 1)):
-        found = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
-        if found:
-            return found.group(1), code
+        match = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
+        if match:
+            return match.group(1), code
     raised = re.findall(
         r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
     )

@@ -121,7 +121,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class ShardingRun:
-    """A run from a found input to a committed set; each method is a step."""
+    """A run from a discovered input to a committed set; each method is a step."""
 
     context: SparkContext
     request: Request

@@ -48,14 +48,14 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> Iterator[SparkContext]:
     """The context of a session, else the running one, else a new one that is stopped at the end.
 
-    Neither master nor name is set here unless nobody else has: what spark-submit was told wins. On a master that is not
+    Neither master nor name is set here unless nobody else has: the settings of spark-submit win. On a master that is not
     local the package travels to the executors as a zip; on a local one they import this checkout."""
     running = spark.sparkContext if spark else SparkContext._active_spark_context
     if running is not None:
         _ship_package(running)
         yield running
         return
-    # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override what spark-submit was told.
+    # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     SparkContext._ensure_initialized()
     conf = SparkConf()
     conf.setIfMissing("spark.master", "local[*]")
