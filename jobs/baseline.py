@@ -8,22 +8,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YAR
 from pipeline.command_line import parse
 from pipeline.runs import flags as cli
 from pipeline.runs.command import run_sharding
+from pipeline.specs import member_from_flags
 from pipeline.strategies import STRATEGIES
+from pipeline.strategies.random import Random
 
-BASELINES = ("round_robin", "random", "random_iid")
+BASELINES = {name: kind for name, kind in STRATEGIES.items() if not (kind.looks_at_labels or kind.looks_at_pixels)}
 
 
 def main() -> int:
     flags = cli.sharding_parser("baseline.py", __doc__)
-    flags.add_argument_group("strategy").add_argument(
-        "--strategy",
-        choices=BASELINES,
-        default="random",
-        help="round_robin: row i to worker i mod N; random: a permutation, then round robin, exact sizes;"
-        " random_iid: binomial sizes (default %(default)s)",
-    )
+    cli.add_strategy_flags(flags, BASELINES, default=Random.name)
     args = parse(flags)
-    return run_sharding(args, cli.strategy_from(args, STRATEGIES[args.strategy]))
+    return run_sharding(args, member_from_flags(BASELINES, "--strategy", args))
 
 
 if __name__ == "__main__":

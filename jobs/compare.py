@@ -8,7 +8,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YAR
 from pipeline.command_line import parse
 from pipeline.runs import flags as cli
 from pipeline.runs.compare import run_comparison
+from pipeline.specs import add_flags
 from pipeline.strategies import STRATEGIES
+from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 
 
 def main() -> int:
@@ -20,8 +22,7 @@ def main() -> int:
         metavar="A,B,...",
         help="which ones, each committed to OUTPUT/NAME (default %(default)s)",
     )
-    cli.add_cluster_flags(group, components=50.0)
-    group.add_argument("--whiten", action="store_true", help="scale components to equal variance")
+    add_flags(group, NeighbourhoodStrategy, leave_out=cli.COMMON)
     return run_comparison(parse(flags))
 
 

@@ -1,3 +1,42 @@
-"""Shard image data over workers so that every worker sees the whole world."""
+"""Shard image data over workers so that every worker sees the whole world.
+
+In Python, with a running SparkSession or without:
+
+    import pipeline
+    from pipeline.strategies import Stratified
+
+    result = pipeline.shard(spark, input="data/cifar10", output="shards", strategy=Stratified(), num_workers=12)
+    result.shards.files()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.runs.api import open_shards, reshard, shard
+    from pipeline.runs.shard import ShardingResult
+    from pipeline.shardset.manifest import ShardSet
 
 __version__ = "0.1.0"
+__all__ = ["ShardSet", "ShardingResult", "open_shards", "reshard", "shard"]
+
+_HOMES = {
+    "ShardSet": "pipeline.shardset.manifest",
+    "ShardingResult": "pipeline.runs.shard",
+    "open_shards": "pipeline.runs.api",
+    "reshard": "pipeline.runs.api",
+    "shard": "pipeline.runs.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the trainer and the tasks import this package without Spark."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

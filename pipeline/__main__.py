@@ -1,4 +1,4 @@
-"""``python -m pipeline COMMAND``: the commands that need no Spark session.
+"""``python -m pipeline COMMAND``: the commands that need no spark-submit.
 
 A command is a module with ``main(argv) -> None`` that raises pipeline.errors; COMMANDS names them all.
 Exit codes: 0 done, 1 the run failed, 2 the command line is wrong, 3 the data is, 130 interrupted.
@@ -14,6 +14,7 @@ from pipeline.errors import JobError
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
     "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
+    "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark where none runs"),
     "zip": ("pipeline.spark.package", "pack this package for spark-submit --py-files (YARN in cluster mode)"),
 }
 

@@ -153,7 +153,8 @@ def add_flags(
     hints = get_type_hints(kind)
     for item, about in _options(kind):
         if item.name not in leave_out and (only is None or item.name in only):
-            default = f" (default {_shown(item, about, '%(default)')})" if _shown(item, about, "") else ""
+            text = _shown(item, about, "%(default)")
+            default = f" (default{':' * (about.shown is not None)} {text})" if text else ""
             _add(group, item, hints[item.name], _escaped(about.help) + default, item.default)
 
 

@@ -50,7 +50,7 @@ def test_a_keyed_permutation_is_a_permutation_and_places_rows_one_by_one(size, k
 
 
 def test_permutations_of_many_seeds_deal_classes_hypergeometrically():
-    """SPEC 2.1: under ``random`` the class counts of a shard are hypergeometric; 300 seeds, chi-square."""
+    """Under ``random`` the class counts of a shard are hypergeometric; 300 seeds, chi-square."""
     rows, members, workers, seeds = 1200, 240, 6, 300
     drawn = stats.hypergeom(rows, members, rows // workers)
     counts = np.array(
@@ -69,7 +69,7 @@ def test_permutations_of_many_seeds_deal_classes_hypergeometrically():
 
 @pytest.mark.parametrize(
     ("classes", "sizes", "expected"),
-    [  # SPEC 2.2, n = 12: what ``zero`` does to the 50,000 rows of CIFAR
+    [  # 12 workers: what ``zero`` does to the 50,000 rows of CIFAR
         (10, 5000, [4170] * 8 + [4160] * 4),
         (20, 2500, [4180] * 4 + [4160] * 8),
         (100, 500, [4200] * 8 + [4100] * 4),

@@ -75,7 +75,7 @@ def commit(store: Store, output: Path, name: str, workers: int, *, overwrite: bo
         refuse_unless(overwrite, theirs, "run")
         return True
 
-    with Attempt(store, str(output), beat_s=60) as attempt:
+    with Attempt(store, str(output), heartbeat_s=60) as attempt:
         before = read_committed(store, str(output))
         moves = []
         for path, data in files.items():
@@ -125,7 +125,7 @@ def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_on
         found = whole(output)
         assert found in (("old", "new") if older else (None, "new"))
         seen.add(found)
-        # the next run takes over, though the dead one's heart beat a moment ago, and leaves nothing of it
+        # the next run takes over, though the dead one's heartbeat is a moment old, and leaves nothing of it
         commit(Store(), output, "next", 2)
         assert whole(output) == "next"
         assert files_below(output) == {*contents("next", 2), "manifest.json"}
@@ -176,7 +176,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(tmp_path
     )
     first = Attempt(Store(), str(tmp_path))
     Store().makedirs(first.folder)
-    first._beat()
+    first._send_heartbeat()
     monkeypatch.undo()
     with Attempt(Store(), str(tmp_path)) as second:
         assert second.alive(first.id)

@@ -23,7 +23,7 @@ from tests.conftest import make_rows, write_binary, write_pickles
 STORE = Store()
 
 
-def found(path, **options):
+def discovered(path, **options):
     return discover(STORE, str(path), run=serial, **options)
 
 
@@ -68,37 +68,37 @@ def layouts(tmp_path, labels, images):
 
 
 def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path, rows):
-    marks = set()
+    fingerprints = set()
     for name, folder in layouts(tmp_path, *rows).items():
-        dataset = found(folder)
+        dataset = discovered(folder)
         assert dataset.format == name.removesuffix("-png")
         labels, images = whole(dataset)
         assert np.array_equal(labels, rows[0])
         assert np.array_equal(images, rows[1])
-        marks.add(checked(dataset).fingerprint)
-    assert len(marks) == 1
+        fingerprints.add(checked(dataset).fingerprint)
+    assert len(fingerprints) == 1
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (833, 835), (100, 2400), (2499, 2500)])
 def test_any_range_of_ids_reads_like_the_whole(tmp_path, rows, start, stop):
     for folder in layouts(tmp_path, *rows).values():
-        part = list(found(folder).read(start, stop))
+        part = list(discovered(folder).read(start, stop))
         assert np.concatenate([b.ids for b in part]).tolist() == list(range(start, stop))
         assert np.array_equal(np.concatenate([b.images for b in part]), rows[1][start:stop])
 
 
 def test_the_fingerprint_does_not_depend_on_the_cut_and_notices_a_changed_pixel(tmp_path, rows):
     labels, images = rows
-    dataset = found(write_binary(tmp_path / "a", labels, images))
-    marks = {scan(dataset, [(0, 2500)], pieces, serial).fingerprint for pieces in (1, 7, 64)}
+    dataset = discovered(write_binary(tmp_path / "a", labels, images))
+    fingerprints = {scan(dataset, [(0, 2500)], pieces, serial).fingerprint for pieces in (1, 7, 64)}
     images[1234, 77] ^= 1
-    changed = checked(found(write_binary(tmp_path / "b", labels, images))).fingerprint
-    assert len(marks) == 1
-    assert changed not in marks
+    changed = checked(discovered(write_binary(tmp_path / "b", labels, images))).fingerprint
+    assert len(fingerprints) == 1
+    assert changed not in fingerprints
     swapped = labels.copy()
     swapped[[0, 1]] = labels[[1, 0]] if labels[0] != labels[1] else (labels[0] + 1) % 10
     images[1234, 77] ^= 1
-    assert checked(found(write_binary(tmp_path / "c", swapped, images))).fingerprint not in {*marks, changed}
+    assert checked(discovered(write_binary(tmp_path / "c", swapped, images))).fingerprint not in {*fingerprints, changed}
 
 
 def test_cifar100_binary_has_coarse_labels_beside_the_fine_ones(tmp_path):
@@ -108,7 +108,7 @@ def test_cifar100_binary_has_coarse_labels_beside_the_fine_ones(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "train.bin").write_bytes(np.concatenate([labels, images], axis=1).tobytes())
     (tmp_path / "c" / "fine_label_names.txt").write_text("x")
-    dataset = found(tmp_path / "c")
+    dataset = discovered(tmp_path / "c")
     block = next(dataset.read(0, 600))
     assert dataset.format == "cifar100-binary"
     assert np.array_equal(block.labels, labels[:, 1])
@@ -120,7 +120,7 @@ def test_cifar100_pickles_have_coarse_labels_too(tmp_path):
     batch = {b"data": images, b"fine_labels": [7] * 50, b"coarse_labels": [3] * 50}
     (tmp_path / "train").write_bytes(pickle.dumps(batch, protocol=2))
     (tmp_path / "meta").write_bytes(b"names")
-    dataset = found(tmp_path)
+    dataset = discovered(tmp_path)
     block = next(dataset.read(10, 20))
     assert dataset.layout.num_classes == 100
     assert (set(block.labels), set(block.columns.coarse_labels)) == ({7}, {3})
@@ -130,11 +130,11 @@ def test_other_image_sizes_are_declared_or_found(tmp_path):
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (40, 1 * 8 * 9)).astype(np.uint8)
     folder = write_binary(tmp_path / "bin", np.arange(40).astype(np.uint8), small)
-    dataset = found(folder, shape=(1, 8, 9), format="cifar10-binary")
+    dataset = discovered(folder, shape=(1, 8, 9), format="cifar10-binary")
     assert np.array_equal(whole(dataset)[1], small)
     assert checked(dataset).num_classes == 40
     grey = [{"bytes": png(image.reshape(8, 9)), "path": ""} for image in small]
-    dataset = found(write_parquet(tmp_path / "png", {"image": grey, "label": np.zeros(40, int)}))
+    dataset = discovered(write_parquet(tmp_path / "png", {"image": grey, "label": np.zeros(40, int)}))
     assert dataset.layout.shape == (1, 8, 9)
     assert np.array_equal(whole(dataset)[1], small)
 
@@ -144,9 +144,9 @@ def test_official_folders_give_their_training_or_their_test_side(tmp_path, rows)
     (folder / "test_batch.bin").write_bytes((folder / "data_batch_1.bin").read_bytes()[: 3073 * 100])
     for name in ("batches.meta.txt", "readme.html", "_SUCCESS", ".hidden"):
         (folder / name).write_text("not data")
-    assert found(folder).rows == 2500
-    assert found(folder, evaluation=True).rows == 100
-    assert found(folder / "test_batch.bin").rows == 100
+    assert discovered(folder).rows == 2500
+    assert discovered(folder, evaluation=True).rows == 100
+    assert discovered(folder / "test_batch.bin").rows == 100
 
 
 def test_only_names_of_test_files_make_test_files(tmp_path):
@@ -154,26 +154,26 @@ def test_only_names_of_test_files_make_test_files(tmp_path):
     for name in ("images", "values", "tested"):
         write_parquet(tmp_path / "c", columns)
         (tmp_path / "c" / "part-0.parquet").rename(tmp_path / "c" / f"{name}-1.parquet")
-    assert found(tmp_path / "c").rows == 12
+    assert discovered(tmp_path / "c").rows == 12
     write_parquet(tmp_path / "c", columns)
     (tmp_path / "c" / "part-0.parquet").rename(tmp_path / "c" / "test-00000-of-00001.parquet")
-    assert found(tmp_path / "c").rows == 12
-    assert found(tmp_path / "c", evaluation=True).rows == 4
+    assert discovered(tmp_path / "c").rows == 12
+    assert discovered(tmp_path / "c", evaluation=True).rows == 4
 
 
 def test_the_empty_part_files_that_spark_writes_are_passed_over(tmp_path, rows):
     folder = write_parquet(tmp_path / "c", {"image": [i.tobytes() for i in rows[1]], "label": rows[0]})
     empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int32())})
     pq.write_table(empty, folder / "part-1.parquet")
-    assert found(folder).rows == 2500
+    assert discovered(folder).rows == 2500
     (folder / "part-0.parquet").unlink()
     with pytest.raises(DataError, match="0 rows"):
-        found(folder)
+        discovered(folder)
 
 
 def test_raw_pixels_that_begin_like_a_jpeg_are_pixels(tmp_path):
     raw = b"\xff\xd8\xff" + bytes(3069)
-    dataset = found(write_parquet(tmp_path / "c", {"image": [raw] * 3, "label": [1] * 3}))
+    dataset = discovered(write_parquet(tmp_path / "c", {"image": [raw] * 3, "label": [1] * 3}))
     assert whole(dataset)[1][0].tobytes() == raw
 
 
@@ -185,7 +185,7 @@ def test_a_truncated_file_that_stands_alone_is_told_where_it_breaks_off(tmp_path
     data = np.concatenate([labels, images], axis=1).tobytes()
     (tmp_path / "train.bin").write_bytes(data[:-7])
     with pytest.raises(DataError, match=f"record 39 at offset {39 * size} has {size - 7} of {size} bytes"):
-        found(tmp_path)
+        discovered(tmp_path)
 
 
 def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
@@ -284,7 +284,7 @@ CASES = [
 def test_broken_input_is_one_line_that_names_the_place(tmp_path, case):
     path, expected = broken_inputs(tmp_path)[case]
     with pytest.raises(DataError) as caught:
-        checked(found(path))
+        checked(discovered(path))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -294,12 +294,12 @@ def test_unreadable_input_is_a_data_error(tmp_path, rows):
     folder = write_binary(tmp_path / "c", *rows)
     (folder / "data_batch_1.bin").chmod(0)
     with pytest.raises(DataError, match="permission denied"):
-        found(folder)
+        discovered(folder)
 
 
 def test_a_forced_layout_must_be_a_known_one(tmp_path, rows):
     with pytest.raises(UsageError, match="choose one of"):
-        found(write_binary(tmp_path / "c", *rows), format="cifar11")
+        discovered(write_binary(tmp_path / "c", *rows), format="cifar11")
 
 
 class Evil:
@@ -347,7 +347,7 @@ def test_pickles_of_every_protocol_and_of_python_two_are_read():
 
 
 def test_real_cifar10_has_its_known_means(cifar10):
-    result = scan(found(cifar10), [(0, 50_000)], 2, serial)
+    result = scan(discovered(cifar10), [(0, 50_000)], 2, serial)
     assert result.rows == 50_000
     assert result.label_counts.tolist() == [[5000] * 10]
     assert result.channel_means(1024) == pytest.approx([125.307, 122.950, 113.865], abs=1e-3)

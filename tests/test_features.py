@@ -72,11 +72,11 @@ def test_another_target_is_another_content(made: dict[str, Any], tmp_path: Path)
     source = write(tmp_path / "in", made["features"], changed)
     places = ["--input", source, "--output", tmp_path / "shards", "--workers", 3, "--no-report"]
     assert run_job("stratified.py", *places).code == 0
-    marks = [
+    fingerprints = [
         json.loads((folder / "manifest.json").read_text())["input"]["fingerprint"]
         for folder in (made["shards"], tmp_path / "shards")
     ]
-    assert marks[0] != marks[1]
+    assert fingerprints[0] != fingerprints[1]
 
 
 def test_what_looks_at_pixels_says_that_there_are_none(made: dict[str, Any], tmp_path: Path) -> None:

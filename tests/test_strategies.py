@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
+from pipeline.assignment.groups import group_table
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import ranges
 from pipeline.runs.request import Request
@@ -25,6 +28,7 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.random_iid import Independent
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
@@ -74,7 +78,19 @@ def source(tmp_path_factory) -> tuple[Path, np.ndarray, np.ndarray]:
     return write_binary(tmp_path_factory.mktemp("src") / "cifar", labels, images, files=3), labels, images
 
 
-@pytest.mark.parametrize("workers", [1, 4, 13])
+def assert_promises(name: str, manifest) -> None:
+    """What a strategy's class says of its shards."""
+    kind = STRATEGIES[name]
+    table = np.array([worker["label_histogram"] for worker in manifest["workers"]])
+    if kind.even_sizes:
+        assert np.ptp(table.sum(axis=1)) <= 1
+    if kind.even_classes:
+        assert (np.ptp(table, axis=0) <= 1).all()
+    if not kind.copies_rows:
+        assert manifest["copies"] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 7, 12])  # 2,600 is a multiple of neither 7 nor 12
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_every_row_is_owned_once_and_arrives_unchanged(spark, source, tmp_path, name, workers):
     folder, labels, images = source
@@ -89,6 +105,7 @@ def test_every_row_is_owned_once_and_arrives_unchanged(spark, source, tmp_path, 
     assert set(copies.n) <= {1, workers}
     assert (copies.n == copies.workers).all()
     assert (copies.top == copies.n - 1).all()
+    assert_promises(name, manifest)
     # the manifest says what is there
     assert manifest["rows"] == len(labels)
     assert manifest["copies"] == int((rows["copy"] > 0).sum())
@@ -113,13 +130,13 @@ def test_every_row_is_owned_once_and_arrives_unchanged(spark, source, tmp_path, 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_the_shards_are_the_same_bits_however_the_work_is_cut(spark, source, tmp_path, name, monkeypatch):
-    found = []
+    sets = []
     for pieces in (1, 3, 16):
         monkeypatch.setattr(
             images_module.Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1]
         )
-        found.append(digests(run(spark, source[0], tmp_path / str(pieces), make(name, seed=3), 5)))
-    assert found[0] == found[1] == found[2]
+        sets.append(digests(run(spark, source[0], tmp_path / str(pieces), make(name, seed=3), 5)))
+    assert sets[0] == sets[1] == sets[2]
 
 
 @pytest.mark.parametrize("name", ["random", "random_iid", "distribution_aware"])
@@ -153,11 +170,11 @@ def test_resharding_gives_what_the_job_itself_would_write(spark, source, tmp_pat
 def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_ones(spark, source, tmp_path):
     options = {"eval_input": str(source[0] / "data_batch_1.bin"), "overwrite": True}
     run(spark, source[0] / "data_batch_2.bin", tmp_path / "n", make("round_robin"), 3, **options)
-    (found,) = (tmp_path / "n" / "_eval").iterdir()
-    (tmp_path / "n" / "_eval" / "part-00000-leftover.parquet").write_bytes(found.read_bytes())
+    (file,) = (tmp_path / "n" / "_eval").iterdir()
+    (tmp_path / "n" / "_eval" / "part-00000-leftover.parquet").write_bytes(file.read_bytes())
     request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=2)
     assert reshard(spark.sparkContext, request, QUIET).shards.manifest["eval"]["rows"] == 867
-    found.unlink()
+    file.unlink()
     with pytest.raises(DataError, match="is missing; the set is damaged"):
         reshard(spark.sparkContext, replace(request, num_workers=4), QUIET)
 
@@ -167,12 +184,67 @@ def test_evaluation_rows_that_are_training_rows_are_refused(spark, source, tmp_p
         run(spark, source[0], tmp_path / "o", make("random"), 2, eval_input=str(source[0]))
 
 
-def test_sizes_differ_by_at_most_one_for_round_robin_and_random(spark, source, tmp_path):
-    for name in ("round_robin", "random"):
-        sizes = [w["rows"] for w in run(spark, source[0], tmp_path / name, make(name), 13)["workers"]]
-        assert sorted(set(sizes)) == [200]
-        sizes = [w["rows"] for w in run(spark, source[0], tmp_path / (name + "7"), make(name), 7)["workers"]]
-        assert max(sizes) - min(sizes) == 1
+def dealt(piles: list[list[int]], workers: int, *, carry: bool) -> list[list[int]]:
+    """Rows by worker, dealt like cards: each pile from worker 0 on or, with carry, from where the last one ended."""
+    hands: list[list[int]] = [[] for _ in range(workers)]
+    seats = itertools.cycle(range(workers))
+    for pile in piles:
+        seats = seats if carry else itertools.cycle(range(workers))
+        for row in pile:
+            hands[next(seats)].append(row)
+    return [sorted(hand) for hand in hands]
+
+
+DEALT = [  # (strategy, its parameters, the column that makes the piles, whether dealing carries on)
+    ("round_robin", {}, None, False),
+    ("stratified", {}, "label", False),
+    ("stratified", {"start": "carry"}, "label", True),
+    ("distribution_aware", {"sparse_if": "lt"}, "neighbourhood", False),
+    ("distribution_aware", {"start": "carry"}, "neighbourhood", True),
+    ("class_cluster", {}, "neighbourhood", True),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "column", "carry"), DEALT)
+def test_rows_are_dealt_like_cards(spark, source, tmp_path, name, params, column, carry):
+    manifest = run(spark, source[0], tmp_path / "o", make(name, **params), 7)
+    rows = read(tmp_path / "o", manifest)
+    owners = rows[rows["copy"] == 0].sort_values("id")
+    dense = owners[~owners.id.isin(rows[rows["copy"] > 0].id)]  # what goes to everybody is not dealt
+    piles = [dense.id.tolist()] if column is None else [pile.id.tolist() for _, pile in dense.groupby(column)]
+    by_worker = [dense[dense.worker == worker].id.tolist() for worker in range(7)]
+    assert by_worker == dealt(piles, 7, carry=carry)
+
+
+def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark, source, tmp_path):
+    manifest = run(spark, source[0], tmp_path / "o", make("class_cluster"), 7)
+    rows = read(tmp_path / "o", manifest)
+    assert set(rows.groupby("neighbourhood").label.nunique()) == {1}
+    assert set(rows.groupby("label").neighbourhood.nunique()) == {3}  # 30 clusters of 10 classes
+
+
+def test_sizes_of_an_independent_draw_a_row_are_binomial():
+    rows, workers, seeds = 600, 4, 400
+    ids, zeros = np.arange(rows), np.zeros(rows, np.int64)
+    table = group_table(np.array([rows]), workers)
+    owners = [Independent(seed).workers(ids, zeros, ids, table) for seed in range(seeds)]
+    sizes = np.array([np.bincount(each, minlength=workers) for each in owners])
+    assert (sizes.sum(axis=1) == rows).all()
+    drawn = stats.binom(rows, 1 / workers)
+    edges = [-1, *(int(drawn.ppf(q)) for q in (0.1, 0.25, 0.5, 0.75, 0.9)), rows]
+    for worker in range(workers):
+        observed = np.histogram(sizes[:, worker], bins=np.array(edges) + 0.5)[0]
+        assert stats.chisquare(observed, np.diff(drawn.cdf(edges)) * seeds).pvalue > 1e-3
+
+
+def test_a_preset_fills_components_and_whitening_and_is_itself_not_recorded():
+    assert DistributionAware().params() == DistributionAware(preset="paper-like").params()
+    paper, plain = DistributionAware().params(), DistributionAware(preset="plain").params()
+    assert (paper["components"], paper["whiten"]) == (160, True)
+    assert (plain["components"], plain["whiten"]) == (0.95, False)
+    assert "preset" not in paper
+    mixed = DistributionAware(preset="plain", components=20, whiten=True).params()
+    assert (mixed["components"], mixed["whiten"]) == (20, True)
 
 
 @pytest.mark.parametrize("start", ["zero", "carry"])
@@ -268,7 +340,7 @@ def test_files_are_plain_parquet_with_the_contracts_columns(spark, source, tmp_p
 
 
 def test_real_cifar10_comes_out_as_the_papers_say(spark, cifar10, tmp_path):
-    """SPEC 2.2 for the shard sizes; scikit-learn for the clusters; SPEC 2.3: unwhitened, nothing is ever sparse."""
+    """Stratified sizes of every class's remainder at low workers; scikit-learn's clusters; unwhitened, nothing is sparse."""
 
     def shards(name: str, strategy) -> dict:
         request = Request(input=str(cifar10), output=str(tmp_path / name), num_workers=12)

@@ -33,7 +33,7 @@ class GroupTable:
 
 
 def group_table(sizes: Ints, num_workers: int, start: Start = "zero", sparse_if: SparseIf = "never") -> GroupTable:
-    """Where each group begins and whether it is broadcast (SPEC 2.2, 2.3).
+    """Where each group begins and whether it is broadcast.
 
     start: "zero" as in the papers (low workers get all remainders), or "carry": where the group before left off among
     the dense rows, which keeps totals within one. sparse_if: a group is sparse with size <= n ("le", the pseudo-code),

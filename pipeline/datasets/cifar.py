@@ -80,7 +80,7 @@ def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BA
     # Archives of one name from two mirrors never share a part.
     part = cache / f"{archive.name}.{archive.md5[:8]}.part"
     try:
-        found = pooch.retrieve(
+        path = pooch.retrieve(
             url,
             known_hash=f"md5:{archive.md5}",
             fname=archive.name,
@@ -95,7 +95,7 @@ def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BA
         ) from error
     except requests.RequestException as error:
         raise UsageError(f"{url} is no address to download from: {innermost(error)}; check --base-url") from error
-    return Path(found)
+    return Path(path)
 
 
 # ------------------------------------------------------------------------------------------ the target folder

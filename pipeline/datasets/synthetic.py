@@ -200,13 +200,13 @@ def _object_colour(label: int) -> Ints:
 
 def subgroups(spec: SampleSpec) -> list[tuple[int, int, int]]:
     """(class, scene, percent of the class) of every hidden sub-group; a class's percentages add up to 100."""
-    found, scene = [], 0
+    groups, scene = [], 0
     for label in range(spec.classes):
         count = min(2 + label % 3, spec.scenes)
         for percent in SHARES.get(count, (100,)):
-            found.append((label, scene % spec.scenes, percent))
+            groups.append((label, scene % spec.scenes, percent))
             scene += 1
-    return found
+    return groups
 
 
 def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:

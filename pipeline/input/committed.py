@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.input.dataset import BLOCK_ROWS, Block, Dataset
+from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
+from pipeline.input.formats.base import BLOCK_ROWS
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardSet, missing_file
 from pipeline.shardset.schema import raw_images

@@ -1,6 +1,6 @@
 """A set of labelled images of one size, addressed by dense ids: found by the driver, read by tasks. No Spark.
 
-``id`` is the position in (sorted path, record) order, whatever the way the work is split (SPEC section 0)."""
+``id`` is the position in (sorted path, record) order, however the work is split."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from pipeline.shardset.layout import Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
-BLOCK_ROWS = 2048
 # Files that official CIFAR archives carry beside the records.
 COMPANIONS = {
     "batches.meta", "batches.meta.txt", "meta", "readme.html",
@@ -117,7 +116,7 @@ def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
-    """The data files of a folder: no companions, and of an official folder the side (training, test) asked for."""
+    """The data files of a folder: no companions, and of an official folder one side, training or test."""
     files = []
     for entry in entries:
         if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:

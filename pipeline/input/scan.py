@@ -89,21 +89,21 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
     layout = dataset.layout
     counts = np.zeros((len(bounds), classes), np.int64)
     sums: npt.NDArray[Any] = np.zeros(layout.shape[0], np.int64 if layout.dtype == "uint8" else np.float64)
-    mark = rows = 0
+    checksum = rows = 0
     try:
         for block in dataset.read(*piece):
             problem = _invalid(block, dataset)
             if problem:
-                return Scan(rows, counts, sums, mark, problem)
+                return Scan(rows, counts, sums, checksum, problem)
             counts = _add(counts, count_by_chunk(
                 block.ids, block.labels.astype(np.int64), max(classes, int(block.labels.max()) + 1), list(bounds)
             ))  # fmt: skip
             sums += block.numbers(layout).sum(axis=(0, 2), dtype=sums.dtype)
-            mark = (mark + fingerprint(block)) & WORD
+            checksum = (checksum + fingerprint(block)) & WORD
             rows += len(block.ids)
     except DataError as error:
-        return Scan(rows, counts, sums, mark, (piece[0] + rows, str(error)))
-    return Scan(rows, counts, sums, mark)
+        return Scan(rows, counts, sums, checksum, (piece[0] + rows, str(error)))
+    return Scan(rows, counts, sums, checksum)
 
 
 def _add(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

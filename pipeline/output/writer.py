@@ -158,7 +158,7 @@ class ChunkJob:
         """Write one chunk. task: unique to this try, so that a retried or speculative task never meets its twin."""
         schema = record_schema(self.dataset.layout, neighbourhood=self.grouping.neighbourhoods)
         writers: dict[int, ShardWriter] = {}
-        total = mark = 0
+        total = checksum = 0
         for block, groups, owners in self.placed(chunk):
             extra = {"neighbourhood": groups} if self.grouping.neighbourhoods else {}
             for worker, rows, copy in deliveries(owners, self.table.sparse[groups], self.table.num_workers):
@@ -168,8 +168,8 @@ class ChunkJob:
                 writers[worker].append(batch)
                 owned = rows[copy == 0]
                 total += len(owned)
-                mark = (mark + fingerprint(block, owned)) & WORD
-        return WrittenChunk([writers[worker].close() for worker in sorted(writers)], total, mark)
+                checksum = (checksum + fingerprint(block, owned)) & WORD
+        return WrittenChunk([writers[worker].close() for worker in sorted(writers)], total, checksum)
 
     def placed(self, chunk: int) -> Iterator[tuple[Block, Ints, Ints]]:
         """(block, groups, owners) for every block of a chunk, in id order."""

@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.input.dataset import BLOCK_ROWS, Block, Run, serial
+from pipeline.input.dataset import Block, Run, serial
 from pipeline.input.formats import Columns
+from pipeline.input.formats.base import BLOCK_ROWS
 from pipeline.quality.metrics import (
     Floats,
     Ints,
@@ -62,10 +63,10 @@ class Reader:
                 parquet = pq.ParquetFile(handle)
             except pa.ArrowInvalid as error:
                 raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from None
-            rows, found = parquet.metadata.num_rows, parquet.schema_arrow.names
-            if rows != file.rows or not set(names) <= set(found):
+            rows, columns = parquet.metadata.num_rows, parquet.schema_arrow.names
+            if rows != file.rows or not set(names) <= set(columns):
                 raise DataError(
-                    f"{path} has {rows} rows of {', '.join(found)}, the manifest says {file.rows} of {', '.join(names)}; "
+                    f"{path} has {rows} rows of {', '.join(columns)}, the manifest says {file.rows} of {', '.join(names)}; "
                     "rerun the job with --overwrite"
                 )
             at = 0
@@ -115,9 +116,9 @@ def join(parts: Sequence[ImageSample]) -> ImageSample:
     return ImageSample(*(column[order] for column in columns))
 
 
-def rarest(found: Sequence[SparseImage]) -> list[SparseImage]:
+def rarest(images: Sequence[SparseImage]) -> list[SparseImage]:
     """The first SPARSE_IMAGES, from the smallest neighbourhood (the highest number) up, then by id."""
-    return sorted(found, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
+    return sorted(images, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
 
 
 def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> tuple[ImageSample, list[SparseImage]]:

@@ -1,90 +1,88 @@
-"""The body that the jobs share: start Spark, shard, report, print."""
+"""The commands: flags in, a run by the public functions, a short table out."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
-from pyspark import SparkContext
-
-from pipeline.errors import UsageError
-from pipeline.quality.metrics import Quality
+from pipeline.command_line import Parser, parse
+from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
-from pipeline.runs.request import Request
-from pipeline.runs.reshard import reshard
-from pipeline.runs.shard import ShardingResult, shard
-from pipeline.shardset.manifest import ShardSet
-from pipeline.spark.progress import PhaseLog
-from pipeline.spark.session import spark_context
-from pipeline.storage.store import Store
-from pipeline.strategies import Strategy
+from pipeline.runs.api import reshard_request, shard_request
+from pipeline.runs.shard import ShardingResult
+from pipeline.specs import from_flags, member_from_flags
+from pipeline.strategies import STRATEGIES, Strategy
 
-REPORT = "report.html"
-MANY_COPIES = 0.01  # of the rows (SPEC 2.3): beyond, sparse groups change the set rather than complete the shards
+MANY_COPIES = 0.01  # of the rows: beyond, sparse groups change the set rather than complete the shards
+
+
+def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
+    """The command of one strategy. Returns the exit code."""
+    args = parse(cli.sharding_parser(prog, description, kind))
+    return run_sharding(args, from_flags(kind, args))
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline shard``: shard images by any strategy of the registry, on the running Spark or a local one."""
+    flags = cli.sharding_parser("python -m pipeline shard", main.__doc__)
+    cli.add_strategy_flags(flags, STRATEGIES, required=True)
+    cli.execute(lambda: _shard_by_name(flags, argv))
+
+
+def _shard_by_name(flags: Parser, argv: Sequence[str]) -> int:
+    args = parse(flags, argv)
+    return run_sharding(args, member_from_flags(STRATEGIES, "--strategy", args))
 
 
 def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:
-    """Shard as asked, report, print the set. Returns the exit code."""
-    return _run(args, lambda context, request, progress: shard(context, request, strategy, progress))
+    """Shard, report, print the set. Returns the exit code."""
+    request = cli.read_request(args)
+    return print_result(shard_request(request, strategy, report=not args.no_report, quiet=args.quiet, debug=args.debug))
 
 
 def run_resharding(args: argparse.Namespace) -> int:
-    """Reshard as asked, report, print the set. Returns the exit code."""
-    return _run(args, reshard)
+    """Reshard, report, print the set. Returns the exit code."""
+    request = cli.read_request(args)
+    return print_result(reshard_request(request, report=not args.no_report, quiet=args.quiet, debug=args.debug))
 
 
-def _run(args: argparse.Namespace, work: Callable[[SparkContext, Request, PhaseLog], ShardingResult]) -> int:
-    request = cli.request_of(args)
-    cli.preflight(request)
-    with spark_context(debug=args.debug) as context:
-        progress = PhaseLog(context, quiet=args.quiet)
-        outcome = work(context, request, progress)
-        shards = outcome.shards
-        reported = shards.store.exists(f"{shards.uri}/{REPORT}") and not outcome.fresh
-        if not args.no_report and not reported:
-            with progress.phase("report"):
-                reported = try_report(context, shards) is not None
-    print(f"{shards.uri}: {'committed' if outcome.fresh else 'already committed, nothing to do'}")
-    print(cli.describe(outcome))
+def print_result(result: ShardingResult) -> int:
+    """Print what a person wants to know of a set. Returns the exit code."""
+    shards = result.shards
+    print(f"{shards.uri}: {'committed' if result.fresh else 'already committed, nothing to do'}")
+    print(describe(result))
     share = shards.manifest["copies"] / shards.manifest["rows"]
     if share > MANY_COPIES:
         print(f"warning: copies of sparse groups add {share:.1%} rows; try fewer --clusters", file=sys.stderr)
-    if reported:
-        print(f"  report    {shards.uri}/{REPORT}")
+    if result.report:
+        print(f"  report    {result.report}")
     return 0
 
 
-def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
-    """Write the report of a committed set. The commit stands whatever happens here, so failure is a warning."""
-    try:
-        return report(context, shards)
-    except Exception as error:
-        line = " ".join(str(error).split())[:300]
-        print(f"warning: the shards are committed, but their report failed: {line}", file=sys.stderr)
-        return None
-
-
-def report(context: SparkContext, shards: ShardSet) -> Quality:
-    """Measure a committed set and write report.html and quality.json beside its manifest."""
-    from pipeline.quality.report import write_report  # matplotlib takes a second to load
-
-    if shards.manifest["image"]["dtype"] != "uint8":
-        raise UsageError(f"{shards.uri} holds real-valued features, and quality is measured on images of bytes")
-    return write_report(shards, partial(replace_below, shards.store, shards.uri), partial(run_in_few, context))
-
-
-def replace_below(store: Store, uri: str, path: str, data: bytes) -> None:
-    """Write a file whole or not at all, over an older one."""
-    fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
-    store.write_new(fresh, data)
-    store.rename(fresh, f"{uri}/{path}", overwrite=True)
-
-
-def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """``run`` for many small items: as many tasks as cores."""
-    slices = max(1, min(len(items), context.defaultParallelism))
-    return context.parallelize(items, slices).map(fn).collect()
+def describe(result: ShardingResult) -> str:
+    """The set as a short table: what a person wants to know first."""
+    manifest = result.shards.manifest
+    rows = [worker["rows"] for worker in manifest["workers"]]
+    size = sum(file.bytes for file in result.shards.files())
+    near = manifest["neighbourhoods"]
+    lines = [
+        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
+        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
+        ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
+        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
+        ("files", f"{len(result.shards.files())}, {size / 1e6:.1f} MB"),
+    ]
+    if near:
+        sparse = [n["size"] for n in near if n["sparse"]]
+        sizes = [n["size"] for n in near]
+        lines.insert(
+            3,
+            (
+                "groups",
+                f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse",
+            ),
+        )
+    if manifest["eval"]:
+        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
+    return aligned(lines)

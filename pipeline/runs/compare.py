@@ -10,7 +10,8 @@ from typing import Any
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
-from pipeline.runs.command import replace_below, report
+from pipeline.runs.report import replace_below, report
+from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
@@ -29,8 +30,8 @@ COLUMNS = (
 )
 
 
-def strategies_of(args: argparse.Namespace) -> list[Strategy]:
-    """The asked strategies with those of the flags that are fields of theirs. Raises UsageError for an unknown one."""
+def read_strategies(args: argparse.Namespace) -> list[Strategy]:
+    """The strategies of --strategies, each with those of the flags that are fields of its own. Raises UsageError."""
     result = []
     for name in filter(None, args.strategies.split(",")):
         if name not in STRATEGIES:
@@ -47,9 +48,9 @@ def run_comparison(args: argparse.Namespace) -> int:
     """Returns the exit code. A set that is committed already is measured as it stands."""
     from pipeline.quality.report import comparison_row, render_comparison
 
-    strategies = strategies_of(args)
-    request = cli.request_of(args)
-    cli.preflight(request)
+    strategies = read_strategies(args)
+    request = cli.read_request(args)
+    preflight(request)
     rows: list[dict[str, Any]] = []
     with spark_context(debug=args.debug) as context:
         store = open_store(context)

@@ -1,27 +1,22 @@
-"""The command line that all jobs share: their flags, what these ask for, and what Spark's errors come down to."""
+"""The command line that all jobs share: their flags, the request that these make, and the line for an error of Spark."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pipeline import command_line
+from pipeline import command_line, specs
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
-from pipeline.input.dataset import reachable
 from pipeline.input.formats import FORMATS
-from pipeline.reporting.tables import aligned
-from pipeline.runs.request import Request, check_output
-from pipeline.runs.shard import ShardingResult
-from pipeline.storage.store import Store
-from pipeline.storage.uri import split_uri
+from pipeline.runs.request import Request
 from pipeline.strategies import Strategy
 
 MAX_IMAGE_BYTES = 1 << 28
+COMMON = ("seed",)  # parameters of every strategy, which stand among the flags of the run
 EPILOG = """\
 Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
 replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
@@ -86,50 +81,27 @@ def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
 
 
-def sharding_parser(prog: str, description: str | None) -> Parser:
-    """The flags of every job that shards raw images."""
+def sharding_parser(prog: str, description: str | None, strategy: type[Strategy] | None = None) -> Parser:
+    """The flags of a job that shards raw images, with those of its strategy where it has one."""
     flags = parser(prog, description)
     add_input_flags(flags)
     add_output_flags(flags)
     add_run_flags(flags)
+    if strategy:
+        specs.add_flags(flags.add_argument_group("strategy"), strategy, leave_out=COMMON)
     return flags
 
 
-def add_cluster_flags(group: argparse._ArgumentGroup, *, components: float | None) -> None:
-    group.add_argument("--clusters", type=int, metavar="K", help="neighbourhoods in all (default: twice the classes)")
-    group.add_argument(
-        "--components",
-        type=float,
-        default=components,
-        metavar="C",
-        help="principal components: a count, or a share of the variance below 1"
-        f" (default {components or 'of the preset'})",
-    )
-    group.add_argument("--max-iter", type=int, default=150, metavar="I", help="k-means iterations (default 150)")
-    group.add_argument(
-        "--tol",
-        type=float,
-        default=1e-4,
-        metavar="T",
-        help="k-means tolerance, as scikit-learn's (default 1e-4)",
-    )
+def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, type[Strategy]], **about: Any) -> None:
+    """--strategy, which chooses one of the members, and a flag for every parameter that one of them has."""
+    group = flags.add_argument_group("strategy")
+    help = specs.summaries(members) + (" (default %(default)s)" if "default" in about else "")
+    group.add_argument("--strategy", choices=members, help=help, **about)
+    specs.add_member_flags(group, members, leave_out=COMMON)
 
 
-def add_start_flag(group: argparse._ArgumentGroup, *, default: str) -> None:
-    group.add_argument(
-        "--start",
-        choices=["zero", "carry"],
-        default=default,
-        help="first worker of a group: 0 as in the paper, or where the group before left off (default %(default)s)",
-    )
-
-
-def strategy_from(args: argparse.Namespace, kind: type[Strategy]) -> Strategy:
-    """A strategy out of the flags that bear its fields' names."""
-    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
-
-
-def request_of(args: argparse.Namespace) -> Request:
+def read_request(args: argparse.Namespace) -> Request:
+    """What the flags ask for, {ds} and {run_id} filled in. Raises UsageError."""
     interval = {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
     if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
         raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
@@ -164,45 +136,6 @@ def request_of(args: argparse.Namespace) -> Request:
     )
 
 
-def preflight(request: Request) -> None:
-    """What can be refused before Spark starts: it takes seconds, a typing error should not."""
-    uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
-    if any(split_uri(uri)[0] == "hdfs" and ":" not in split_uri(uri)[1] for uri in uris):
-        return  # only Spark knows all settings of name services and of the default file system
-    store = Store()
-    check_output(store, request)
-    for uri in uris[1:]:
-        reachable(store, store.resolve(uri))
-
-
-def describe(outcome: ShardingResult) -> str:
-    """The set as a short table: what a person wants to know first."""
-    manifest = outcome.shards.manifest
-    rows = [worker["rows"] for worker in manifest["workers"]]
-    size = sum(file.bytes for file in outcome.shards.files())
-    near = manifest["neighbourhoods"]
-    lines = [
-        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
-        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
-        ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
-        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
-        ("files", f"{len(outcome.shards.files())}, {size / 1e6:.1f} MB"),
-    ]
-    if near:
-        sparse = [n["size"] for n in near if n["sparse"]]
-        sizes = [n["size"] for n in near]
-        lines.insert(
-            3,
-            (
-                "groups",
-                f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse",
-            ),
-        )
-    if manifest["eval"]:
-        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
-    return aligned(lines)
-
-
 def execute(main: Callable[[], int]) -> NoReturn:
     """Run a job's main and leave with the contract's exit code and one line for every foreseen error."""
     command_line.execute(
@@ -214,9 +147,9 @@ def _cause(error: Exception) -> tuple[str, int]:
     """The line that a task or the JVM raised, out of Spark's report of it."""
     text = str(error)
     for kind, code in (("DataError", 3), ("UsageError", 2), ("JobError", 1)):
-        found = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
-        if found:
-            return found.group(1), code
+        match = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
+        if match:
+            return match.group(1), code
     raised = re.findall(
         r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""What a job asks for, whatever the strategy, and what makes two asks the same. No Spark."""
+"""What a run is to do, whatever the strategy, and what makes two runs the same."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import os
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
+from pipeline.input.dataset import reachable
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.storage.store import Store
+from pipeline.storage.uri import split_uri
 from pipeline.strategies import Strategy
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks for, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None."""
+    """What a run is to do, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None."""
 
     input: str
     output: str
@@ -35,6 +37,17 @@ class Request:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
             raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
+
+
+def preflight(request: Request) -> None:
+    """What can be refused before Spark starts: it takes seconds, a typing error should not."""
+    uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    if any(split_uri(uri)[0] == "hdfs" and ":" not in split_uri(uri)[1] for uri in uris):
+        return  # only Spark knows all settings of name services and of the default file system
+    store = Store()
+    check_output(store, request)
+    for uri in uris[1:]:
+        reachable(store, store.resolve(uri))
 
 
 def check_output(store: Store, request: Request) -> str:
@@ -64,7 +77,7 @@ def _real(path: str) -> str:
 
 def identity(request: Request, strategy: Strategy) -> str:
     """A digest of everything but the input that decides the shards: equal runs have equal ones."""
-    asked = {
+    configuration = {
         "format_version": FORMAT_VERSION,
         "strategy": strategy.name,
         "params": strategy.params(),
@@ -75,4 +88,4 @@ def identity(request: Request, strategy: Strategy) -> str:
         "classes": request.num_classes,
         "eval": bool(request.eval_input),
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

@@ -10,12 +10,12 @@ from pyspark import SparkContext
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import count_by_chunk
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
 from pipeline.runs.request import Request, check_output
-from pipeline.runs.shard import Job, ShardingResult, run
+from pipeline.runs.shard import ShardingResult, ShardingRun, check_num_workers
 from pipeline.shardset.manifest import ShardFile, ShardSet, open_committed
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
@@ -31,7 +31,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     output = check_output(store, request)
     with progress.phase("discover"):
         shards = open_committed(store, request.input)
-        strategy = strategy_of(shards)
+        strategy = read_strategy(shards)
         dataset = committed_dataset(shards)
         beside = None
         if shards.manifest["eval"]:
@@ -39,28 +39,27 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
             files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
             beside = Dataset(store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
         progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")
-    if request.num_workers > dataset.rows and not request.allow_empty:
-        raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")
+    check_num_workers(request, dataset)
 
     def refit(fitting: Context) -> Fitted:
-        found = f"{fitting.scan.rows}-{fitting.scan.fingerprint:016x}"
-        if found != shards.manifest["input"]["fingerprint"]:
-            raise DataError(f"{shards.uri}: its rows ({found}) are not those of its manifest; the set is damaged")
+        fingerprint = f"{fitting.scan.rows}-{fitting.scan.fingerprint:016x}"
+        if fingerprint != shards.manifest["input"]["fingerprint"]:
+            raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
         if not dataset.neighbourhoods:
             return strategy.fit(fitting)
         with progress.phase("assign"):
             counts = neighbourhood_counts(context, dataset, len(shards.manifest["neighbourhoods"]), fitting.bounds)
-        own = {field.name for field in fields(strategy)}
-        found_params = {k: v for k, v in shards.manifest["params"].items() if k not in own or k == "clusters"}
-        return strategy.refit(fitting, StoredGroups(counts, found_params))
+        configured = strategy.params()
+        resolved = {k: v for k, v in shards.manifest["params"].items() if k not in configured or configured[k] != v}
+        return strategy.refit(fitting, StoredGroups(counts, resolved))
 
     models = shards.manifest["model"]["files"] if shards.manifest["model"] else []
     carried = tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in models)
-    return run(context, request, strategy, progress, Job(store, output, dataset, beside, refit, carried))
+    return ShardingRun(context, request, strategy, progress, store, output, dataset, beside, refit, carried).carry_out()
 
 
-def strategy_of(shards: ShardSet) -> Strategy:
-    """The strategy as it was asked for, from the manifest."""
+def read_strategy(shards: ShardSet) -> Strategy:
+    """The strategy as it was configured, from the manifest."""
     manifest = shards.manifest
     kind = STRATEGIES.get(manifest["strategy"])
     if kind is None:

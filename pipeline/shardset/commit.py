@@ -34,7 +34,7 @@ from pipeline.storage.store import Store
 
 ATTEMPTS = "_attempts"
 LEASE_S = 60.0
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 # What a sweep may delete; everything else under OUTPUT is somebody else's.
 OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_model")
 OWNED = re.compile(
@@ -78,22 +78,24 @@ def _is_zombie(pid: int) -> bool:
 class Attempt:
     """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder."""
 
-    def __init__(self, store: Store, output: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
+    def __init__(
+        self, store: Store, output: str, *, lease_s: float = LEASE_S, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
         self.store, self.output = store, output
-        self.lease_s, self.beat_s = lease_s, beat_s
+        self.lease_s, self.heartbeat_s = lease_s, heartbeat_s
         self.id = uuid.uuid4().hex[:12]
         self.folder = f"{output}/{ATTEMPTS}/{self.id}"
         self.lock = f"{output}/{ATTEMPTS}/lock"
         self._made_output = False
         self._stop = threading.Event()
-        self._beater = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
+        self._heartbeat = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Attempt:
         self._made_output = not self.store.exists(self.output)
         try:
             self.store.makedirs(self.folder)
             self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
-            self._beater.start()
+            self._heartbeat.start()
             self.remove_abandoned()
         except BaseException:
             self.__exit__()
@@ -102,35 +104,35 @@ class Attempt:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._beater.is_alive():
-            self._beater.join()
+        if self._heartbeat.is_alive():
+            self._heartbeat.join()
         with suppress(OSError):  # what cannot be removed now is the next run's to remove
             self.store.delete(self.folder)
         self.store.remove_empty(f"{self.output}/{ATTEMPTS}")
         if self._made_output:  # a run that failed leaves no empty folder behind
             self.store.remove_empty(self.output)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
         self.store.write_new(fresh, json.dumps(_whoami()).encode())
         self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
 
-    def _beat_on(self) -> None:
-        while not self._stop.wait(self.beat_s):
-            with suppress(OSError):  # a missed beat is what the lease is for
-                self._beat()
+    def _send_heartbeats(self) -> None:
+        while not self._stop.wait(self.heartbeat_s):
+            with suppress(OSError):  # a missed heartbeat is what the lease is for
+                self._send_heartbeat()
 
     def alive(self, attempt_id: str) -> bool:
         """Whether another attempt may still be at work. Times are compared on the file system's clock alone."""
-        beat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
+        heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
         try:
-            seen = self.store.info(beat).modified_ms
-            owner = json.loads(self.store.read(beat))
+            seen = self.store.info(heartbeat).modified_ms
+            owner = json.loads(self.store.read(heartbeat))
         except (FileNotFoundError, ValueError):
             return self._age_s(f"{self.output}/{ATTEMPTS}/{attempt_id}") < self.lease_s
         if _process_is_gone(owner):
             return False
-        self._beat()
+        self._send_heartbeat()
         now = self.store.info(f"{self.folder}/beat").modified_ms
         return (now - seen) / 1000 < self.lease_s
 
@@ -139,7 +141,7 @@ class Attempt:
             seen = self.store.info(path).modified_ms
         except FileNotFoundError:
             return float("inf")
-        self._beat()
+        self._send_heartbeat()
         return (self.store.info(f"{self.folder}/beat").modified_ms - seen) / 1000
 
     def remove_abandoned(self) -> list[str]:
@@ -255,10 +257,10 @@ class Attempt:
         return removed
 
 
-def refuse_unless(overwrite: bool, committed: ShardSet, asked: str) -> None:
+def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:
     """Raise UsageError where a set of another configuration stands in the way."""
     if not overwrite:
         held = f"{committed.manifest['strategy']} for {committed.num_workers} workers"
         raise UsageError(
-            f"{committed.uri} already holds a committed set ({held}) of another {asked}; pass --overwrite to replace it"
+            f"{committed.uri} already holds a committed set ({held}) of another {difference}; pass --overwrite to replace it"
         )

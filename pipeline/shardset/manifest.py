@@ -72,10 +72,10 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
 
 def open_committed(store: Store, uri: str) -> ShardSet:
     """The committed set at a place. Raises DataError where there is none."""
-    found = read_committed(store, uri)
-    if found is None:
+    shards = read_committed(store, uri)
+    if shards is None:
         raise DataError(f"{uri} has no {NAME}: no shards were ever committed there; run a job of jobs/ first")
-    return found
+    return shards
 
 
 def missing_file(shards: ShardSet) -> str | None:
@@ -89,8 +89,8 @@ def missing_file(shards: ShardSet) -> str | None:
         folder, _, name = file.path.rpartition("/")
         if folder not in folders:
             folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}
-        found = folders[folder].get(name)
-        if found != file.bytes:
-            state = "is missing" if found is None else f"has {found} bytes, not {file.bytes}"
+        size = folders[folder].get(name)
+        if size != file.bytes:
+            state = "is missing" if size is None else f"has {size} bytes, not {file.bytes}"
             return f"{shards.uri}/{file.path} {state}"
     return None

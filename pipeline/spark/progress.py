@@ -14,7 +14,7 @@ FIRST_WORD_S, LONGEST_SILENCE_S = 5.0, 60.0
 
 
 class PhaseLog:
-    """Times phases and tells about them on standard error.
+    """Times phases and prints a line for each on standard error.
 
     Lines, not a bar: spark-submit hands a program's output on through a pipe, and batch runs keep it in a log."""
 
@@ -25,7 +25,7 @@ class PhaseLog:
         self._begin = time.perf_counter()
 
     def report(self, text: str) -> None:
-        """What the running phase found; shown on its line."""
+        """A result of the running phase, shown on its line."""
         self._note = text
 
     @contextmanager

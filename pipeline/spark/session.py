@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE_ZIP = "pipeline.zip"
 NOISY = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -42,20 +45,21 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def spark_context(*, debug: bool = False) -> Iterator[SparkContext]:
-    """The running context, or a new one that is stopped at the end.
+def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> Iterator[SparkContext]:
+    """The context of a session, else the running one, else a new one that is stopped at the end.
 
-    Neither master nor name is set here unless nobody else has: what spark-submit was told wins. On a master that is not
+    Neither master nor name is set here unless nobody else has: the settings of spark-submit win. On a master that is not
     local the package travels to the executors as a zip; on a local one they import this checkout."""
-    running = SparkContext._active_spark_context
+    running = spark.sparkContext if spark else SparkContext._active_spark_context
     if running is not None:
+        _ship_package(running)
         yield running
         return
-    # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override what spark-submit was told.
+    # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     SparkContext._ensure_initialized()
     conf = SparkConf()
     conf.setIfMissing("spark.master", "local[*]")
-    conf.setIfMissing("spark.app.name", Path(sys.argv[0]).stem or "sharding")
+    conf.setIfMissing("spark.app.name", _application_name())
     conf.setIfMissing("spark.ui.showConsoleProgress", "false")
     conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")
     local = conf.get("spark.master", "").startswith("local")
@@ -68,18 +72,31 @@ def spark_context(*, debug: bool = False) -> Iterator[SparkContext]:
     try:
         if not debug:
             _quiet(context)
-        # In YARN's cluster mode this package is itself imported from a zip, which the executors were given too.
-        if not local and PACKAGE.is_dir():
-            with tempfile.TemporaryDirectory() as folder:
-                context.addPyFile(str(package_zip(Path(folder) / "pipeline.zip")))
-                yield context
-        else:
-            yield context
+        _ship_package(context)
+        yield context
     finally:
         session = SparkSession.getActiveSession()
         if session is not None:
             session.stop()
         context.stop()
+
+
+def _ship_package(context: SparkContext) -> None:
+    """Give the executors of a cluster this package, once a context; those of a local one import what the driver does."""
+    # In YARN's cluster mode this package is itself imported from a zip, which the executors were given too.
+    if str(context.master).startswith("local") or not PACKAGE.is_dir():
+        return
+    if PACKAGE_ZIP in (context._python_includes or ()):
+        return
+    folder = tempfile.mkdtemp()  # until the driver ends: an executor that joins late fetches the zip then
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    context.addPyFile(str(package_zip(Path(folder) / PACKAGE_ZIP)))
+
+
+def _application_name() -> str:
+    """The job's file name, in Spark's own pages."""
+    name = Path(sys.argv[0]).stem
+    return "sharding" if name in ("", "__main__") else name
 
 
 def _quiet(context: SparkContext) -> None:

@@ -1,4 +1,4 @@
-"""An input that was found and scanned: what the steps after the scan start from."""
+"""A discovered and scanned input: what the steps after the scan start from."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from pipeline.errors import UsageError
 def read_site(text: str) -> dict[str, str]:
     """The properties of a Hadoop ``*-site.xml``."""
     root = ElementTree.fromstring(text)
-    found = {p.findtext("name", "").strip(): p.findtext("value", "").strip() for p in root.iter("property")}
-    return {name: value for name, value in found.items() if name}
+    properties = {p.findtext("name", "").strip(): p.findtext("value", "").strip() for p in root.iter("property")}
+    return {name: value for name, value in properties.items() if name}
 
 
 def hadoop_conf(folder: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ class LocalFiles:
         return FileInfo(path, 0 if is_dir else status.st_size, status.st_mtime_ns // 1_000_000, is_dir)
 
     def list(self, path: str) -> list[FileInfo]:
-        found = []
+        entries = []
         for entry in os.scandir(path):
             link = entry.is_symlink()
             try:
@@ -24,8 +24,8 @@ class LocalFiles:
             except FileNotFoundError:
                 continue  # gone since the listing began
             size, milliseconds = (0 if entry.is_dir() else status.st_size), status.st_mtime_ns // 1_000_000
-            found.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link))
-        return found
+            entries.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link))
+        return entries
 
     def open(self, path: str) -> BinaryIO:
         return open(path, "rb")

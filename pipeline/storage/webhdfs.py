@@ -61,8 +61,8 @@ class WebHdfsFiles:
 
     def list(self, path: str) -> list[FileInfo]:
         with self._errors(path):
-            found = self.client.list(self._path(path), status=True)
-        return [_info(f"{path.rstrip('/')}/{name}", status) for name, status in found]
+            entries = self.client.list(self._path(path), status=True)
+        return [_info(f"{path.rstrip('/')}/{name}", status) for name, status in entries]
 
     def open(self, path: str) -> BinaryIO:
         """The whole file, in memory: a connection left open would fail where no one can try again."""

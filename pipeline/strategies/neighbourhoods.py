@@ -68,9 +68,9 @@ def fit_pca(context: Context, *, components: float, whiten: bool) -> BlockPCAMod
         pixels = context.images.dataset.record_bytes
         images = context.images.blocks().map(lambda block: block.images)
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels)
-        found = len(model.spectrum.variances)
+        number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
-        context.report(f"{found} components, {share:.1%} of the variance{', whitened' if whiten else ''}")
+        context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}")
         return model
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pipeline.errors import DataError
 from pipeline.input.formats.base import Columns, DataFile, Format
-from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary, FixedRecords
+from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary
 from pipeline.input.formats.cifar_pickle import CifarPickle
 from pipeline.input.formats.parquet import ParquetImages
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
 FORMATS: dict[str, Format] = {
-    "cifar10-binary": Cifar10Binary(),
-    "cifar100-binary": Cifar100Binary(),
-    "cifar-pickle": CifarPickle(),
-    "parquet": ParquetImages(),
+    kind.name: kind for kind in (Cifar10Binary(), Cifar100Binary(), CifarPickle(), ParquetImages())
 }
+HEAD_BYTES = 1 << 18  # of a file, to recognise it by
 
 __all__ = ["FORMATS", "Columns", "DataFile", "Format", "recognise"]
 
@@ -24,31 +22,29 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
     """The one layout that all files have, from their first bytes, sizes and names. Raises DataError where they differ
     or none fits."""
     votes = {file.path: _vote(store, file, shape) for file in files}
-    kinds = {kind for kind in votes.values() if kind}
-    unknown = [path for path, kind in votes.items() if not kind]
-    if len(kinds) == 1 and not unknown:
-        return kinds.pop()
-    if len(kinds) == 1 and kinds <= {"cifar10-binary", "cifar100-binary"}:
-        return kinds.pop()  # the survey then says where the odd file breaks off
-    if len(kinds) > 1:
-        examples = {kind: path for path, kind in votes.items() if kind}
-        listed = "; ".join(f"{path} is {kind}" for kind, path in sorted(examples.items()))
+    names = {name for name in votes.values() if name}
+    unknown = [path for path, name in votes.items() if not name]
+    if len(names) == 1 and (not unknown or FORMATS[next(iter(names))].locates_damage):
+        return names.pop()
+    if len(names) > 1:
+        examples = {name: path for path, name in votes.items() if name}
+        listed = "; ".join(f"{path} is {name}" for name, path in sorted(examples.items()))
         raise DataError(f"mixed layouts in one input: {listed}; keep one layout a folder")
-    if not kinds:
-        head = store.read_range(unknown[0], 0, 1 << 18)
+    if not names:
+        head = store.read_range(unknown[0], 0, HEAD_BYTES)
         for name, kind in FORMATS.items():
-            if isinstance(kind, FixedRecords) and kind.resembles(head, shape):
-                return name  # the survey says where it breaks off
-    size = store.info(unknown[0]).bytes
+            if kind.resembles(head, shape):
+                return name
+    summaries = [kind.summary for kind in FORMATS.values()]
     raise DataError(
-        f"{unknown[0]} ({size} bytes) is not a known layout: neither Parquet nor a CIFAR pickle, nor whole CIFAR"
-        f" records of 3073 or 3074 bytes; declare it with --format and --image-shape, or remove it"
+        f"{unknown[0]} ({store.info(unknown[0]).bytes} bytes) is not a known layout: neither"
+        f" {', '.join(summaries[:-1])} nor {summaries[-1]}; declare it with --format and --image-shape, or remove it"
     )
 
 
 def _vote(store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> str | None:
     try:
-        head = store.read_range(file.path, 0, 1 << 18)
+        head = store.read_range(file.path, 0, HEAD_BYTES)
     except PermissionError:
         raise DataError(f"{file.path} cannot be read: permission denied") from None
     except FileNotFoundError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from pipeline.shardset.layout import Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
+
+BLOCK_ROWS = 2048  # the most rows of a block
 
 
 @dataclass(frozen=True)
@@ -34,21 +37,31 @@ class Columns:
     targets: npt.NDArray[np.float32] | None = None
 
 
-class Format(Protocol):
-    @property
-    def opens(self) -> bool:
-        """Whether a survey must open the file, so belongs into a task."""
+@dataclass(frozen=True)
+class Format(ABC):
+    """A layout. Members hold no state, so that tasks may have them; ``shape`` is what --image-shape declares, or None."""
 
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether a file without rows among others is ordinary, as Spark writes them."""
+    name: ClassVar[str]
+    summary: ClassVar[str]  # what a file of it is, for the line that refuses one of no known layout
+    opens: ClassVar[bool]  # whether a survey must open the file, so belongs into a task
+    may_be_empty: ClassVar[bool] = False  # whether a file without rows among others is ordinary, as Spark writes them
+    locates_damage: ClassVar[bool] = (
+        False  # whether the survey of a file that is not recognised says where it breaks off
+    )
 
+    @abstractmethod
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         """Whether a file that begins with ``head`` (up to 256 KiB) has this layout."""
 
+    def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        """Whether a file that no layout recognises begins like one of this: then the survey says where it breaks off."""
+        return False
+
+    @abstractmethod
     def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         """Rows and layout of one file, reading as little as the layout allows. Raises DataError."""
 
+    @abstractmethod
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
@@ -56,3 +69,4 @@ class Format(Protocol):
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
         """The place of one record, for an error line."""
+        return f"{file.path}, row {record}"

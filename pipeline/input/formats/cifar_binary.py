@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.input.formats.base import Columns, DataFile
+from pipeline.input.formats.base import BLOCK_ROWS, Columns, DataFile, Format
 from pipeline.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
-BLOCK_ROWS = 2048
 
-
-@dataclass(frozen=True)
-class FixedRecords:
+class FixedRecords(Format):
     """label_bytes: how many label bytes lead a record; limits: the number of classes of each."""
 
-    label_bytes: int
-    limits: tuple[int, ...]
-    opens: bool = False
-    may_be_empty: bool = False
+    opens: ClassVar[bool] = False
+    locates_damage: ClassVar[bool] = True
+    label_bytes: ClassVar[int]
+    limits: ClassVar[tuple[int, ...]]
 
     def record_bytes(self, shape: tuple[int, int, int] | None) -> int:
         return self.label_bytes + math.prod(shape or CIFAR_SHAPE)
@@ -42,8 +39,7 @@ class FixedRecords:
         return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
     def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        """Whether the labels of a file of odd length look right at this record length: then it is a broken one of
-        these."""
+        """Whether the labels of a file of odd length look right at this record length."""
         size = self.record_bytes(shape)
         records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
         return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
@@ -83,10 +79,14 @@ class FixedRecords:
 
 
 class Cifar10Binary(FixedRecords):
-    def __init__(self) -> None:
-        super().__init__(label_bytes=1, limits=(10,))
+    name: ClassVar[str] = "cifar10-binary"
+    summary: ClassVar[str] = "whole CIFAR-10 records of 3073 bytes"
+    label_bytes: ClassVar[int] = 1
+    limits: ClassVar[tuple[int, ...]] = (10,)
 
 
 class Cifar100Binary(FixedRecords):
-    def __init__(self) -> None:
-        super().__init__(label_bytes=2, limits=(20, 100))
+    name: ClassVar[str] = "cifar100-binary"
+    summary: ClassVar[str] = "whole CIFAR-100 records of 3074 bytes"
+    label_bytes: ClassVar[int] = 2
+    limits: ClassVar[tuple[int, ...]] = (20, 100)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.input.formats.base import Columns, DataFile
+from pipeline.input.formats.base import BLOCK_ROWS, Columns, DataFile, Format
 from pipeline.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
-BLOCK_ROWS = 2048
 _reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
 
 
@@ -100,11 +99,12 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
     return labels.astype(np.int32)
 
 
-class CifarPickle:
+class CifarPickle(Format):
     """One file is one pickle: it is read whole, by the task that needs it, never by the driver."""
 
-    opens = True
-    may_be_empty = False
+    name: ClassVar[str] = "cifar-pickle"
+    summary: ClassVar[str] = "a CIFAR pickle"
+    opens: ClassVar[bool] = True
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")
@@ -137,6 +137,3 @@ class CifarPickle:
         for low in range(start, stop, BLOCK_ROWS):
             rows = slice(low, min(low + BLOCK_ROWS, stop))
             yield Columns(labels[rows], data[rows] if images else None, coarse[rows] if coarse is not None else None)
-
-    def where(self, file: DataFile, record: int, layout: Layout) -> str:
-        return f"{file.path}, row {record}"

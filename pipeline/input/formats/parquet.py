@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from pipeline.errors import DataError
-from pipeline.input.formats.base import Columns, DataFile
+from pipeline.input.formats.base import BLOCK_ROWS, Columns, DataFile, Format
 from pipeline.shardset.layout import CIFAR_SHAPE, Dtype, Layout
 from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
-BLOCK_ROWS = 2048
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
 ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
@@ -67,9 +66,13 @@ def decode(data: bytes) -> npt.NDArray[np.uint8]:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-class ParquetImages:
-    opens = True
-    may_be_empty = True
+class ParquetImages(Format):
+    """A file whose footer tells its rows; the image's shape is declared in the schema, or the first image's."""
+
+    name: ClassVar[str] = "parquet"
+    summary: ClassVar[str] = "Parquet"
+    opens: ClassVar[bool] = True
+    may_be_empty: ClassVar[bool] = True
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return head[:4] == b"PAR1"
@@ -153,9 +156,6 @@ class ParquetImages:
                 raise DataError(f"{path}, row {first + at}: the image is {image.shape}, the first one {layout.shape}")
             out[at] = image.reshape(-1)
         return out
-
-    def where(self, file: DataFile, record: int, layout: Layout) -> str:
-        return f"{file.path}, row {record}"
 
 
 def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:

@@ -1,0 +1,50 @@
+"""The report that stands beside a committed set."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pyspark import SparkContext
+
+from pipeline.errors import UsageError
+from pipeline.quality.metrics import Quality
+from pipeline.shardset.manifest import ShardSet
+from pipeline.storage.store import Store
+
+REPORT = "report.html"
+
+
+def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
+    """Write the report of a committed set. The commit stands whatever happens here, so failure is a warning."""
+    try:
+        return report(context, shards)
+    except Exception as error:
+        line = " ".join(str(error).split())[:300]
+        print(f"warning: the shards are committed, but their report failed: {line}", file=sys.stderr)
+        return None
+
+
+def report(context: SparkContext, shards: ShardSet) -> Quality:
+    """Measure a committed set and write report.html and quality.json beside its manifest."""
+    from pipeline.quality.report import write_report  # matplotlib takes a second to load
+
+    if shards.manifest["image"]["dtype"] != "uint8":
+        raise UsageError(f"{shards.uri} holds real-valued features, and quality is measured on images of bytes")
+    return write_report(shards, partial(replace_below, shards.store, shards.uri), partial(run_in_few, context))
+
+
+def replace_below(store: Store, uri: str, path: str, data: bytes) -> None:
+    """Write a file whole or not at all, over an older one."""
+    fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
+    store.write_new(fresh, data)
+    store.rename(fresh, f"{uri}/{path}", overwrite=True)
+
+
+def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """``run`` for many small items: as many tasks as cores."""
+    slices = max(1, min(len(items), context.defaultParallelism))
+    return context.parallelize(items, slices).map(fn).collect()

@@ -1,0 +1,92 @@
+"""Everything a run writes before its commit: shard files by tasks, verified, and fitted models."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from pyspark import SparkContext
+
+from pipeline.arrays import Ints
+from pipeline.assignment.chunks import offsets_by_chunk
+from pipeline.assignment.groups import GroupTable
+from pipeline.clustering.persistence import save_model
+from pipeline.errors import JobError
+from pipeline.input.scan import WORD, Scan
+from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
+from pipeline.spark.images import run_on
+from pipeline.spark.source import Source
+from pipeline.storage.retries import with_retries
+from pipeline.storage.store import Store
+from pipeline.strategies import Grouping
+
+
+def write_all(
+    context: SparkContext,
+    staging: str,
+    generation: str,
+    source: Source,
+    grouping: Grouping,
+    table: GroupTable,
+    counts: Ints,
+    folder: str = SHARD_FOLDER,
+) -> list[WrittenChunk]:
+    """One task a chunk, verified. Every try of a task writes into a folder of its own; only what returns is used."""
+    job = ChunkJob(
+        source.dataset,
+        grouping,
+        table,
+        offsets_by_chunk(counts),
+        source.bounds,
+        staging,
+        generation,
+        source.scan.num_classes,
+        folder,
+    )
+    write = with_retries(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"))
+    written = run_on(context)(write, list(range(len(job.bounds))))
+    verify(written, source.scan, table)
+    return written
+
+
+def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:
+    """No row lost, altered, or doubled but for the declared copies. Raises JobError: then nothing is committed."""
+    rows = sum(chunk.rows for chunk in written)
+    fingerprint = sum(chunk.fingerprint for chunk in written) & WORD
+    copies = sum(file.copies for chunk in written for file in chunk.files)
+    total = sum(file.rows for chunk in written for file in chunk.files)
+    if (rows, fingerprint) != (scan.rows, scan.fingerprint):
+        raise JobError(
+            f"the input changed while it was sharded: {scan.rows} rows ({scan.fingerprint:016x}) were scanned,"
+            f" {rows} ({fingerprint:016x}) written; nothing was committed, rerun on a settled input"
+        )
+    if (copies, total) != (table.copies, scan.rows + table.copies):
+        raise JobError(
+            f"{total} rows with {copies} copies were written, not {scan.rows} + {table.copies}; nothing was committed"
+        )
+
+
+def save_models(
+    context: SparkContext, store: Store, models: dict[str, Any], staging: str, generation: str
+) -> list[tuple[str, str]]:
+    """Save fitted models in the attempt's folder; (staged, path under OUTPUT) of their files."""
+    moves = []
+    for name, model in models.items():
+        path = f"_model/{generation}/{name}"
+        staged = f"{staging}/{path}"
+        save_model(model, store, staged, context)
+        moves += [(file, path + file[len(staged) :]) for file in store.walk(staged)]
+    return moves
+
+
+def copy_models(
+    store: Store, models: tuple[tuple[str, str], ...], staging: str, generation: str
+) -> list[tuple[str, str]]:
+    """Carry saved models over from another set; (staged, path under OUTPUT) of their files."""
+    moves = []
+    for source, name in models:
+        path = f"_model/{generation}/{name}"
+        store.makedirs(f"{staging}/{path}".rpartition("/")[0])
+        store.write_new(f"{staging}/{path}", store.read(source))
+        moves.append((f"{staging}/{path}", path))
+    return moves

@@ -1,0 +1,62 @@
+"""The public functions, as a notebook calls them on its own session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from pipeline.errors import DataError, UsageError
+from pipeline.strategies import Stratified
+from tests.conftest import make_rows, write_binary
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_binary(tmp_path_factory.mktemp("api") / "cifar", *make_rows(90, pixels=192))
+
+
+def digests(result: pipeline.ShardingResult) -> list[str]:
+    return [file.sha256 for file in result.shards.files()]
+
+
+def test_a_session_shards_reshards_and_opens_what_it_committed(spark, source, tmp_path, capsys):
+    data = {"input": str(source), "format": "cifar10-binary", "image_shape": (3, 8, 8), "quiet": True}
+    first = pipeline.shard(spark, **data, output=str(tmp_path / "a"), strategy=Stratified(start="carry"), num_workers=4)
+    assert (first.fresh, first.report) == (True, f"{tmp_path}/a/report.html")
+    assert Path(first.report).exists()
+    again = pipeline.shard(**data, output=str(tmp_path / "a"), strategy=Stratified(start="carry"), num_workers=4)
+    assert (again.fresh, digests(again)) == (False, digests(first))
+
+    options = {"num_workers": 3, "report": False, "quiet": True}
+    moved = pipeline.reshard(spark, input=str(tmp_path / "a"), output=str(tmp_path / "b"), **options)
+    assert moved.report is None
+    assert not (tmp_path / "b" / "report.html").exists()
+    opened = pipeline.open_shards(str(tmp_path / "b"), spark)
+    assert isinstance(opened, pipeline.ShardSet)
+    assert opened.manifest == moved.shards.manifest == pipeline.open_shards(str(tmp_path / "b")).manifest
+    assert opened.manifest["params"]["start"] == "carry"
+    assert spark.range(3).count() == 3, "the session goes on"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_name_is_the_strategy_with_its_defaults(spark, source, tmp_path):
+    data = {"input": str(source), "format": "cifar10-binary", "image_shape": (3, 8, 8), "num_workers": 2}
+    quiet = {"report": False, "quiet": True}
+    named = pipeline.shard(spark, **data, output=str(tmp_path / "n"), strategy="stratified", **quiet)
+    given = pipeline.shard(spark, **data, output=str(tmp_path / "g"), strategy=Stratified(), **quiet)
+    assert digests(named) == digests(given)
+    with pytest.raises(UsageError, match=r"must be round_robin, .* or class_cluster, got 'stratify'"):
+        pipeline.shard(spark, **data, output=str(tmp_path / "x"), strategy="stratify", **quiet)
+    with pytest.raises(UsageError, match="--workers must be at least 1, got 0"):
+        pipeline.shard(spark, **{**data, "num_workers": 0}, output=str(tmp_path / "x"), strategy="random", **quiet)
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        pipeline.open_shards(str(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_package_shows_its_public_names_and_no_others():
+    assert {"shard", "reshard", "open_shards", "ShardSet", "ShardingResult", "__version__"} <= set(dir(pipeline))
+    with pytest.raises(AttributeError, match="has no attribute 'shards'"):
+        pipeline.shards  # noqa: B018

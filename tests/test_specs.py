@@ -1,0 +1,178 @@
+"""Specs: one declaration is a flag, a check, a TOML key, an entry and a part of identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from pipeline import specs
+from pipeline.command_line import Parser, parse
+from pipeline.errors import UsageError
+from pipeline.specs import Spec, option
+
+
+@dataclass(frozen=True)
+class Kettle(Spec):
+    name: ClassVar[str] = "kettle"
+    summary: ClassVar[str] = "boils"
+    litres: float = option(1.5, "how much it holds", metavar="L", above=0)
+    lid: bool = option(True, "whether it has a lid")
+    colour: Literal["red", "blue"] = option("red", "its colour, 100 % enamel")
+    watts: int | None = option(None, "its power", least=100, most=3000, shown="the mains'")
+    note: str | None = option(None, "a note", may_change=True)
+    size: str = option("", "a size that fills litres", recorded=False)
+    serial: int = 7  # no option: neither a flag nor an entry
+
+
+@dataclass(frozen=True)
+class Cup(Spec):
+    name: ClassVar[str] = "cup"
+    summary: ClassVar[str] = "holds tea"
+    handles: int = option(help="how many handles", least=0)
+    litres: float = option(0.3, "how much it holds", metavar="L", above=0)
+    lid: bool = option(False, "whether it has a lid")
+
+
+HOUSEHOLD: dict[str, type[Spec]] = specs.registry(Kettle, Cup)
+
+
+def parser() -> Parser:
+    flags = Parser(prog="python -m household")
+    flags.add_argument("--config", type=Path)
+    return flags
+
+
+def kettle(*argv: str) -> Kettle:
+    flags = parser()
+    specs.add_flags(flags, Kettle)
+    return specs.from_flags(Kettle, parse(flags, argv))
+
+
+def member(*argv: str) -> Spec:
+    flags = parser()
+    flags.add_argument("--thing", default="kettle")
+    specs.add_member_flags(flags, HOUSEHOLD)
+    return specs.member_from_flags(HOUSEHOLD, "--thing", parse(flags, argv))
+
+
+def help_of(add: Any, *what: Any) -> str:
+    flags = parser()
+    add(flags, *what)
+    return " ".join(flags.format_help().split())
+
+
+def test_every_option_is_a_flag_with_the_fields_type_and_default() -> None:
+    assert kettle() == Kettle()
+    given = kettle("--litres", "2", "--no-lid", "--colour", "blue", "--watts", "900", "--note", "new", "--size", "big")
+    assert given == Kettle(2.0, False, "blue", 900, "new", "big")
+    assert (type(given.litres), type(given.watts)) == (float, int)
+
+
+def test_help_names_defaults_and_escapes_percent_signs() -> None:
+    text = help_of(specs.add_flags, Kettle)
+    for part in (
+        "--litres L how much it holds (default 1.5)",
+        "--lid, --no-lid whether it has a lid (default on)",
+        "--colour {red,blue} its colour, 100 % enamel (default red)",
+        "its power (default: the mains')",
+        "--note NOTE a note",
+    ):
+        assert part in text
+    assert "--serial" not in text
+    assert "a note (default" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"litres": 0}, "--litres must be a positive number, got 0"),
+        ({"litres": float("nan")}, "--litres must be a positive number, got nan"),
+        ({"litres": float("inf")}, "--litres must be a positive number, got inf"),
+        ({"watts": 99}, "--watts must be at least 100 and at most 3000, got 99"),
+        ({"watts": 3001}, "--watts must be at least 100 and at most 3000, got 3001"),
+        ({"colour": "green"}, "--colour must be red or blue, got 'green'"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_whether_it_comes_from_a_flag_or_from_python(
+    values: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Kettle(**values)
+    assert str(caught.value) == line
+
+
+def test_the_ends_of_a_range_lie_in_it() -> None:
+    assert (Kettle(watts=100).watts, Kettle(watts=3000).watts, Cup(handles=0).handles) == (100, 3000, 0)
+
+
+def test_a_check_refuses_what_bounds_cannot_say() -> None:
+    even = specs.Option("pairs", check=lambda value: value % 2 == 0, expected="an even number")
+    assert (even.admits(4), even.admits(3), even.range()) == (True, False, "an even number")
+
+
+def test_params_hold_what_is_recorded_and_identity_what_may_not_change() -> None:
+    recorded = {"litres": 1.5, "lid": True, "colour": "red", "watts": None, "note": "x"}
+    assert Kettle(note="x", size="big").params() == recorded
+    assert Kettle(note="x").identity() == Kettle(note="y").identity()
+    assert Kettle(litres=2).identity() != Kettle().identity()
+
+
+def test_a_toml_file_sets_defaults_that_flags_override(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('litres = 3\nlid = false\ncolour = "blue"\n')
+    config = ("--config", str(tmp_path / "c.toml"))
+    assert kettle(*config) == Kettle(3.0, False, "blue")
+    assert kettle(*config, "--lid", "--colour", "red") == Kettle(3.0, True, "red")
+    (tmp_path / "c.toml").write_text('colour = "green"')
+    with pytest.raises(UsageError, match="choose one of red, blue"):
+        kettle(*config)
+    (tmp_path / "c.toml").write_text("watts = 1")
+    with pytest.raises(UsageError, match="--watts must be at least 100"):
+        kettle(*config)
+
+
+def test_a_member_takes_its_own_flags_and_its_own_defaults() -> None:
+    assert member() == Kettle()
+    assert member("--no-lid") == Kettle(lid=False)
+    assert member("--thing", "cup", "--handles", "2") == Cup(handles=2)
+    assert member("--thing", "cup", "--handles", "2", "--litres", "1", "--lid") == Cup(2, 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--thing", "cup", "--watts", "900"], "--thing cup has no --watts 900: leave it out, or use kettle"),
+        (["--handles", "1"], "--thing kettle has no --handles 1: leave it out, or use cup"),
+        (["--thing", "cup"], "--thing cup needs --handles"),
+        (["--thing", "spoon"], "--thing must be kettle or cup, got 'spoon'"),
+    ],
+)
+def test_a_flag_of_another_member_is_refused_and_a_missing_one_is_named(argv: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        member(*argv)
+    assert str(caught.value) == line
+
+
+def test_a_toml_file_may_hold_parameters_of_members_that_are_not_chosen(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('colour = "blue"\nlitres = 2')
+    assert member("--config", str(tmp_path / "c.toml"), "--thing", "cup", "--handles", "1") == Cup(1, 2.0)
+
+
+def test_the_help_of_members_names_them_and_the_defaults_that_differ() -> None:
+    text = help_of(specs.add_member_flags, HOUSEHOLD)
+    assert "--litres L kettle, cup: how much it holds (default 1.5 of kettle, 0.3 of cup)" in text
+    assert "--colour {red,blue} kettle: its colour" in text
+    assert "--lid, --no-lid kettle, cup:" in text
+    assert specs.summaries(HOUSEHOLD) == "kettle: boils; cup: holds tea"
+
+
+def test_a_member_comes_back_from_what_it_wrote() -> None:
+    cup = Cup(handles=2)
+    assert cup.to_json() == {"name": "cup", "handles": 2, "litres": 0.3, "lid": False}
+    assert specs.from_json(HOUSEHOLD, "--thing", cup.to_json()) == cup
+    with pytest.raises(UsageError, match="--thing must be kettle or cup, got 'jug'"):
+        specs.from_json(HOUSEHOLD, "--thing", {"name": "jug"})
+    with pytest.raises(TypeError, match="spout"):
+        specs.from_json(HOUSEHOLD, "--thing", {"name": "cup", "spout": 1})
