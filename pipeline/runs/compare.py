@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from pipeline.errors import UsageError
+from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
 from pipeline.runs.command import replace_below, report
 from pipeline.runs.shard import shard
@@ -63,19 +64,12 @@ def run_comparison(args: argparse.Namespace) -> int:
             rows.append({**row, "total_s": sum(shards.manifest["seconds"].values())})
         replace_below(store, output, "compare.json", json.dumps(rows, indent=1).encode())
         replace_below(store, output, "compare.html", render_comparison(rows).encode())
-    print(table(rows))
+    print(comparison_table(rows))
     print(f"report: {output}/compare.html")
     return 0
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def comparison_table(rows: list[dict[str, Any]]) -> str:
     """The comparison as aligned text; a dash where a figure does not apply."""
-    cells = [[title for _, title, _ in COLUMNS]]
-    cells += [["-" if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS] for row in rows]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if at == 0 else cell.rjust(w) for at, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    )
+    cells = [["-" if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS] for row in rows]
+    return table(cells, [title for _, title, _ in COLUMNS], right=range(1, len(COLUMNS)))

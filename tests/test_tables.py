@@ -1,0 +1,35 @@
+"""Text tables: columns line up, numbers at the right."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.reporting.tables import aligned, table
+
+
+def test_every_column_is_as_wide_as_its_widest_cell_and_numbers_are_at_the_right() -> None:
+    text = table([("random", "1,250", "0.5"), ("stratified", "7", "-")], ("strategy", "rows", "ratio"), right={1, 2})
+    assert text.splitlines() == [
+        "strategy     rows  ratio",
+        "random      1,250    0.5",
+        "stratified      7      -",
+    ]
+
+
+def test_no_line_ends_in_spaces() -> None:
+    assert table([("a", "long"), ("bbb", "x")]).splitlines() == ["a    long", "bbb  x"]
+    assert table([("a", "")]) == "a"
+
+
+def test_a_table_without_rows_is_its_header_and_one_without_both_is_empty() -> None:
+    assert table([], ("name", "rows")) == "name  rows"
+    assert table([]) == ""
+
+
+def test_rows_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        table([("a", "b"), ("c",)])
+
+
+def test_pairs_are_indented_in_two_columns() -> None:
+    assert aligned([("rows", "7"), ("strategy", "random")]).splitlines() == ["  rows      7", "  strategy  random"]
