@@ -46,6 +46,7 @@ from pipeline.command_line import parse
 from pipeline.errors import DataError, JobError, UsageError
 from tests.application import run_job
 
+pytestmark = pytest.mark.timeout(900)  # of the job with every system: three minutes, more beside other tests
 Floats = npt.NDArray[np.float64]
 MODELS = list(HYPERPARAMETERS)
 
