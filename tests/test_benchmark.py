@@ -194,6 +194,13 @@ def test_all_reduce_is_gradient_descent_on_all_rows_and_averaging_comes_near(mod
     assert ours - end < 0.2 * (begin - end)
 
 
+def test_averaging_weighs_each_model_by_the_rows_that_it_has_seen() -> None:
+    """Then one step of every rank on its own part is one step on all rows, however unequal the parts."""
+    x, _, y = draw_rows(HIGGS, 300)
+    [descent, *_] = descend_in_parts("averaging", Configuration("linear", 300, 300, 1), x, y, 7)
+    np.testing.assert_allclose(descent.weights, plain_descent("linear", x, y, 1), atol=1e-12)
+
+
 def test_averaging_on_one_part_takes_the_steps_of_gradient_descent() -> None:
     x, _, y = draw_rows(HIGGS, 200)
     [descent] = descend_in_parts("averaging", Configuration("linear", 200, 200, 25), x, y, 1)
