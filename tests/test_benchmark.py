@@ -360,7 +360,7 @@ def test_every_system_ends_near_the_optimum(summaries: list[Summary], system: Sy
         if each.model == "linear":
             loss, gap = each.metrics["loss"].median, each.metrics["gap"].median
             assert loss - gap == pytest.approx(least, rel=1e-6)
-            assert -1e-6 < gap < 0.1 * (start - least)
+            assert -1e-6 < gap < 0.2 * (start - least)
     [perceptron] = [each for each in converged if each.model == "perceptron"]
     [mllib] = [each for each in summaries if (each.model, each.system, each.length) == ("perceptron", "mllib", None)]
     assert perceptron.metrics["loss"].median == pytest.approx(mllib.metrics["loss"].median, rel=0.02)

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.atomic import write_durably
 from pipeline.benchmark.experiment import add_experiment_flags, experiment_from_flags
 from pipeline.benchmark.results.summary import Summary, judge_goals, summarise
 from pipeline.command_line import Parser
@@ -57,7 +58,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
             print(f"note: MLlib runs on {context.master}, the servers and their workers on this host alone", flush=True)
         progress = Progress(context, quiet=args.quiet)
         results = run_experiment(context, experiment, output, args.data or f"{output}/data", progress)
-    (output / REPORT).write_text(render(results))
+    write_durably(output / REPORT, render(results).encode())
     print_summaries(summarise(results["records"]))
     print(f"report: {output}/{REPORT}")
     return 0
