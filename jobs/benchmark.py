@@ -1,5 +1,5 @@
 """Compare Spark MLlib with the parameter server: linear and logistic regression and a small perceptron, by gradient descent
-and by mini-batches, until they converge and mini-batch by mini-batch, with two arms more that Spark has."""
+and by mini-batches, until they converge and mini-batch by mini-batch, with two more systems inside Spark."""
 
 import sys
 from pathlib import Path

@@ -72,6 +72,7 @@ def pythons_with_torch(count: int) -> Iterator[list[psutil.Process]]:
     running = [subprocess.Popen([sys.executable, "-c", program], **pipes) for _ in range(count)]
     try:
         for process in running:
+            assert process.stdout
             process.stdout.readline()
         yield [psutil.Process(process.pid) for process in running]
     finally:

@@ -1,7 +1,8 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same numbers and ends in the same update (trainer.server.parameter_slice.ParameterSlice.apply); each process is started by
-trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
+Every way moves the same elements and ends in the same update, ParameterSlice.apply of trainer.server.parameter_slice. Each process
+is started by trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips
+done."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _zeros(numbers: int, num_workers: int) -> ParameterSlice:
 def trainer_worker(
     facts: Facts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
 ) -> None:
-    """The trainer's own link to the trainer's own servers."""
+    """The trainer's own client to the trainer's own servers."""
     client = ServerClient(facts, worker, addresses, secret, use_memory=use_memory)
     client.pushed[:] = GRADIENT
     turn = client.join()
@@ -115,18 +116,18 @@ def push_pull(pushed: Any) -> Any:
         return torch.from_numpy(_Held.part.values.copy())
 
 
-def rpc_server(index: int, world: int, meeting: str, numbers: int, num_workers: int) -> None:
+def rpc_server(index: int, world: int, rendezvous: str, numbers: int, num_workers: int) -> None:
     _Held.part = _zeros(numbers, num_workers)
-    _join_rpc(f"server-{index}", index, world, meeting)
+    _join_rpc(f"server-{index}", index, world, rendezvous)
     threading.Event().wait()
 
 
-def rpc_worker(worker: int, servers: int, world: int, meeting: str, numbers: int, counts: Counts) -> None:
+def rpc_worker(worker: int, servers: int, world: int, rendezvous: str, numbers: int, counts: Counts) -> None:
     import torch
     from torch.distributed import rpc
 
     torch.set_num_threads(1)
-    _join_rpc(f"worker-{worker}", servers + worker, world, meeting)
+    _join_rpc(f"worker-{worker}", servers + worker, world, rendezvous)
     bounds = slice_bounds(numbers, servers)
     pushed, pulled = torch.full((numbers,), GRADIENT), torch.empty(numbers)
     while True:
@@ -139,12 +140,14 @@ def rpc_worker(worker: int, servers: int, world: int, meeting: str, numbers: int
         counts[worker] += 1
 
 
-def _join_rpc(name: str, rank: int, world: int, meeting: str) -> None:
+def _join_rpc(name: str, rank: int, world: int, rendezvous: str) -> None:
     from torch.distributed import rpc
 
     os.environ["TP_SOCKET_IFNAME"] = "lo"  # or it asks for the address of this machine's host name
-    options = rpc.TensorPipeRpcBackendOptions(init_method=meeting)
-    rpc.init_rpc(name, rank=rank, world_size=world, rpc_backend_options=options)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=rendezvous)
+    rpc.init_rpc(  # type: ignore[no-untyped-call]
+        name, rank=rank, world_size=world, rpc_backend_options=options
+    )
 
 
 def memory_worker(

@@ -25,10 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+
+from pipeline.reporting.tables import table
+
+if TYPE_CHECKING:  # the processes that scikit-learn runs in need no Spark
+    from pyspark import SparkContext
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS, CLUSTERS, WORKERS, CORES = 50, 20, 12, 2
@@ -44,7 +51,8 @@ def scikit_learn(folder: Path, output: Path) -> dict[str, float]:
 
     from pipeline.input.records import binary_array
 
-    seconds, began = {}, time.perf_counter()
+    seconds: dict[str, float] = {}
+    began = time.perf_counter()
 
     def lap(name: str) -> None:
         nonlocal began
@@ -77,14 +85,16 @@ def scikit_learn(folder: Path, output: Path) -> dict[str, float]:
     return seconds
 
 
-def ours(context, folder: Path, output: Path, name: str = "distribution_aware") -> dict[str, float]:
+def ours(context: SparkContext, folder: Path, output: Path, name: str = "distribution_aware") -> dict[str, float]:
     """The job in a running session, without its report; scikit-learn's names for the phases."""
     from pipeline.runs.request import Request
     from pipeline.runs.shard import shard
     from pipeline.spark.progress import PhaseLog
     from pipeline.strategies import STRATEGIES
 
-    options = {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS} if name != "stratified" else {}
+    options: dict[str, Any] = (
+        {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS} if name != "stratified" else {}
+    )
     progress = PhaseLog(quiet=True)
     request = Request(input=str(folder), output=str(output), num_workers=WORKERS)
     began = time.perf_counter()
@@ -151,7 +161,7 @@ def ssyrk_rate() -> float:
     return 3072 * 3072 * 2048 / min(times)
 
 
-def stock_seconds(context, folder: Path, rows: int) -> dict[str, float]:
+def stock_seconds(context: SparkContext, folder: Path, rows: int) -> dict[str, float]:
     """Stock spark.ml PCA and k-means on the first rows of the set."""
     from pipeline.runs.request import Request
     from pipeline.runs.shard import shard
@@ -166,28 +176,33 @@ def stock_seconds(context, folder: Path, rows: int) -> dict[str, float]:
             cut = rows // CORES
             (part / f"data_batch_{piece}.bin").write_bytes(data[piece * cut * 3073 : (piece + 1) * cut * 3073])
         progress = PhaseLog(quiet=True)
-        options = {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS, "engine": "spark-ml"}
+        options: dict[str, Any] = {
+            "components": COMPONENTS,
+            "whiten": False,
+            "clusters": CLUSTERS,
+            "engine": "spark-ml",
+        }
         request = Request(input=str(part), output=f"{scratch}/out", num_workers=WORKERS)
         shard(context, request, STRATEGIES["distribution_aware"](**options), progress)
         return progress.seconds
 
 
-def table(title: str, left: list[dict[str, float]], right: list[dict[str, float]]) -> tuple[float, float]:
-    """Medians by phase and in all, with the median of the pairs' ratios."""
+def print_phases(title: str, left: list[dict[str, float]], right: list[dict[str, float]]) -> float:
+    """Medians by phase and in all, with the median of the pairs' ratios; returns the left side's total."""
     print(f"\n{title}")
-    print(f"  {'phase':<10}{'ours s':>9}{'sklearn s':>11}{'ratio':>8}")
-    totals = [[sum(run.values()) for run in runs] for runs in (left, right)]
+    cells = []
     for phase in PHASES:
         mine, theirs = (statistics.median(run[phase] for run in runs) for runs in (left, right))
-        ratio = f"{mine / theirs:.2f}" if theirs > 0.005 else "-"
-        print(f"  {phase:<10}{mine:>9.2f}{theirs:>11.2f}{ratio:>8}")
+        cells.append((phase, f"{mine:.2f}", f"{theirs:.2f}", f"{mine / theirs:.2f}" if theirs > 0.005 else "-", ""))
+    totals = [[sum(run.values()) for run in runs] for runs in (left, right)]
     ratios = [a / b for a, b in zip(*totals, strict=True)]
     mine, theirs = (statistics.median(total) for total in totals)
-    print(f"  {'total':<10}{mine:>9.2f}{theirs:>11.2f}{statistics.median(ratios):>8.2f}   {spread(ratios)}")
-    return mine, statistics.median(ratios)
+    cells.append(("total", f"{mine:.2f}", f"{theirs:.2f}", f"{statistics.median(ratios):.2f}", spread(ratios)))
+    print(table(cells, ("phase", "ours s", "sklearn s", "ratio", ""), right=(1, 2, 3), indent="  "))
+    return mine
 
 
-def spread(values: list[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     return f"(range {min(values):.2f} to {max(values):.2f}, n={len(values)})"
 
 
@@ -207,89 +222,109 @@ def main() -> None:
 
 
 def run_all(args: argparse.Namespace, scratch: Path) -> None:
+    """Every part that is not skipped, each with its goal."""
     from pyspark import SparkConf, SparkContext
 
     skip = args.skip.split(",")
-    folder = args.data
-    if folder is None:
-        from pipeline.__main__ import main as command
-
-        folder = scratch / "sample"
-        command(["sample", "--to", str(folder), "--rows", "50000"])
-        folder = next(folder.rglob("data_batch_1.bin")).parent
+    folder = args.data or generate_rows(scratch)
     numbers = iter(range(10_000))
 
     def output() -> Path:
         return scratch / f"out{next(numbers)}"
 
-    memory = psutil.virtual_memory().total / 2**30
-    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    print(
-        f"{platform.processor() or platform.machine()}, {CORES} of {os.cpu_count()} cores, {memory:.0f} GiB, {versions}"
-    )
-    print(f"{folder}: {COMPONENTS} components, {CLUSTERS} clusters, {WORKERS} workers")
-
+    print_machine(folder)
     if "cold" not in skip:
-        pairs = []
-        for _ in range(args.repeat + 1):
-            mine = submit(folder, output())
-            theirs = fresh(sys.executable, "-m", "tests.bench_sharding", "--child", "scikit-learn", folder, output())[0]
-            pairs.append((mine, theirs))
-        pairs = pairs[1:]
-        ratios = [a / b for a, b in pairs]
-        print("\nwhole processes, cold: spark-submit beside python with scikit-learn")
-        mine, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
-        print(f"  {mine:.1f} s / {theirs:.1f} s = {statistics.median(ratios):.2f} {spread(ratios)}   goal <= 1.2")
-
+        compare_cold(folder, output, args.repeat)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     conf = SparkConf().setMaster(f"local[{CORES}]").setAppName("bench").set("spark.ui.enabled", "false")
     conf.set("spark.executorEnv.PYTHONPATH", str(ROOT)).set("spark.driver.memory", "4g")
     context = SparkContext(conf=conf)
     context.setLogLevel("ERROR")
     try:
-        left: list[dict[str, float]] = []
-        right: list[dict[str, float]] = []
-        ours(context, folder, output())  # warms the session; not counted
-        for _ in range(args.repeat):
-            left.append(ours(context, folder, output()))
-            right.append(scikit_learn(folder, output()))
-        total, _ = table("warm session, by phase   goal <= 0.6 of scikit-learn's total", left, right)
-        rows = sum(path.stat().st_size for path in folder.glob("data_batch_*.bin")) // 3073
-        limit = rows * 3072**2 / (CORES * ssyrk_rate())
-        pca = statistics.median(run["pca"] for run in left)
-        print(f"  Gram alone at ssyrk speed on {CORES} cores: {limit:.2f} s; pca phase is {pca / limit:.1f}x that")
-
-        stratified = [sum(ours(context, folder, output(), "stratified").values()) for _ in range(args.repeat)]
-        print(f"\nstratified, warm: {statistics.median(stratified):.2f} s {spread(stratified)}   goal <= 3 s")
-
+        total = compare_warm(context, folder, output, args.repeat)
         if "stock" not in skip:
-            small, large = stock_seconds(context, folder, 1000), stock_seconds(context, folder, 3000)
-            estimate = sum(
-                large[phase] + (large[phase] - small[phase]) / 2000 * (rows - 3000) for phase in ("pca", "kmeans")
-            )
-            print("\nstock spark.ml PCA and k-means, from 1,000 and 3,000 rows by a straight line in the rows")
-            for name, found in (("1,000", small), ("3,000", large)):
-                print(f"  {name} rows: pca {found['pca']:.1f} s, kmeans {found['kmeans']:.1f} s")
-            print(
-                f"  {rows:,} rows: {estimate:.0f} s; ours in all {total:.1f} s: {estimate / total:.0f}x   goal >= 20x"
-            )
+            estimate_stock(context, folder, total)
     finally:
         context.stop()
-
     if "scale" not in skip:
-        tenfold = scratch / "tenfold"
-        tenfold.mkdir()
-        for copy in range(10):
-            for path in sorted(folder.glob("data_batch_*.bin")):
-                shutil.copy(path, tenfold / f"data_batch_{copy}_{path.name}")
-        found = []
-        for data in (folder, tenfold):
-            run = fresh(sys.executable, "-m", "tests.bench_sharding", "--child", "memory", data, output())[1]
-            found.append([float(value) for value in run.split()[-2:]])
-        (seconds, memory_mb), (seconds10, memory10) = found
-        print("\nten times the rows, each in a fresh session")
-        print(f"  seconds {seconds:.1f} -> {seconds10:.1f}: {seconds10 / seconds:.1f}x   goal <= 10x")
-        print(f"  peak driver process {memory_mb:.0f} -> {memory10:.0f} MB: {memory10 / memory_mb:.2f}x   goal <= 1.3x")
+        compare_sizes(folder, scratch, output)
+
+
+def generate_rows(scratch: Path) -> Path:
+    """A folder of 50,000 generated rows."""
+    from pipeline.__main__ import main as command
+
+    command(["sample", "--to", str(scratch / "sample"), "--rows", "50000"])
+    return next((scratch / "sample").rglob("data_batch_1.bin")).parent
+
+
+def print_machine(folder: Path) -> None:
+    memory = psutil.virtual_memory().total / 2**30
+    processor = platform.processor() or platform.machine()
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    print(f"{processor}, {CORES} of {os.cpu_count()} cores, {memory:.0f} GiB, {versions}")
+    print(f"{folder}: {COMPONENTS} components, {CLUSTERS} clusters, {WORKERS} workers")
+
+
+def compare_cold(folder: Path, output: Callable[[], Path], repeat: int) -> None:
+    """Whole processes; the first pair warms the file system's cache and is not counted."""
+    pairs = []
+    for _ in range(repeat + 1):
+        mine = submit(folder, output())
+        theirs = fresh(sys.executable, "-m", "tests.bench_sharding", "--child", "scikit-learn", folder, output())[0]
+        pairs.append((mine, theirs))
+    ratios = [a / b for a, b in pairs[1:]]
+    print("\nwhole processes, cold: spark-submit beside python with scikit-learn")
+    mine, theirs = (statistics.median(side) for side in zip(*pairs[1:], strict=True))
+    print(f"  {mine:.1f} s / {theirs:.1f} s = {statistics.median(ratios):.2f} {spread(ratios)}   goal <= 1.2")
+
+
+def count_rows(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("data_batch_*.bin")) // 3073
+
+
+def compare_warm(context: SparkContext, folder: Path, output: Callable[[], Path], repeat: int) -> float:
+    """Phases in a session that one uncounted run has warmed; returns the seconds of ours in all."""
+    left: list[dict[str, float]] = []
+    right: list[dict[str, float]] = []
+    ours(context, folder, output())
+    for _ in range(repeat):
+        left.append(ours(context, folder, output()))
+        right.append(scikit_learn(folder, output()))
+    total = print_phases("warm session, by phase   goal <= 0.6 of scikit-learn's total", left, right)
+    limit = count_rows(folder) * 3072**2 / (CORES * ssyrk_rate())
+    pca = statistics.median(run["pca"] for run in left)
+    print(f"  Gram alone at ssyrk speed on {CORES} cores: {limit:.2f} s; pca phase is {pca / limit:.1f}x that")
+    stratified = [sum(ours(context, folder, output(), "stratified").values()) for _ in range(repeat)]
+    print(f"\nstratified, warm: {statistics.median(stratified):.2f} s {spread(stratified)}   goal <= 3 s")
+    return total
+
+
+def estimate_stock(context: SparkContext, folder: Path, total: float) -> None:
+    """Stock spark.ml on all rows, by a straight line through two small numbers of them, beside ours in all."""
+    rows, small, large = count_rows(folder), stock_seconds(context, folder, 1000), stock_seconds(context, folder, 3000)
+    estimate = sum(large[phase] + (large[phase] - small[phase]) / 2000 * (rows - 3000) for phase in ("pca", "kmeans"))
+    print("\nstock spark.ml PCA and k-means, from 1,000 and 3,000 rows by a straight line in the rows")
+    for name, seconds in (("1,000", small), ("3,000", large)):
+        print(f"  {name} rows: pca {seconds['pca']:.1f} s, kmeans {seconds['kmeans']:.1f} s")
+    print(f"  {rows:,} rows: {estimate:.0f} s; ours in all {total:.1f} s: {estimate / total:.0f}x   goal >= 20x")
+
+
+def compare_sizes(folder: Path, scratch: Path, output: Callable[[], Path]) -> None:
+    """Seconds and the driver's peak memory on the rows and on ten copies of them, each in a process of its own."""
+    tenfold = scratch / "tenfold"
+    tenfold.mkdir()
+    for copy in range(10):
+        for path in sorted(folder.glob("data_batch_*.bin")):
+            shutil.copy(path, tenfold / f"data_batch_{copy}_{path.name}")
+    measured: list[list[float]] = []
+    for data in (folder, tenfold):
+        printed = fresh(sys.executable, "-m", "tests.bench_sharding", "--child", "memory", data, output())[1]
+        measured.append([float(value) for value in printed.split()[-2:]])
+    (seconds, memory), (seconds10, memory10) = measured
+    print("\nten times the rows, each in a fresh session")
+    print(f"  seconds {seconds:.1f} -> {seconds10:.1f}: {seconds10 / seconds:.1f}x   goal <= 10x")
+    print(f"  peak driver process {memory:.0f} -> {memory10:.0f} MB: {memory10 / memory:.2f}x   goal <= 1.3x")
 
 
 if __name__ == "__main__":

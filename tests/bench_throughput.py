@@ -53,7 +53,7 @@ def images_per_s(pushes: pd.DataFrame) -> float:
 
 
 def alone(shards: Path, model: str, steps: int, processes: int, threads: int) -> float:
-    """Images a second, in all, of plain loops over these shards that start together and never meet.
+    """Images a second, in all, of plain loops over these shards that start together and exchange nothing.
 
     One process has all rows and the whole mini-batch; several have a shard and a share of it each."""
     numbers = [str(value) for value in (model, BATCH // processes, steps, threads)]
@@ -63,8 +63,10 @@ def alone(shards: Path, model: str, steps: int, processes: int, threads: int) ->
     running = [subprocess.Popen([*command, str(worker)], **pipes) for worker in workers]
     try:
         for process in running:
+            assert process.stdout
             process.stdout.readline()
         for process in running:
+            assert process.stdin
             process.stdin.write("go\n")
             process.stdin.flush()
         return sum(float(process.communicate()[0]) for process in running)
@@ -98,7 +100,7 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
             optimiser.zero_grad()
             outputs = built.model(images_BCHW)
             loss = built.task.loss(outputs, labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             loss.item(), built.task.correct(outputs.detach(), labels).item()
             ended.append(time.monotonic())
@@ -168,10 +170,10 @@ def run(sets: Sets, workers: Sequence[int], models: Sequence[str], repeat: int, 
 
 def on_one_thread(plain: list[float], single: list[float]) -> str:
     """Threads of one process wait for each other spinning, so on a busy machine more of them are slower."""
-    told = f"  {'':<10}plain on one thread: {statistics.median(single):.0f}"
+    line = f"  {'':<10}plain on one thread: {statistics.median(single):.0f}"
     if statistics.median(single) > statistics.median(plain):
-        told += ", faster than on all cores: the machine is busy, and ratios to plain mean nothing"
-    return told
+        line += ", faster than on all cores: the machine is busy, and ratios to plain mean nothing"
+    return line
 
 
 def _line(model: str, workers: int, mine: list[float], plain: list[float], apart: list[float]) -> str:

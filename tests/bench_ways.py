@@ -107,13 +107,13 @@ def start_raw_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
 
 
 def start_rpc(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    world, meeting = case.servers + case.workers, f"file://{folder}/meeting"
+    world, rendezvous = case.servers + case.workers, f"file://{folder}/rendezvous"
     servers = [
-        _child(folder, f"server-{index}", "rpc_server", index, world, meeting, end - begin, case.workers)
+        _child(folder, f"server-{index}", "rpc_server", index, world, rendezvous, end - begin, case.workers)
         for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers))
     ]
     return servers + [
-        _child(folder, f"worker-{index}", "rpc_worker", index, case.servers, world, meeting, case.numbers, counts)
+        _child(folder, f"worker-{index}", "rpc_worker", index, case.servers, world, rendezvous, case.numbers, counts)
         for index in range(case.workers)
     ]
 

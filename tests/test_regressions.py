@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ Train = Callable[..., Training]
 
 
 @pytest.fixture
-def train(problem: Problem, tmp_path: Path) -> Any:
+def train(problem: Problem, tmp_path: Path) -> Iterator[Train]:
     """A run to its end, as MLlib would do it."""
     runs: list[Training] = []
 

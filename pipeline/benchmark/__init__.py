@@ -1,6 +1,6 @@
-"""MLlib against the parameter server, the way chapter 2 of the thesis compares them (SPEC 9).
+"""Spark MLlib beside the parameter server: the comparison of chapter 2 of the thesis, repeated on one machine.
 
-problems: what is learned, generated or read; rows, arithmetic: the same in numpy; cells: which comparisons, and what a
-run reports; mllib, server, averaging (and meeting): the arms; timing: how busy the cores were; run: all of it, in order;
-environment: where it ran; summary: medians, ratios, goals; scaling, forecast: a model of 140 nodes, fitted and tested;
-published: the thesis's numbers; report, command: for people."""
+experiment: what is compared, and its flags; configurations: what every run computes. problems: the data, generated or
+read; rows, arithmetic: losses and optima in numpy. systems/: one file a system. preparation, run, records: data is
+stored, every system runs every configuration, every run is recorded. results/: summaries, findings, a cost model of many
+nodes, the report. command: the command line."""

@@ -1,7 +1,8 @@
-"""Losses and gradients of the three models in numpy: what Spark's barrier tasks compute, and where the optimum lies.
+"""Losses and gradients of the three models in numpy.
 
-Weights are flat and in MLlib's order: [d] for a regression; for the perceptron, layer by layer, the matrix [out, in]
-column by column, then the bias. Shapes: N rows, d features."""
+Spark's barrier tasks compute with them, and they say where the optimum lies. Weights are flat, in MLlib's order: [d] of a
+regression; of the perceptron layer by layer, the matrix [out, in] column by column, then the bias. Shapes: N rows, d
+features."""
 
 from __future__ import annotations
 
@@ -10,28 +11,32 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.benchmark.cells import HIDDEN, Model
+from pipeline.benchmark.configurations import HIDDEN_LAYERS, Model
 
 Floats = npt.NDArray[np.float64]
 
 
-def widths(features: int) -> tuple[int, ...]:
-    return (features, *HIDDEN, 2)
+def layer_widths(features: int) -> tuple[int, ...]:
+    """Of the perceptron, from its input to its two classes."""
+    return (features, *HIDDEN_LAYERS, 2)
 
 
-def num_weights(model: Model, features: int) -> int:
-    return sum((a + 1) * b for a, b in pairwise(widths(features))) if model == "perceptron" else features
+def count_weights(model: Model, features: int) -> int:
+    """The length of a model's weights."""
+    if model != "perceptron":
+        return features
+    return sum((before + 1) * after for before, after in pairwise(layer_widths(features)))
 
 
-def layers(weights: Floats, features: int) -> list[tuple[Floats, Floats]]:
-    """(matrix [out, in], bias [out]) of each layer, sharing memory with the weights."""
-    found, at = [], 0
-    for before, after in pairwise(widths(features)):
-        matrix = weights[at : at + before * after].reshape(before, after).T
-        at += before * after
-        found.append((matrix, weights[at : at + after]))
-        at += after
-    return found
+def split_layers(weights: Floats, features: int) -> list[tuple[Floats, Floats]]:
+    """(matrix [out, in], bias [out]) of each layer, views of the weights."""
+    layers, start = [], 0
+    for before, after in pairwise(layer_widths(features)):
+        matrix = weights[start : start + before * after].reshape(before, after).T
+        start += before * after
+        layers.append((matrix, weights[start : start + after]))
+        start += after
+    return layers
 
 
 def loss(model: Model, weights: Floats, x: Floats, y: Floats) -> float:
@@ -46,7 +51,7 @@ def loss(model: Model, weights: Floats, x: Floats, y: Floats) -> float:
 
 
 def gradient(model: Model, weights: Floats, x: Floats, y: Floats) -> Floats:
-    """Summed over rows, without regularisation."""
+    """Of the loss, with the shape of the weights."""
     if model == "linear":
         return np.asarray(x.T @ (x @ weights - y))
     if model == "logistic":
@@ -54,8 +59,8 @@ def gradient(model: Model, weights: Floats, x: Floats, y: Floats) -> Floats:
     return _backward(weights, x, y)
 
 
-def curvature(model: Model, weights: Floats, x: Floats) -> Floats:
-    """The Hessian of a regression's loss [d, d], summed over rows."""
+def hessian(model: Model, weights: Floats, x: Floats) -> Floats:
+    """Of a regression's loss: [d, d]."""
     if model == "linear":
         return np.asarray(x.T @ x)
     p = _sigmoid(x @ weights)
@@ -69,22 +74,23 @@ def _sigmoid(values: Floats) -> Floats:
 def _forward(weights: Floats, x: Floats) -> list[Floats]:
     """The input, each hidden layer's sigmoids, and the scores [N, 2]."""
     outputs = [x]
-    found = layers(weights, x.shape[1])
-    for at, (matrix, bias) in enumerate(found):
+    layers = split_layers(weights, x.shape[1])
+    for index, (matrix, bias) in enumerate(layers):
         score = outputs[-1] @ matrix.T + bias
-        outputs.append(_sigmoid(score) if at < len(found) - 1 else score)
+        outputs.append(_sigmoid(score) if index < len(layers) - 1 else score)
     return outputs
 
 
 def _backward(weights: Floats, x: Floats, y: Floats) -> Floats:
-    outputs, found = _forward(weights, x), layers(weights, x.shape[1])
+    """The perceptron's gradient, by backpropagation."""
+    outputs, layers = _forward(weights, x), split_layers(weights, x.shape[1])
     shifted = np.exp(outputs[-1] - outputs[-1].max(axis=1, keepdims=True))
     delta = shifted / shifted.sum(axis=1, keepdims=True)
     delta[np.arange(len(y)), y.astype(int)] -= 1
     parts: list[Floats] = []
-    for at in range(len(found) - 1, -1, -1):
-        below = outputs[at]
+    for index in range(len(layers) - 1, -1, -1):
+        below = outputs[index]
         parts = [np.concatenate([(delta.T @ below).T.reshape(-1), delta.sum(axis=0)]), *parts]
-        if at:
-            delta = (delta @ found[at][0]) * below * (1 - below)
+        if index:
+            delta = (delta @ layers[index][0]) * below * (1 - below)
     return np.concatenate(parts)

@@ -1,4 +1,5 @@
-"""Where and by what a run was made: what a reader needs to judge its figures, and what rows of one run must share."""
+"""The machine and the program that a benchmark runs on: what a reader needs to judge its figures, and what records that
+are compared must share."""
 
 from __future__ import annotations
 
@@ -12,20 +13,19 @@ from typing import Any
 import psutil
 from pyspark import SparkContext
 
-from pipeline.benchmark.server import ROOT
-
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def machine(context: SparkContext, folder: str) -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
+def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
+    """Hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark adds to it."""
     assert context._jvm is not None
-    name = platform.processor()
+    processor = platform.processor()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
+        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), processor)
     return {
-        "processor": name,
+        "processor": processor,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
@@ -34,14 +34,14 @@ def machine(context: SparkContext, folder: str) -> dict[str, Any]:
         "master": context.master,
         "parallelism": context.defaultParallelism,
         "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
-        "data": folder,
+        "data": data,
         "load_before": round(psutil.getloadavg()[0], 2),
         **{library: version(library) for library in LIBRARIES},
     }
 
 
-def program() -> str:
-    """A digest of what the figures depend on: this package and the trainer."""
+def hash_program() -> str:
+    """A digest of the code that the figures depend on: this package and the trainer."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parent, ROOT / "trainer"):
         for path in sorted(folder.rglob("*.py")):

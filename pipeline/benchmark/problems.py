@@ -1,8 +1,8 @@
 """What is learned: rows like HIGGS (28 features, two classes) and like YearPredictionMSD (90 features, a real target).
 
-Generated rows have a planted model, so the best possible loss is known; the real files are read and standardised. Both
-are stored twice, each side's own way: labelled points as text, which MLlib's loader reads, and Parquet, which the
-project's jobs shard."""
+Generated rows have a planted model, so the least possible loss is known. The real files are read and standardised. Both
+are stored twice: as labelled points in text, which MLlib's loader reads, and as Parquet, which the project's jobs
+shard."""
 
 from __future__ import annotations
 
@@ -32,41 +32,45 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Problem:
-    """name; features d; real: whether a real target is predicted rather than one of two classes. length: Euclidean norm of
-    the planted weights; noise: standard deviation of what a target has beside them. label_column: of the real file."""
+    """A learning problem, and the planted model behind its generated rows."""
 
     name: str
-    features: int
-    real: bool
-    length: float
-    noise: float = 0.0
+    features: int  # d
+    real: bool  # a real target is predicted, not one of two classes
+    norm: float  # Euclidean, of the planted weights
+    noise: float = 0.0  # standard deviation of what a target has beside them
 
-    def weights(self, seed: int) -> npt.NDArray[np.float64]:
+    @property
+    def flag(self) -> str:
+        """The flag that gives the real file."""
+        return f"--{self.name.split('-')[0]}"
+
+    def plant_weights(self, seed: int) -> npt.NDArray[np.float64]:
         """The planted model [d]."""
         drawn = np.random.default_rng([seed, WEIGHTS, self.features]).standard_normal(self.features)
-        planted: npt.NDArray[np.float64] = drawn * (self.length / np.linalg.norm(drawn))
+        planted: npt.NDArray[np.float64] = drawn * (self.norm / np.linalg.norm(drawn))
         return planted
 
     def draw(self, seed: int, block: int, rows: int) -> tuple[Floats, npt.NDArray[np.int32], Floats]:
-        """Rows of a block: features [rows, d] of zero mean and unit variance, classes [rows], targets [rows]."""
+        """One block: features [rows, d] of zero mean and unit variance, classes [rows], targets [rows]."""
         rng = np.random.default_rng([seed, ROWS, block])
         drawn = rng.standard_normal((rows, self.features))
         for column in range(1, self.features):  # an autoregressive chain: each keeps unit variance
             drawn[:, column] *= np.sqrt(1 - CORRELATION**2)
             drawn[:, column] += CORRELATION * drawn[:, column - 1]
         features = drawn.astype(np.float32)
-        score = features @ self.weights(seed)
+        score = features @ self.plant_weights(seed)
         classes = (rng.random(rows) < 1 / (1 + np.exp(-score))).astype(np.int32)
         return features, classes, (score + self.noise * rng.standard_normal(rows)).astype(np.float32)
 
 
-HIGGS = Problem("higgs-like", 28, real=False, length=2.0)
-YEAR = Problem("year-like", 90, real=True, length=0.5, noise=0.85)
+HIGGS = Problem("higgs-like", 28, real=False, norm=2.0)
+YEAR = Problem("year-like", 90, real=True, norm=0.5, noise=0.85)
 PROBLEMS = {problem.name: problem for problem in (HIGGS, YEAR)}
 
 
-def generated(spark: SparkSession, problem: Problem, rows: int, seed: int, pieces: int) -> DataFrame:
-    """Rows ``label, target, image``, drawn where they are needed: the same whatever ``pieces`` is."""
+def generate(spark: SparkSession, problem: Problem, rows: int, seed: int, pieces: int) -> DataFrame:
+    """Rows ``label, target, image``, drawn in tasks: the same for every number of ``pieces``."""
     blocks = -(-rows // BLOCK_ROWS)
     spans = ranges(0, blocks, pieces)
 
@@ -79,20 +83,20 @@ def generated(spark: SparkSession, problem: Problem, rows: int, seed: int, piece
     return _with_metadata(spark.range(0, len(spans), 1, len(spans)).mapInArrow(draw, SCHEMA), problem.features)
 
 
-def check(context: SparkContext, problem: Problem, uri: str) -> None:
-    """Raises DataError where there is no such file."""
+def check_exists(context: SparkContext, problem: Problem, uri: str) -> None:
+    """Raise DataError where there is no such file."""
     store = open_store(context)
     if not store.exists(store.resolve(uri)):
-        raise DataError(f"{uri} does not exist; check --{problem.name.split('-')[0]}")
+        raise DataError(f"{uri} does not exist; check {problem.flag}")
 
 
-def from_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
+def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     """The real file: its first column is the label (HIGGS) or the year (YearPredictionMSD), the others are features.
 
-    Features, and the year as a target, are shifted and scaled to zero mean and unit variance; the class of a year is its
-    distance from the first. Three passes over the file. Raises DataError for a file that is not there, has another shape,
-    or fields that are no numbers."""
-    check(spark.sparkContext, problem, uri)
+    Features and the year, as a target, are standardised to zero mean and unit variance. The class of a year is its
+    distance from the first. Three passes over the file. Raises DataError for a file that does not exist, has another
+    number of columns, or holds fields that are no numbers."""
+    check_exists(spark.sparkContext, problem, uri)
     table = spark.read.csv(uri, inferSchema=False)
     if len(table.columns) != problem.features + 1:
         raise DataError(f"{uri} has {len(table.columns)} columns, not a label and {problem.features} features")
@@ -128,16 +132,16 @@ def _with_metadata(table: DataFrame, features: int) -> DataFrame:
     return table.withMetadata("image", {"shape": f"[{features}, 1, 1]", "dtype": "float32", "layout": "CHW"})
 
 
-def store(table: DataFrame, problem: Problem, folder: str) -> None:
-    """FOLDER/parquet for the jobs, FOLDER/points for MLlib's loader."""
+def write_problem(table: DataFrame, problem: Problem, folder: str) -> None:
+    """Write FOLDER/parquet for the jobs and FOLDER/points for MLlib's loader."""
     table.write.mode("overwrite").parquet(f"{folder}/parquet")
     stored = table.sparkSession.read.parquet(f"{folder}/parquet").select("target" if problem.real else "label", "image")
-    text: Callable[[Iterable[Any]], Iterator[Any]] = partial(_as_points, problem.features)
+    text: Callable[[Iterable[Any]], Iterator[Any]] = partial(_format_points, problem.features)
     stored.mapInArrow(text, "value string").write.mode("overwrite").text(f"{folder}/points")
 
 
-def _as_points(features: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``(label,[x1,x2,...])``, what LabeledPoint.parse understands. Shortest decimals that give the same float32."""
+def _format_points(features: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``(label,[x1,x2,...])``, which LabeledPoint.parse reads: the shortest decimals that give the same float32."""
     for batch in batches:
         if not len(batch):
             continue

@@ -1,4 +1,4 @@
-"""How long something took, and how busy the machine was meanwhile."""
+"""How long something takes, and how busy the machine is meanwhile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import psutil
 
-EVERY_S = 0.1
+SAMPLE_EVERY_S = 0.1
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Seconds that it takes."""
+def time_call(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
@@ -26,10 +26,10 @@ class CpuMeter:
         self._times: list[float] = []
         self._spent: list[tuple[float, float]] = []  # (busy, all) seconds of all cores since the machine started
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True, name="cpu")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="cpu")
 
     def __enter__(self) -> CpuMeter:
-        self._look()
+        self._sample()
         self._thread.start()
         return self
 
@@ -37,19 +37,19 @@ class CpuMeter:
         self._stop.set()
         self._thread.join()
 
-    def between(self, began: float, ended: float) -> float:
-        """The share of all cores that was busy between two times (seconds since 1970), by the samples nearest to them."""
-        self._look()
+    def share_between(self, began: float, ended: float) -> float:
+        """The share of all cores that is busy between two times (seconds since 1970), by the samples nearest to them."""
+        self._sample()
         first = max(0, bisect_right(self._times, began) - 1)
         last = min(len(self._times) - 1, max(first + 1, bisect_left(self._times, ended)))
         busy, whole = (self._spent[last][at] - self._spent[first][at] for at in (0, 1))
         return busy / whole if whole > 0 else 0.0
 
-    def _sample(self) -> None:
-        while not self._stop.wait(EVERY_S):
-            self._look()
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_EVERY_S):
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         times = psutil.cpu_times()
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         idle = times.idle + getattr(times, "iowait", 0.0)

@@ -1,12 +1,14 @@
-"""What the thesis measured, to stand beside what is measured here (SPEC 9): Spark 2.4 and TensorFlow 1.13, a master and 140
-workers of 2 vCPU and 8 GB, one parameter server; runs to convergence on 5 nodes."""
+"""What the thesis measured (its chapter 2), to stand beside what is measured here.
+
+Spark 2.4 and TensorFlow 1.13, a master and 140 workers of 2 vCPU and 8 GB, one parameter server; runs to convergence on 5
+nodes."""
 
 from __future__ import annotations
 
-from pipeline.benchmark.cells import Arm, Model
+from pipeline.benchmark.configurations import Model, System
 
-# Mini-batches to convergence by model and mini-batch ("all": gradient descent).
-MINI_BATCHES: dict[tuple[Model, str], dict[Arm, int]] = {
+# Mini-batches to convergence by model and mini-batch ("all": gradient descent): figures 2.7 to 2.9, table 2.4.
+MINI_BATCHES: dict[tuple[Model, str], dict[System, int]] = {
     ("logistic", "all"): {"mllib": 317, "ps-sync": 317, "ps-async": 137},
     ("logistic", "2000"): {"mllib": 774, "ps-sync": 737, "ps-async": 1006},
     ("logistic", "500"): {"mllib": 1375, "ps-sync": 1644, "ps-async": 2449},
@@ -22,7 +24,9 @@ READ_THROUGHPUT: dict[Model, tuple[int, int]] = {
     "perceptron": (1_986_486, 788_048),
 }
 NODES, CORES_A_NODE = 140, 2
-AVERAGE_GAP = 8.23  # MLlib's time over the parameter server's at 140 nodes, average of the SGD cells
+AVERAGE_GAP = (
+    8.23  # MLlib's time over the parameter server's at 140 nodes, average of the configurations with mini-batches
+)
 LARGEST_GAP = 16.0  # logistic regression at a mini-batch of 500
 COMPUTE_SPEEDUP = (14.0, 1.36)  # of a mini-batch's computation as it shrinks: TensorFlow, Spark
 TEXT = (

@@ -1,0 +1,106 @@
+"""This project's parameter server, synchronous and asynchronous, on committed shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.benchmark import arithmetic
+from pipeline.benchmark.configurations import Configuration, Model, System
+from pipeline.benchmark.records import Measurement
+from pipeline.benchmark.systems.timing import CpuMeter
+from pipeline.benchmark.systems.trainer_process import train
+
+PROTOCOLS: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
+Floats = npt.NDArray[np.float64]
+
+
+def choose_parameters(configuration: Configuration, system: System, seed: int) -> dict[str, object]:
+    """The trainer's parameters for a run that computes what MLlib does.
+
+    More workers than cores stand for other nodes, so they talk over sockets."""
+    given = configuration.hyperparameters
+    parameters: dict[str, object] = {
+        "model": configuration.model,
+        "seed": seed,
+        "protocol": PROTOCOLS[system],
+        "servers": 1,
+        "threads": 1,
+        "device": "cpu",
+        "sampling": "bernoulli",
+        "batch_size": configuration.batch,
+        "steps": configuration.max_mini_batches,
+        "recipe": "constant" if given.constant_rate else "inverse-sqrt",
+        "learning_rate": given.step_size,
+        "momentum": 0,
+        "weight_decay": given.decay,
+        "tolerance": configuration.tolerance if configuration.length is None else 0,
+    }
+    if configuration.model != "perceptron":
+        parameters["intercept"] = False
+    if configuration.tasks:
+        parameters["same_host"] = "socket"
+    return parameters
+
+
+def run_server(
+    configuration: Configuration,
+    system: System,
+    shards: str,
+    output: Path,
+    seed: int,
+    features: int,
+    meter: CpuMeter,
+) -> Measurement:
+    """One run. output: a folder for the trainer, deleted at the end. Raises JobError where it fails."""
+    run = train(shards, output, choose_parameters(configuration, system, seed))
+    mini_batches = len(run.pushes) // run.num_workers
+    return Measurement(
+        mini_batches=mini_batches,
+        updates=run.updates,
+        examples=int(run.pushes.examples.sum()),
+        converged=run.converged,
+        seconds=run.seconds,
+        compute_s=_time_mini_batch(run.pushes, run.num_workers) or run.seconds / mini_batches,
+        read_s=float(run.pushes.read_s.mean()),
+        cpu=meter.share_between(run.ended - run.seconds, run.ended),
+        load_s=run.load_s,
+        start_s=max(0.0, run.ended - run.seconds - run.began),
+        server_s=run.server_cpu_s / len(run.pushes),
+        step_s=float(run.pushes.step_s.mean()),
+        weights=tuple(flatten_weights(run.weights, configuration.model, features)),
+    )
+
+
+def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
+    """Seconds of a mini-batch after the first of every worker, which holds what is done once: compilers, pages, the first
+    mini-batches drawn. 0 where none came after that."""
+    began = pushes.groupby("worker").seconds.min().max()
+    later = pushes[pushes.seconds > began]
+    return workers * float(later.seconds.max() - began) / len(later) if len(later) else 0.0
+
+
+def initialise_weights(configuration: Configuration, shards: str, output: Path, seed: int, features: int) -> Floats:
+    """The weights that the server starts a run from, for the other systems to start from: a run that learns nothing."""
+    once = choose_parameters(replace(configuration, length=1), "ps-sync", seed) | {"learning_rate": 1e-30}
+    return flatten_weights(train(shards, output, once).weights, configuration.model, features)
+
+
+def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:
+    """The trainer's arrays as one vector in MLlib's order, as arithmetic has it."""
+    in_order = [
+        named[name] for name in sorted(named, key=lambda name: int(name.split(".")[0]))
+    ]  # 0.weight, 0.bias, ...
+    matrices, biases = ([array for array in in_order if array.ndim == dimensions] for dimensions in (2, 1))
+    if not biases:
+        return np.asarray(matrices[0], np.float64).reshape(-1)
+    layers = [np.concatenate([m.T.reshape(-1), b]) for m, b in zip(matrices, biases, strict=True)]
+    flat = np.concatenate(layers).astype(np.float64)
+    assert len(flat) == arithmetic.count_weights(model, features)
+    return np.asarray(flat)
