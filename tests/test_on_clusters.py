@@ -30,7 +30,6 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import Outcome, shard
 from pipeline.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.spark.progress import Progress
-from pipeline.spark.session import package_zip
 from pipeline.storage.store import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.application import run_application
@@ -189,16 +188,24 @@ def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_sha
     assert digests(str(tmp_path / "out")) == small.digests
 
 
+def packed(target: Path) -> Path:
+    """The package as `python -m pipeline zip` writes it for YARN's cluster mode, where the driver needs it too."""
+    command = [sys.executable, "-m", "pipeline", "zip", "--to", str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{target}: written\n"), done.stderr
+    return target
+
+
 @pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
 def test_yarn_makes_the_same_shards(
     yarn: Yarn, hdfs: Hdfs, uploads: dict[str, str], small: Source, tmp_path: Path, deploy_mode: str
 ) -> None:
     output = f"{hdfs.uri}/yarn/{deploy_mode}"
     earlier = set((yarn.folder / "containers").glob("application_*/*"))
-    conf = {"spark.submit.pyFiles": str(package_zip(tmp_path / "pipeline.zip"))} if deploy_mode == "cluster" else {}
     arguments = ["--input", uploads["small"], "--output", output, "--workers", 3, *LAYOUT, *FIT]
     env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
-    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, conf=conf, env=env)
+    zipped = packed(tmp_path / "build" / "pipeline.zip") if deploy_mode == "cluster" else None
+    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, py_files=zipped, env=env)
     printed = done.stdout + done.stderr + (yarn.container_logs() if deploy_mode == "cluster" else "")
     assert done.returncode == 0, printed
     assert f"{output}: committed" in printed
@@ -408,16 +415,16 @@ KILL_AT_EVERY_CHANGE = """
 import os, sys
 from pipeline.storage.store import Store
 from tests.test_commit import commit, killed_at
-steps, died = 0, True
-while died:
+steps, killed = 0, True
+while killed:
     output = f"{sys.argv[1]}/{steps}"
     child = os.fork()
     if child == 0:
         commit(Store(), output, "old", 2)
         os._exit(17)
     assert os.waitpid(child, 0)[1] == 17 << 8
-    died = killed_at(output, "new", 1, steps)
-    steps += died
+    killed = killed_at(output, "new", 1, steps)
+    steps += killed
 print(steps)
 """
 
@@ -432,7 +439,7 @@ def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new
     for step in range(steps + 1):
         output = f"{hdfs.uri}/steps/{step}"
         seen.append(whole(output).manifest["strategy"])
-        commit(STORE, output, "next", 1)  # type: ignore[arg-type]
+        commit(STORE, output, "next", 1)
         assert whole(output).manifest["strategy"] == "next"
         assert set(strays(output)) <= {"_attempts"}  # a folder without a heart yet is left for the length of a lease
     # one change is the commit: before it the old set, after it the new

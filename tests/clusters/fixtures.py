@@ -7,8 +7,8 @@ of these tests, or of their files, begin with test_on_, so that all of them run 
 from collections.abc import Iterator
 
 import pytest
-from xdist.remote import Producer  # type: ignore[import-untyped]
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.clusters.hdfs import Hdfs
 from tests.clusters.standalone import Standalone
