@@ -1,7 +1,7 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same numbers and ends in the same update (trainer.server.parameter_slice.Slice.apply); each process is started by
-trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
+Every way moves the same numbers and ends in the same update (trainer.server.parameter_slice.Slice.apply); each process is
+started by trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loads what: the trainer never needs Spark, the pipeline never needs torch, and no folder imports from one above it."""
+"""What loads what: the trainer never needs Spark, the pipeline never needs torch, no folder imports from one above it."""
 
 from __future__ import annotations
 

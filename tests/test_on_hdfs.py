@@ -157,7 +157,7 @@ def test_a_datanode_killed_under_a_reader_is_survived(three_datanodes: Hdfs) -> 
 
 def test_a_datanode_killed_under_hdfs_natives_writer_is_survived(three_datanodes: Hdfs) -> None:
     """The writer goes on with the other nodes, or its caller begins again, as all of this project's writing does."""
-    hdfs, store, victims = three_datanodes, Store(), []
+    hdfs, store, victims = three_datanodes, Store(), list[int]()
 
     @patiently
     def write() -> str:
