@@ -42,6 +42,7 @@ def test_nothing_is_left_of_a_cluster_that_ended() -> None:
     assert port_is_free(cluster.rpc_port)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_cluster_whose_test_process_was_killed() -> None:
     program = """
 import time
@@ -72,6 +73,7 @@ def is_alive(process: psutil.Process) -> bool:
 # The command line
 
 
+@pytest.mark.slow
 def test_hdfs_up_and_down_keep_the_files_and_can_be_repeated(tmp_path: Path) -> None:
     hadoop_classpath()
     (tmp_path / "hadoop").symlink_to(cache_folder() / "hadoop")
@@ -145,6 +147,7 @@ def test_java_home_comes_before_path_and_path_before_the_environments_own(tmp_pa
         find_java({"PATH": ""}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_download_without_a_network_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9"
     monkeypatch.setenv("JDK_JAVA_OPTIONS", nowhere)
