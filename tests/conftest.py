@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pipeline.spark.session import PACKAGE
 from tests.clusters import QUICK_START
 
-pytest_plugins = ["tests.clusters.fixtures"]
+pytest_plugins = ["tests.clusters.fixtures", "tests.cluster_runs", "tests.selection"]
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(QUICK_START))  # the drivers of these tests live for seconds
 
 
