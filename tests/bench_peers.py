@@ -145,9 +145,7 @@ def _join_rpc(name: str, rank: int, world: int, rendezvous: str) -> None:
 
     os.environ["TP_SOCKET_IFNAME"] = "lo"  # or it asks for the address of this machine's host name
     options = rpc.TensorPipeRpcBackendOptions(init_method=rendezvous)
-    rpc.init_rpc(  # type: ignore[no-untyped-call]
-        name, rank=rank, world_size=world, rpc_backend_options=options
-    )
+    rpc.init_rpc(name, rank=rank, world_size=world, rpc_backend_options=options)
 
 
 def memory_worker(

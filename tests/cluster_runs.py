@@ -24,9 +24,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.runs.request import Request
-from pipeline.runs.shard import Outcome, shard
+from pipeline.runs.shard import ShardingResult, shard
 from pipeline.shardset.manifest import ShardSet, missing_file, read_committed
-from pipeline.spark.progress import Progress
+from pipeline.spark.progress import PhaseLog
 from pipeline.storage.store import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import ROOT, Hdfs, end_tree, spark_submit
@@ -90,10 +90,10 @@ def digests(output: str) -> dict[str, str]:
     return {file.path.replace(found.manifest["generation"], "*"): file.sha256 for file in found.files()}
 
 
-def run_here(spark: SparkSession, source: object, output: object, workers: int, **options: Any) -> Outcome:
+def run_here(spark: SparkSession, source: object, output: object, workers: int, **options: Any) -> ShardingResult:
     """The job in this process, on the session that other tests share: two local cores."""
     request = Request(str(source), str(output), workers, format="cifar10-binary", shape=SHAPE, **options)
-    return shard(spark.sparkContext, request, STRATEGY, Progress(quiet=True))
+    return shard(spark.sparkContext, request, STRATEGY, PhaseLog(quiet=True))
 
 
 def strays(output: str) -> list[str]:

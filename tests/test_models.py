@@ -295,10 +295,9 @@ def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(name: str, options: tuple[str, ...], message: str) -> None:
+    needed = ["--shards", "s", "--output", "o", "--epochs", "1"]
+    args = command_line.parse(flags(), [*needed, "--model", name, *options])
     with pytest.raises(UsageError, match=message) as refused:
-        args = command_line.parse(
-            flags(), ["--shards", "s", "--output", "o", "--epochs", "1", "--model", name, *options]
-        )
         build(config_of(args).model, ModelInput((3, 8, 8), 10), seed=0)
     assert "\n" not in str(refused.value)
 

@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 from pipeline.errors import JobError
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.runs import shard as runs
+from pipeline.runs import write
 from pipeline.runs.request import Request
-from pipeline.runs.shard import Outcome
-from pipeline.spark.progress import Progress
+from pipeline.runs.shard import ShardingResult
+from pipeline.spark.progress import PhaseLog
 from pipeline.strategies import Context, Fitted, Strategy
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
@@ -54,9 +55,9 @@ def sharded(
     meanwhile: Callable[[], object] = lambda: None,
     workers: int = 4,
     overwrite: bool = False,
-) -> Outcome:
+) -> ShardingResult:
     request = Request(str(source), str(output), workers, overwrite=overwrite, format="cifar10-binary", shape=(3, 8, 8))
-    return runs.shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), Progress(quiet=True))
+    return runs.shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), PhaseLog(quiet=True))
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -137,13 +138,13 @@ def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_
     fault: Callable[[WrittenChunk], WrittenChunk],
 ) -> None:
     """The scan sees the rows that were written once. Only the files tell how often each of them was."""
-    verify, seen = runs.verify, list[WrittenFile]()
+    verify, seen = write.verify, list[WrittenFile]()
 
     def faulty(written: list[WrittenChunk], *expected: Any) -> None:
         seen.extend(file for chunk in written for file in chunk.files)
         verify([fault(written[0]), *written[1:]], *expected)
 
-    monkeypatch.setattr(runs, "verify", faulty)
+    monkeypatch.setattr(write, "verify", faulty)
     with pytest.raises(JobError, match=rf"rows with \d+ copies were written, not {ROWS} \+ 9; nothing was committed"):
         sharded(spark, source, tmp_path / "out")
     assert sum(file.rows for file in seen) == ROWS + 9
