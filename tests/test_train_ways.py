@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.clusters import Hdfs
 from tests.configs import make_config
 from tests.trainer_runs import ROOT
 from tests.trainer_sets import make_sets
@@ -154,3 +155,17 @@ def test_a_script_without_a_guard_may_train(shards: Path, tmp_path: Path) -> Non
     command = [sys.executable, str(script), str(shards), str(tmp_path / "run")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, ["resnet20", "asp", "6"]), done.stderr
+
+
+def test_on_hdfs_a_run_reads_shards_through_the_native_protocol_and_through_a_gateway(
+    hdfs: Hdfs, shards: Path, runs: Any, tmp_path: Path
+) -> None:
+    """Wherever the shards are read from, a run ends with the same bits."""
+    expected = vector(runs(batch_norm="ema"))[0]
+    hdfs.client().upload("/train-ways", str(shards))
+    gateway = hdfs.webhdfs_url.replace("http://", "webhdfs://")
+    for number, uri in enumerate((f"{hdfs.uri}/train-ways", f"{gateway}/train-ways")):
+        config = make_config(uri, tmp_path / f"run-{number}", model="cnn", protocol="bsp", **COMMON)
+        result = train(config, Options(silent=True, report=False))
+        assert result is not None
+        np.testing.assert_array_equal(vector(result)[0], expected)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,9 +46,15 @@ def host(shards: Path, tmp_path: Path) -> Iterator[Host]:
     hosts: list[Training] = []
     (tmp_path / "token").write_text("0123456789abcdef\n")
 
-    def start(roles: str, addresses: list[str], *flags: object, token: Path = tmp_path / "token") -> Training:
+    def start(
+        roles: str,
+        addresses: list[str],
+        *flags: object,
+        token: Path = tmp_path / "token",
+        inside: tuple[str, ...] = (),
+    ) -> Training:
         where = ("--roles", roles, "--addresses", ",".join(addresses), "--token-file", token)
-        hosts.append(Training(shards, tmp_path / "run", *COMMON, *where, *flags))
+        hosts.append(Training(shards, tmp_path / "run", *COMMON, *where, *flags, inside=inside))
         return hosts[-1]
 
     yield start
@@ -130,6 +139,47 @@ def test_three_hosts_end_with_the_bits_of_one_though_a_worker_is_killed(
     assert head.result()["restarts"]["worker"] == 1
     until(lambda: not [p for part in (head, workers, follower) for p in part.family()], "all their processes end")
     until(lambda: nobody_listens(where), "no server is left")  # a process is a zombie before its last thread is gone
+
+
+@pytest.fixture
+def two_networks() -> Iterator[dict[str, tuple[str, ...]]]:
+    """Two network namespaces joined by a cable: the command that runs another in each, by its address there."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and the ip command of iproute2")
+    names = [f"trainer-{os.getpid()}-{side}" for side in "ab"]
+    found = {"10.99.0.1": names[0], "10.99.0.2": names[1]}
+    made = subprocess.run(["ip", "netns", "add", names[0]], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no network namespace can be made here: {made.stderr.strip()}")
+    try:
+        ip("netns", "add", names[1])
+        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for address, name in found.items():
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield {address: ("ip", "netns", "exec", name) for address, name in found.items()}
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def test_hosts_on_two_networks_end_with_the_bits_of_one_over_encrypted_sockets(
+    host: Host, undisturbed: np.ndarray, two_networks: dict[str, tuple[str, ...]]
+) -> None:
+    """Neither network reaches the other's loopback, and no memory is shared: all gradients cross the cable."""
+    here, there = two_networks
+    where = [f"tcp://{here}:7000", f"tcp://{there}:7000"]
+    flags = (*BSP, "--same-host", "socket")
+    leading = host("server:0,worker:0-1,evaluator", where, *flags, inside=two_networks[here])
+    following = host("server:1,worker:2", where, *flags, inside=two_networks[there])
+    for part in (leading, following):
+        assert part.wait() == 0, part.said()
+    np.testing.assert_array_equal(leading.vector(), undisturbed)
 
 
 @pytest.mark.parametrize("protocol", ["asp", "ssp"])

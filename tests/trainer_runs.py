@@ -27,10 +27,11 @@ ROOT = PACKAGE.parent
 class Training:
     """``python -m trainer`` in a session of its own, so that everything it starts can be found afterwards."""
 
-    def __init__(self, shards: Path | str, output: Path, *flags: object) -> None:
+    def __init__(self, shards: Path | str, output: Path, *flags: object, inside: tuple[str, ...] = ()) -> None:
+        """inside: a command that runs another, such as in a network of its own."""
         self.output = output
         self.text = output.parent / f"{output.name}.{time.monotonic_ns()}.txt"
-        command = [sys.executable, "-m", "trainer", "--shards", str(shards), "--output", str(output)]
+        command = [*inside, sys.executable, "-m", "trainer", "--shards", str(shards), "--output", str(output)]
         with open(self.text, "w") as text:
             self.process = subprocess.Popen(
                 [*command, *map(str, flags)], cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, start_new_session=True
