@@ -199,8 +199,8 @@ DEALT = [  # (strategy, its parameters, the column that makes the piles, whether
     ("round_robin", {}, None, False),
     ("stratified", {}, "label", False),
     ("stratified", {"start": "carry"}, "label", True),
-    ("distribution_aware", {"sparse_if": "lt"}, "neighbourhood", False),
-    ("distribution_aware", {"start": "carry"}, "neighbourhood", True),
+    ("distribution_aware", {"sparse_if": "lt", "components": 40}, "neighbourhood", False),
+    ("distribution_aware", {"start": "carry", "components": 40}, "neighbourhood", True),
     ("class_cluster", {}, "neighbourhood", True),
 ]
 
@@ -214,6 +214,7 @@ def test_rows_are_dealt_like_cards(spark, source, tmp_path, name, params, column
     piles = [dense.id.tolist()] if column is None else [pile.id.tolist() for _, pile in dense.groupby(column)]
     by_worker = [dense[dense.worker == worker].id.tolist() for worker in range(7)]
     assert by_worker == dealt(piles, 7, carry=carry)
+    assert (len(dense) < len(owners)) == STRATEGIES[name].copies_rows, "these rows have sparse neighbourhoods"
 
 
 def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark, source, tmp_path):
