@@ -16,6 +16,7 @@ TO ?= data/$(NAME)
 ARGS ?=
 
 ENV := . .venv/env.sh
+SETUP := pyproject.toml conf/setup.sh conf/constraints.txt
 READY := .venv/.ready
 READY_TRAINER := .venv/.ready-trainer
 READY_DEV := .venv/.ready-dev
@@ -23,7 +24,7 @@ SAMPLE := build/sample
 # A driver that only talks to itself need not look its host name up.
 LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 
-.PHONY: help setup demo demo-shards test fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
+.PHONY: help setup demo demo-shards test test-fast lint fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -31,15 +32,15 @@ help: ## list these targets
 
 setup: $(READY) ## install Python packages and, where missing, Java into .venv
 
-$(READY): pyproject.toml conf/setup.sh
+$(READY): $(SETUP)
 	@PYTHON='$(PYTHON)' conf/setup.sh
 	@touch $@
 
-$(READY_DEV): pyproject.toml conf/setup.sh
+$(READY_DEV): $(SETUP)
 	@PYTHON='$(PYTHON)' conf/setup.sh dev
 	@touch $(READY) $(READY_TRAINER) $@
 
-$(READY_TRAINER): pyproject.toml conf/setup.sh
+$(READY_TRAINER): $(SETUP)
 	@PYTHON='$(PYTHON)' conf/setup.sh trainer
 	@touch $(READY) $@
 
@@ -53,8 +54,18 @@ demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated 
 	  $(LOCAL_IP) spark-submit --master '$(MASTER)' jobs/distribution_aware.py \
 	    --input "$$data" $${eval:+--eval-input "$$eval"} --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
+# The linter and the type checker run beside the tests. What they say is shown after them.
 test: $(READY_DEV) ## run the linter, the type checker and the tests
-	@$(ENV); ruff check .; ruff format --check .; mypy pipeline trainer; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 3 $(ARGS)
+	@$(ENV); said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	  $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
+	  tests=0; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 3 $(ARGS) || tests=$$?; \
+	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
+
+test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 2 -m 'not slow' $(ARGS)
+
+lint: $(READY_DEV) ## run the linter, the format check and the type checker
+	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status
 
 fetch: $(READY) ## download NAME=cifar10|cifar100 from its home page to TO (a folder or hdfs:// URI)
 	@$(ENV); python -m pipeline fetch '$(NAME)' --to '$(TO)' $(ARGS)

@@ -1,8 +1,8 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same elements and ends in the same update, ParameterSlice.apply of trainer.server.parameter_slice. Each process
-is started by trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips
-done."""
+Every way moves the same elements and ends in the same update (trainer.server.parameter_slice.ParameterSlice.apply); each
+process is started by trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round
+trips done."""
 
 from __future__ import annotations
 
@@ -145,9 +145,7 @@ def _join_rpc(name: str, rank: int, world: int, rendezvous: str) -> None:
 
     os.environ["TP_SOCKET_IFNAME"] = "lo"  # or it asks for the address of this machine's host name
     options = rpc.TensorPipeRpcBackendOptions(init_method=rendezvous)
-    rpc.init_rpc(  # type: ignore[no-untyped-call]
-        name, rank=rank, world_size=world, rpc_backend_options=options
-    )
+    rpc.init_rpc(name, rank=rank, world_size=world, rpc_backend_options=options)
 
 
 def memory_worker(

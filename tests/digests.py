@@ -1,4 +1,4 @@
-"""``python -m tests.digests [--root CHECKOUT] [--data DIR]``: what a checkout computes, as digests to hold against another's.
+"""``python -m tests.digests [--root CHECKOUT] [--data DIR]``: what a checkout computes, as digests to compare with others.
 
 A change that should not alter behaviour prints the same lines before and after. Everything goes through the command lines,
 so that a checkout with other modules can be asked too: the shards of every strategy file by file, a resharded set, and

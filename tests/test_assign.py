@@ -3,13 +3,14 @@
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_chunk
-from pipeline.assignment.groups import group_table
+from pipeline.assignment.groups import GroupTable, SparseIf, group_table
 from pipeline.assignment.permutation import keyed_permutation
 from pipeline.assignment.ranks import ranks
 from pipeline.output.writer import deliveries
@@ -19,7 +20,9 @@ groups_of_rows = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.ar
 
 @given(groups_of_rows, st.integers(1, 9), st.data())
 @settings(max_examples=100, deadline=None)
-def test_two_counting_passes_rank_every_row_in_its_group_whatever_the_chunks(groups, pieces, data):
+def test_two_counting_passes_rank_every_row_in_its_group_whatever_the_chunks(
+    groups: npt.NDArray[np.int64], pieces: int, data: st.DataObject
+) -> None:
     rows = len(groups)
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), min_size=pieces - 1, max_size=pieces - 1)))
     bounds = list(zip([0, *cuts], [*cuts, rows], strict=True))
@@ -36,20 +39,22 @@ def test_two_counting_passes_rank_every_row_in_its_group_whatever_the_chunks(gro
     assert np.concatenate(found).tolist() == brute
 
 
-def _without_empty(bounds):
+def _without_empty(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(low, high) for low, high in bounds if low < high]
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**32), st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_keyed_permutation_is_a_permutation_and_places_rows_one_by_one(size, key, data):
+def test_a_keyed_permutation_is_a_permutation_and_places_rows_one_by_one(
+    size: int, key: int, data: st.DataObject
+) -> None:
     whole = keyed_permutation(np.arange(size), size, key)
     assert sorted(whole.tolist()) == list(range(size))
     some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
     assert keyed_permutation(np.array(some), size, key).tolist() == whole[some].tolist()
 
 
-def test_permutations_of_many_seeds_deal_classes_hypergeometrically():
+def test_permutations_of_many_seeds_deal_classes_hypergeometrically() -> None:
     """Under ``random`` the class counts of a shard are hypergeometric; 300 seeds, chi-square."""
     rows, members, workers, seeds = 1200, 240, 6, 300
     drawn = stats.hypergeom(rows, members, rows // workers)
@@ -75,35 +80,41 @@ def test_permutations_of_many_seeds_deal_classes_hypergeometrically():
         (100, 500, [4200] * 8 + [4100] * 4),
     ],
 )
-def test_starting_every_class_at_worker_zero_gives_the_papers_shard_sizes(classes, sizes, expected):
+def test_starting_every_class_at_worker_zero_gives_the_papers_shard_sizes(
+    classes: int, sizes: int, expected: list[int]
+) -> None:
     table = group_table(np.full(classes, sizes), 12)
     assert _owner_sizes(table) == expected
     carried = group_table(np.full(classes, sizes), 12, start="carry")
     assert sorted(set(_owner_sizes(carried))) == [4166, 4167]
 
 
-def _owner_sizes(table):
+def _owner_sizes(table: GroupTable) -> list[int]:
     groups = np.repeat(np.arange(len(table.sizes)), table.sizes)
     owners = (table.starts[groups] + np.concatenate([np.arange(s) for s in table.sizes])) % table.num_workers
-    return np.bincount(owners, minlength=table.num_workers).tolist()
+    return [int(count) for count in np.bincount(owners, minlength=table.num_workers)]
 
 
 @pytest.mark.parametrize(("rule", "sparse"), [("le", [True, True, False]), ("lt", [True, False, False])])
-def test_a_cluster_of_exactly_n_rows_is_sparse_by_the_pseudo_code_and_dense_by_the_prose(rule, sparse):
+def test_a_cluster_of_exactly_n_rows_is_sparse_by_the_pseudo_code_and_dense_by_the_prose(
+    rule: SparseIf, sparse: list[bool]
+) -> None:
     table = group_table(np.array([11, 12, 13]), 12, sparse_if=rule)
     assert table.sparse.tolist() == sparse
     assert table.copies == 11 * sum(size for size, is_sparse in zip([11, 12, 13], sparse, strict=True) if is_sparse)
 
 
-def test_one_worker_gets_no_duplicates_even_of_sparse_groups():
+def test_one_worker_gets_no_duplicates_even_of_sparse_groups() -> None:
     assert group_table(np.array([1, 1, 5]), 1, sparse_if="le").copies == 0
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
 @settings(max_examples=60, deadline=None)
-def test_deliveries_reach_the_owner_once_and_everybody_for_broadcast_rows(owners, data):
+def test_deliveries_reach_the_owner_once_and_everybody_for_broadcast_rows(
+    owners: list[int], data: st.DataObject
+) -> None:
     broadcast = np.array(data.draw(st.lists(st.booleans(), min_size=len(owners), max_size=len(owners))))
-    got = {}
+    got: dict[int, list[tuple[int, int]]] = {}
     for worker, rows, copies in deliveries(np.array(owners), broadcast, 5):
         for row, copy in zip(rows.tolist(), copies.tolist(), strict=True):
             got.setdefault(row, []).append((worker, copy))
@@ -115,7 +126,7 @@ def test_deliveries_reach_the_owner_once_and_everybody_for_broadcast_rows(owners
 
 @given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 200_000))
 @settings(max_examples=100, deadline=None)
-def test_chunks_cover_all_ids_once_in_order(rows, workers, record_bytes):
+def test_chunks_cover_all_ids_once_in_order(rows: int, workers: int, record_bytes: int) -> None:
     bounds = chunk_bounds(rows, workers, record_bytes)
     assert bounds[0][0] == 0
     assert bounds[-1][1] == rows

@@ -25,6 +25,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("bench"), [rows_of(1400, 2), rows_of(1300, 3, 2000)], EVAL_ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_makes_round_trips_that_cost_time(way: str) -> None:
     before = set(psutil.Process().children(recursive=True))
@@ -34,6 +35,7 @@ def test_every_way_makes_round_trips_that_cost_time(way: str) -> None:
     assert not [process for process in left if process.name().startswith(("server", "worker"))]
 
 
+@pytest.mark.slow
 def test_raw_tcp_answers_with_what_torch_s_own_optimiser_makes_of_the_gradients() -> None:
     numbers, pushes = 5000, 3
     parameter = torch.zeros(numbers, requires_grad=True)
@@ -73,6 +75,7 @@ def test_images_per_second_leave_out_the_slow_start_and_what_was_rejected() -> N
     assert bench_throughput.images_per_s(pd.concat([frame, rejected])) == pytest.approx(32.0)
 
 
+@pytest.mark.slow
 def test_a_run_and_plain_loops_are_timed_on_the_same_shards(shards: Path) -> None:
     rate, numbers = bench_throughput.ours(shards, "logistic", STEPS)
     assert rate > 0
@@ -85,6 +88,7 @@ def test_a_plain_process_that_its_own_threads_slow_down_is_called_no_measure() -
     assert "mean nothing" not in bench_throughput.on_one_thread([500.0, 510.0], [300.0, 310.0])
 
 
+@pytest.mark.slow
 def test_memory_is_looked_up_for_every_process_of_a_run(shards: Path) -> None:
     (sizes,) = bench_memory.looks_at_a_run(shards, "logistic", 2, 1, "--batch-size", 8)
     counts = {role: len(found) for role, found in sizes.items()}

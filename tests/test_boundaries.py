@@ -1,4 +1,4 @@
-"""What loads what: the trainer never needs Spark, the pipeline never needs torch, and no folder imports from one above it."""
+"""What loads what: the trainer never needs Spark, the pipeline never needs torch, no folder imports from one above it."""
 
 from __future__ import annotations
 
@@ -94,12 +94,14 @@ def test_the_ground_floor_needs_neither_spark_nor_torch() -> None:
     assert loaded_with(["pipeline", "trainer", *ground]).isdisjoint({"pyspark", "py4j", "torch"})
 
 
+@pytest.mark.slow
 def test_the_trainer_needs_no_spark() -> None:
     packages = loaded_with(modules_of("trainer"))
     assert "torch" in packages
     assert packages.isdisjoint({"pyspark", "py4j"})
 
 
+@pytest.mark.slow
 def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
     """The benchmark stands above both packages: it may enter the trainer's public face, when it runs."""
     packages = loaded_with(modules_of("pipeline"))

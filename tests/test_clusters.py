@@ -17,6 +17,7 @@ from pipeline.errors import JobError, UsageError
 from tests.clusters import ROOT, Hdfs, free_ports
 from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_classpath
 from tests.clusters.command import read_running
+from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import cache_folder, port_is_free
 from tests.test_on_hdfs import put, wait_for
 
@@ -41,6 +42,7 @@ def test_nothing_is_left_of_a_cluster_that_ended() -> None:
     assert port_is_free(cluster.rpc_port)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_cluster_whose_test_process_was_killed() -> None:
     program = """
 import time
@@ -71,6 +73,7 @@ def is_alive(process: psutil.Process) -> bool:
 # The command line
 
 
+@pytest.mark.slow
 def test_hdfs_up_and_down_keep_the_files_and_can_be_repeated(tmp_path: Path) -> None:
     hadoop_classpath()
     (tmp_path / "hadoop").symlink_to(cache_folder() / "hadoop")
@@ -114,6 +117,18 @@ def test_a_busy_port_is_one_line_that_names_the_port_and_its_holder(tmp_path: Pa
 # Programs
 
 
+def test_the_executors_python_has_the_packages_and_finds_no_checkout() -> None:
+    """A job whose package did not travel fails on these clusters, as it does where nothing is installed in place."""
+
+    def imported(*names: str) -> subprocess.CompletedProcess[str]:
+        command = [str(executor_python()), "-c", f"import {', '.join(names)}"]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
+
+    assert imported("numpy", "pyspark", "hdfs_native").returncode == 0
+    assert imported("pipeline").stderr.endswith("ModuleNotFoundError: No module named 'pipeline'\n")
+
+
 def test_java_home_comes_before_path_and_path_before_the_environments_own(tmp_path: Path) -> None:
     def java(folder: str) -> Path:
         program = tmp_path / folder / "bin" / "java"
@@ -132,6 +147,7 @@ def test_java_home_comes_before_path_and_path_before_the_environments_own(tmp_pa
         find_java({"PATH": ""}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_download_without_a_network_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9"
     monkeypatch.setenv("JDK_JAVA_OPTIONS", nowhere)

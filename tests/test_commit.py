@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,18 @@ import pytest
 
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.shardset.commit import Attempt, refuse_unless
-from pipeline.shardset.manifest import missing_file, open_committed, read_committed
+from pipeline.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.storage.store import Store
 
 FATAL = ("create", "makedirs", "rename", "delete")
 
 
+@dataclass
 class FatalFiles:
-    """A file system whose process is killed -9 just before its n-th change."""
+    """A file system whose process is killed by SIGKILL just before change number ``countdown[0]``."""
 
-    def __init__(self, inner: Any, countdown: list[int]) -> None:
-        self.inner, self.countdown = inner, countdown
+    inner: Any
+    countdown: list[int]
 
     def __getattr__(self, name: str) -> Any:
         if name in FATAL:
@@ -36,8 +39,9 @@ class FatalFiles:
         return getattr(self.inner, name)
 
 
+@dataclass(frozen=True)
 class FatalStore(Store):
-    countdown: list[int]
+    countdown: list[int] = field(default_factory=list)
 
     def files(self, uri: str) -> Any:
         return FatalFiles(super().files(uri), self.countdown)
@@ -51,8 +55,8 @@ def contents(name: str, workers: int) -> dict[str, bytes]:
     } | {f"_model/{name}/pca/arrays.npz": name.encode()}
 
 
-def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict:
-    def entry(path: str) -> dict:
+def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict[str, Any]:
+    def entry(path: str) -> dict[str, Any]:
         data = files[path]
         return {"path": path, "rows": 1, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -68,10 +72,10 @@ def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict:
     }
 
 
-def commit(store: Store, output: Path, name: str, workers: int, *, overwrite: bool = True) -> None:
+def commit(store: Store, output: Path | str, name: str, workers: int, *, overwrite: bool = True) -> None:
     files = contents(name, workers)
 
-    def supersedes(theirs: Any) -> bool:
+    def supersedes(theirs: ShardSet) -> bool:
         refuse_unless(overwrite, theirs, "run")
         return True
 
@@ -86,17 +90,25 @@ def commit(store: Store, output: Path, name: str, workers: int, *, overwrite: bo
         attempt.publish(manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
 
 
-def killed_at(output: Path, name: str, workers: int, step: int) -> bool:
-    """Commit in a forked process that dies before file change number ``step``; whether it did."""
+def killed_at(output: Path | str, name: str, workers: int, step: int) -> bool:
+    """Commit in a forked process that is killed before file change number ``step``.
+
+    Returns False where the whole commit takes no more than ``step`` changes, and was therefore never killed. Raises
+    AssertionError where the process ended in any other way; its stack trace is on stderr."""
     child = os.fork()
     if child == 0:
-        store = FatalStore()
-        object.__setattr__(store, "countdown", [step])
+        code = 1
         try:
-            commit(store, output, name, workers)
+            commit(FatalStore(countdown=[step]), output, name, workers)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL), f"the commit ended with {code} before file change {step}"
+    return code != 0
 
 
 def whole(output: Path) -> str | None:
@@ -114,32 +126,47 @@ def files_below(output: Path) -> set[str]:
     return {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
 
 
+def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not killed_at(tmp_path / "set", "new", 2, 1000)
+    assert whole(tmp_path / "set") == "new"
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(AssertionError, match="the commit ended with 1 before file change 1000"):
+        killed_at(tmp_path / "file", "new", 2, 1000)
+    assert "NotADirectoryError" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("older", [False, True], ids=["first commit", "over an older set"])
-def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_one_whole(tmp_path, older):
-    seen, step = set(), 0
+def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_one_whole(
+    tmp_path: Path, older: bool
+) -> None:
+    seen: set[str | None] = set()
+    step = 0
     while True:
         output = tmp_path / str(step)
         if older:
             commit(Store(), output, "old", 3)
-        died = killed_at(output, "new", 2, step)
+        killed = killed_at(output, "new", 2, step)
         found = whole(output)
-        assert found in (("old", "new") if older else (None, "new"))
+        assert found in (("old" if older else None, "new") if killed else ("new",))
         seen.add(found)
         # the next run takes over, though the dead one's heartbeat is a moment old, and leaves nothing of it
         commit(Store(), output, "next", 2)
         assert whole(output) == "next"
         assert files_below(output) == {*contents("next", 2), "manifest.json"}
-        if not died:
+        if not killed:
             break
         step += 1
     assert step > 25, "the commit has more steps than that"
     assert seen == ({"old", "new"} if older else {None, "new"})
 
 
-def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path):
+def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path: Path) -> None:
     commit(Store(), tmp_path, "old", 3)
     script = (
-        "import sys; from pathlib import Path; from tests.test_commit import commit; from pipeline.storage.store import Store\n"
+        "import sys; from pathlib import Path\n"
+        "from pipeline.storage.store import Store; from tests.test_commit import commit\n"
         "print('go', flush=True)\n"
         "while True: commit(Store(), Path(sys.argv[1]), 'a', 3); commit(Store(), Path(sys.argv[1]), 'b', 2)"
     )
@@ -162,7 +189,7 @@ def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path):
     assert files_below(tmp_path) == {*contents("next", 1), "manifest.json"}
 
 
-def test_a_live_attempt_is_never_cleaned_away(tmp_path):
+def test_a_live_attempt_is_never_cleaned_away(tmp_path: Path) -> None:
     with Attempt(Store(), str(tmp_path)) as alive:
         Store().write_new(f"{alive.folder}/work", b"in progress")
         commit(Store(), tmp_path, "other", 2)
@@ -170,7 +197,9 @@ def test_a_live_attempt_is_never_cleaned_away(tmp_path):
     assert whole(tmp_path) == "other"
 
 
-def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(tmp_path, monkeypatch):
+def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "pipeline.shardset.commit._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
     )
@@ -186,7 +215,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(tmp_path
         assert second.remove_abandoned() == [first.id]
 
 
-def test_a_dead_holders_lock_is_broken_and_a_live_ones_is_not(tmp_path):
+def test_a_dead_holders_lock_is_broken_and_a_live_ones_is_not(tmp_path: Path) -> None:
     with Attempt(Store(), str(tmp_path)) as dead, Attempt(Store(), str(tmp_path)) as alive:
         Store().write_new(alive.lock, b"0123456789ab")  # an attempt that is not there
         with alive.locked():
@@ -195,8 +224,13 @@ def test_a_dead_holders_lock_is_broken_and_a_live_ones_is_not(tmp_path):
                 pass
 
 
-def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp_path):
+def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp_path: Path) -> None:
     store, output = Store(), str(tmp_path)
+
+    def refuse(theirs: ShardSet) -> bool:
+        refuse_unless(False, theirs, "run")
+        return True
+
     with Attempt(store, output) as late:
         commit(store, tmp_path, "first", 2)
         files = contents("late", 2)
@@ -205,13 +239,13 @@ def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp
                 manifest_of("late", files, 2),
                 [],
                 before=None,
-                supersedes=lambda theirs: refuse_unless(False, theirs, "run") is None,
+                supersedes=refuse,
             )
         kept = late.publish(manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
     assert kept.manifest["strategy"] == whole(tmp_path) == "first"
 
 
-def test_other_peoples_files_are_left_alone(tmp_path):
+def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")
     (tmp_path / "worker=000").mkdir()
@@ -226,14 +260,14 @@ def test_other_peoples_files_are_left_alone(tmp_path):
     ("text", "expected"),
     [(None, "no shards were ever committed"), ("{", "not a shard manifest"), ('{"format_version": 9}', "version 9")],
 )
-def test_what_is_not_a_committed_set_is_refused_in_one_line(tmp_path, text, expected):
+def test_what_is_not_a_committed_set_is_refused_in_one_line(tmp_path: Path, text: str | None, expected: str) -> None:
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=expected):
         open_committed(Store(), str(tmp_path))
 
 
-def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path):
+def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path: Path) -> None:
     output, elsewhere = tmp_path / "o", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("keep")
@@ -249,14 +283,14 @@ def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(t
     assert (output / "_model_notes").is_dir()
 
 
-def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path):
+def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path) -> None:
     with Attempt(Store(), str(tmp_path)):
         pass
     assert tmp_path.is_dir()
     assert not any(tmp_path.iterdir())
 
 
-def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path):
+def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path: Path) -> None:
     commit(Store(), tmp_path, "a", 1)
     for name in ("report.html", "quality.json", "_report.html-0123abcd"):
         (tmp_path / name).write_text("of a")
@@ -275,11 +309,11 @@ def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path):
         ("hdfs:///a", "hdfs://n:9/a"),
     ],
 )
-def test_paths_are_kept_to_the_letter(uri, expected):
+def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
     assert Store((("fs.defaultFS", "hdfs://n:9"),)).resolve(uri) == expected
 
 
 @pytest.mark.parametrize("uri", ["", "s3://b/x", "file://host/x", "hdfs://h:abc/x", "hdfs:///x"])
-def test_uris_that_name_no_place_are_refused(uri):
+def test_uris_that_name_no_place_are_refused(uri: str) -> None:
     with pytest.raises(UsageError):
         Store().resolve(uri)

@@ -98,7 +98,10 @@ def test_the_fingerprint_does_not_depend_on_the_cut_and_notices_a_changed_pixel(
     swapped = labels.copy()
     swapped[[0, 1]] = labels[[1, 0]] if labels[0] != labels[1] else (labels[0] + 1) % 10
     images[1234, 77] ^= 1
-    assert checked(discovered(write_binary(tmp_path / "c", swapped, images))).fingerprint not in {*fingerprints, changed}
+    assert checked(discovered(write_binary(tmp_path / "c", swapped, images))).fingerprint not in {
+        *fingerprints,
+        changed,
+    }
 
 
 def test_cifar100_binary_has_coarse_labels_beside_the_fine_ones(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
@@ -9,6 +11,7 @@ from pyspark.ml.clustering import KMeans
 from pyspark.ml.evaluation import ClusteringEvaluator
 from pyspark.ml.feature import PCA
 from pyspark.ml.functions import array_to_vector
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sklearn.decomposition import PCA as ReferencePCA
 from sklearn.metrics import adjusted_rand_score
@@ -24,21 +27,22 @@ from tests.test_dataset import found
 from tests.test_strategies import make, read, run
 
 PIXELS = 192
+Rows = tuple[np.ndarray, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def rows():
+def rows() -> Rows:
     return make_rows(1500, classes=4, seed=2, pixels=PIXELS)
 
 
 @pytest.fixture(scope="module")
-def table(spark, rows, tmp_path_factory):
+def table(spark: SparkSession, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
     folder = write_binary(tmp_path_factory.mktemp("est") / "c", *rows)
     dataset = found(folder, shape=(3, 8, 8), format="cifar10-binary")
     return Images(spark.sparkContext, dataset).frame().cache()
 
 
-def test_the_frame_has_ids_labels_and_images_with_their_shape(table, rows):
+def test_the_frame_has_ids_labels_and_images_with_their_shape(table: DataFrame, rows: Rows) -> None:
     taken = table.orderBy("id").toPandas()
     assert taken.id.tolist() == list(range(1500))
     assert np.array_equal(taken.label, rows[0])
@@ -46,7 +50,7 @@ def test_the_frame_has_ids_labels_and_images_with_their_shape(table, rows):
     assert table.schema["image"].metadata == {"shape": "[3, 8, 8]", "dtype": "uint8", "layout": "CHW"}
 
 
-def test_components_span_what_stock_spark_and_scikit_learn_find(table, rows):
+def test_components_span_what_stock_spark_and_scikit_learn_find(table: DataFrame, rows: Rows) -> None:
     model = BlockPCA(components=8).fit(table)
     reference = ReferencePCA(8, svd_solver="covariance_eigh").fit(rows[1].astype(float))
     stock = PCA(k=8, inputCol="pixels", outputCol="out").fit(_pixels(table))
@@ -58,24 +62,26 @@ def test_components_span_what_stock_spark_and_scikit_learn_find(table, rows):
     np.testing.assert_allclose(model.mean, rows[1].mean(axis=0))
 
 
-def _pixels(table):
+def _pixels(table: DataFrame) -> DataFrame:
     return table.select("id", matrix_to_vector(lambda images: images, F.col("image")).alias("pixels"))
 
 
-def test_the_transform_is_the_projection_of_the_raw_pixels(table, rows):
+def test_the_transform_is_the_projection_of_the_raw_pixels(table: DataFrame, rows: Rows) -> None:
     model = BlockPCA(components=8).fit(table)
     found_points = np.stack([r.point.toArray() for r in model.transform(table).orderBy("id").select("point").collect()])
     expected = rows[1].astype(float) @ model.spectrum.components.T
     np.testing.assert_allclose(found_points, expected, atol=2.0**-model.projection.exponent)
 
 
-def test_whitening_gives_every_component_unit_variance(table):
+def test_whitening_gives_every_component_unit_variance(table: DataFrame) -> None:
     model = BlockPCA(components=6, whiten=True).fit(table)
     points = np.stack([r.point.toArray() for r in model.transform(table).select("point").collect()])
     np.testing.assert_allclose(points.std(axis=0, ddof=1), 1, rtol=1e-3)
 
 
-def test_both_fits_give_the_same_bits_for_any_partitioning_planned_ahead_or_adaptively(spark, table, request):
+def test_both_fits_give_the_same_bits_for_any_partitioning_planned_ahead_or_adaptively(
+    spark: SparkSession, table: DataFrame, request: pytest.FixtureRequest
+) -> None:
     request.addfinalizer(lambda: spark.conf.unset("spark.sql.adaptive.enabled"))
     models = []
     for parts, adaptive in ((1, "true"), (7, "false"), (31, "true")):
@@ -89,7 +95,9 @@ def test_both_fits_give_the_same_bits_for_any_partitioning_planned_ahead_or_adap
         assert kmeans.fitted.inertia == first_kmeans.fitted.inertia
 
 
-def test_one_task_and_one_job_an_iteration_give_the_same_bits(table, monkeypatch):
+def test_one_task_and_one_job_an_iteration_give_the_same_bits(
+    table: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = BlockPCA(components=6).fit(table).transform(table).cache()
     here = BlockKMeans(k=7, seed=1, nInit=2).fit(points)
     monkeypatch.setattr(kmeans_module, "ONE_TASK_BYTES", 0)
@@ -98,7 +106,7 @@ def test_one_task_and_one_job_an_iteration_give_the_same_bits(table, monkeypatch
     assert here.fitted.inertia == spread.fitted.inertia
 
 
-def test_clusters_match_stock_spark(table):
+def test_clusters_match_stock_spark(table: DataFrame) -> None:
     points = BlockPCA(components=6).fit(table).transform(table).cache()
     ours = BlockKMeans(k=12, seed=3, nInit=3).fit(points)
     fits = [KMeans(k=12, seed=s, maxIter=100, featuresCol="point", predictionCol="stock").fit(points) for s in range(4)]
@@ -115,7 +123,7 @@ def test_clusters_match_stock_spark(table):
     assert score > 0.5
 
 
-def test_models_and_pipelines_survive_saving_and_loading(table, tmp_path):
+def test_models_and_pipelines_survive_saving_and_loading(table: DataFrame, tmp_path: Path) -> None:
     model = Pipeline(stages=[BlockPCA(components=6, whiten=True), BlockKMeans(k=5)]).fit(table)
     model.write().overwrite().save(f"file://{tmp_path}/pipeline")
     loaded = PipelineModel.load(f"file://{tmp_path}/pipeline")
@@ -128,7 +136,9 @@ def test_models_and_pipelines_survive_saving_and_loading(table, tmp_path):
     assert BlockKMeans.load(f"file://{tmp_path}/estimator").getOrDefault("k") == 9
 
 
-def test_the_models_beside_the_shards_load_and_predict_what_was_written(spark, rows, table, tmp_path):
+def test_the_models_beside_the_shards_load_and_predict_what_was_written(
+    spark: SparkSession, rows: Rows, table: DataFrame, tmp_path: Path
+) -> None:
     folder = write_binary(tmp_path / "c", *rows)
     manifest = run(spark, folder, tmp_path / "o", make("distribution_aware"), 3)
     pca = BlockPCAModel.load(f"file://{tmp_path}/o/_model/{manifest['generation']}/pca")
@@ -140,12 +150,12 @@ def test_the_models_beside_the_shards_load_and_predict_what_was_written(spark, r
 
 
 @pytest.mark.parametrize("components", [0, -1, 2.5])
-def test_senseless_numbers_of_components_are_refused(table, components):
+def test_senseless_numbers_of_components_are_refused(table: DataFrame, components: float) -> None:
     with pytest.raises(UsageError, match="components"):
         BlockPCA(components=components).fit(table)
 
 
-def test_arrays_of_numbers_cluster_too(spark):
+def test_arrays_of_numbers_cluster_too(spark: SparkSession) -> None:
     rng = np.random.default_rng(0)
     data = [(i, [float(v) for v in rng.normal(5 * (i % 3), 0.1, 2)]) for i in range(300)]
     points = spark.createDataFrame(data, "id long, v array<double>").withColumn("point", array_to_vector("v"))

@@ -103,6 +103,7 @@ def test_a_number_that_is_none_is_found_before_anything_is_written(
     assert not (tmp_path / "shards").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", [pa.array(["cat"] * ROWS), pa.array([1] * ROWS)])
 def test_a_target_that_is_no_real_number_is_a_column_like_any_other(tmp_path: Path, foreign: pa.Array) -> None:
     """Data sets name columns as they like; what the jobs do not know they leave out."""

@@ -316,7 +316,7 @@ def run_command(mirror: Mirror, place: Place, *more: str) -> int:
 def test_the_command_says_what_it_did(
     mirror: Mirror, place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(ARCHIVES, ("cifar10", "bin"), archive_of(mirror.data))  # type: ignore[arg-type]
+    monkeypatch.setitem(ARCHIVES, ("cifar10", "bin"), archive_of(mirror.data))
     assert run_command(mirror, place) == 0
     assert run_command(mirror, place) == 0
     assert capsys.readouterr().out.splitlines() == [

@@ -20,7 +20,7 @@ def _dense(found: gram.Gram) -> np.ndarray:
 
 @pytest.mark.parametrize("rows", [1, 1023, 2048, 5000])
 @pytest.mark.parametrize("fill", ["noise", "black", "white", "spikes"])
-def test_block_gram_equals_the_integer_gram_bit_for_bit(rows, fill):
+def test_block_gram_equals_the_integer_gram_bit_for_bit(rows: int, fill: str) -> None:
     """black and white pixels are +-128 and 127 after the shift: the largest products there are."""
     rng = np.random.default_rng(rows)
     images = {
@@ -38,7 +38,7 @@ def test_block_gram_equals_the_integer_gram_bit_for_bit(rows, fill):
 
 @given(st.lists(st.integers(0, 400), min_size=0, max_size=5), st.permutations(range(6)))
 @settings(max_examples=25, deadline=None)
-def test_merging_parts_in_any_order_gives_the_same_bits(cuts, order):
+def test_merging_parts_in_any_order_gives_the_same_bits(cuts: list[int], order: list[int]) -> None:
     images = np.random.default_rng(1).integers(0, 256, (400, 30)).astype(np.uint8)
     parts = np.split(images, sorted(cuts))
     locals_ = [gram.local([part], 30) for part in parts]
@@ -49,7 +49,7 @@ def test_merging_parts_in_any_order_gives_the_same_bits(cuts, order):
     assert np.array_equal(_dense(total), _dense(gram.local([images], 30)))
 
 
-def test_blas_threads_do_not_change_a_bit():
+def test_blas_threads_do_not_change_a_bit() -> None:
     images = np.random.default_rng(2).integers(0, 256, (3000, 300)).astype(np.uint8)
     spectra = []
     for threads in (1, 2):
@@ -60,7 +60,7 @@ def test_blas_threads_do_not_change_a_bit():
 
 
 @pytest.mark.parametrize("components", [5, 20, 0.8])
-def test_components_span_what_scikit_learn_finds(components):
+def test_components_span_what_scikit_learn_finds(components: float) -> None:
     rng = np.random.default_rng(3)
     factors = rng.normal(size=(2000, 120)) * (0.9 ** np.arange(120)) * 60
     mixing = np.linalg.qr(rng.normal(size=(120, 120)))[0]
@@ -74,13 +74,13 @@ def test_components_span_what_scikit_learn_finds(components):
     assert (found.components[np.arange(len(cosines)), np.abs(found.components).argmax(axis=1)] > 0).all()
 
 
-def test_directions_without_variance_are_left_out():
+def test_directions_without_variance_are_left_out() -> None:
     images = np.random.default_rng(4).integers(0, 256, (500, 3)).astype(np.uint8).repeat(20, axis=1)
     assert len(gram.top_components(gram.covariance(gram.local([images], 60)), 50).variances) == 3
     flat = np.full((10, 60), 7, np.uint8)
     assert len(gram.top_components(gram.covariance(gram.local([flat], 60)), 5).variances) == 1
 
 
-def test_images_too_large_for_an_exact_gram_are_refused_with_the_memory_it_would_take():
+def test_images_too_large_for_an_exact_gram_are_refused_with_the_memory_it_would_take() -> None:
     with pytest.raises(UsageError, match="272 GB"):
         gram.check_pixels(224 * 224 * 3)

@@ -1,39 +1,44 @@
 """Integer k-means against scikit-learn and plain numpy; independence of partitioning; degenerate inputs."""
 
+from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
+from pipeline.arrays import Ints
 from pipeline.clustering import lloyd
 from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.projection import grid_exponent, quantise
 
+Points = npt.NDArray[np.int32]
 
-def blobs(rows=3000, p=8, k=6, seed=0):
+
+def blobs(rows: int = 3000, p: int = 8, k: int = 6, seed: int = 0) -> tuple[Points, Ints]:
     rng = np.random.default_rng(seed)
     centres = rng.integers(-50_000, 50_000, (k, p))
     labels = rng.integers(0, k, rows)
     return (centres[labels] + rng.normal(0, 3000, (rows, p))).astype(np.int32), labels
 
 
-def fit(points, k, parts=1, seed=0, max_iter=100):
+def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 100) -> lloyd.Fit:
     """As the cluster does it: samples and sums by part, merged."""
     settings = lloyd.KMeansSettings(k, max_iter, 1e-4, seed)
     drawn = [lloyd.draw_sample(ids, points[ids], seed) for ids in np.array_split(np.arange(len(points)), parts)]
 
-    def make_pass(count):
+    def make_pass(count: int) -> Callable[[Ints], lloyd.Sums]:
         passes = [lloyd.Pass(part, count) for part in np.array_split(points, parts)]
         return lambda centres: reduce(lloyd.merge, [one(centres) for one in passes])
 
     return lloyd.fit(make_pass, reduce(lloyd.merge_samples, drawn), settings)
 
 
-def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last():
+def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last() -> None:
     points, _ = blobs()
     one = lloyd.Pass(points, 5)
     for seed in range(4):
@@ -48,14 +53,14 @@ def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last():
 
 
 @pytest.mark.parametrize("parts", [2, 7, 64])
-def test_centres_are_the_same_bits_for_any_partitioning(parts):
+def test_centres_are_the_same_bits_for_any_partitioning(parts: int) -> None:
     points, _ = blobs()
     whole, split = fit(points, 9), fit(points, 9, parts)
     assert np.array_equal(whole.centres, split.centres)
     assert (whole.inertia, whole.iterations) == (split.inertia, split.iterations)
 
 
-def test_clusters_match_scikit_learn():
+def test_clusters_match_scikit_learn() -> None:
     points, labels = blobs()
     found = fit(points, 6)
     reference = KMeans(6, n_init=5, random_state=0).fit(points.astype(float))
@@ -65,7 +70,7 @@ def test_clusters_match_scikit_learn():
     assert adjusted_rand_score(index, labels) > 0.98
 
 
-def test_clusters_are_numbered_by_size_then_position():
+def test_clusters_are_numbered_by_size_then_position() -> None:
     points, _ = blobs()
     found = fit(points, 6)
     assert found.sizes.tolist() == sorted(found.sizes, reverse=True)
@@ -74,19 +79,19 @@ def test_clusters_are_numbered_by_size_then_position():
 
 
 @pytest.mark.parametrize(("rows", "k", "expected"), [(1, 1, 1), (5, 9, 5), (4, 4, 4)])
-def test_more_clusters_than_points_leaves_one_each(rows, k, expected):
+def test_more_clusters_than_points_leaves_one_each(rows: npt.NDArray[np.int32], k: int, expected: int) -> None:
     points = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) * 1000
     found = fit(points, k)
     assert len(found.centres) == expected
     assert found.inertia == 0
 
 
-def test_identical_points_make_one_cluster():
+def test_identical_points_make_one_cluster() -> None:
     found = fit(np.full((50, 3), 7, np.int32), 4)
     assert found.centres.tolist() == [[7, 7, 7]]
 
 
-def test_the_variance_of_mergeable_samples_is_exact():
+def test_the_variance_of_mergeable_samples_is_exact() -> None:
     points, _ = blobs(rows=5000)
     parts = [lloyd.draw_sample(ids, points[ids], 3) for ids in np.array_split(np.arange(5000), 3)]
     merged = lloyd.merge_samples(lloyd.merge_samples(parts[2], parts[0]), parts[1])
@@ -98,13 +103,13 @@ def test_the_variance_of_mergeable_samples_is_exact():
 
 @given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=300))
 @settings(max_examples=50, deadline=None)
-def test_sums_of_large_integers_lose_nothing(values):
+def test_sums_of_large_integers_lose_nothing(values: list[int]) -> None:
     assert lloyd.exact_sum(np.array(values, np.float64)) == sum(values)
 
 
 @given(st.integers(1, 4000), st.integers(1, 40), st.booleans(), st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
-def test_projected_points_and_their_distances_stay_exact(pixels, k, whiten, seed):
+def test_projected_points_and_their_distances_stay_exact(pixels: int, k: int, whiten: bool, seed: int) -> None:
     """The grid's promise, by Python integers: products below 2^53, points in int32, distances below 2^52."""
     rng = np.random.default_rng(seed)
     k = min(k, pixels)
@@ -127,5 +132,5 @@ def test_projected_points_and_their_distances_stay_exact(pixels, k, whiten, seed
     assert projection(image).tolist() == exact
 
 
-def test_an_all_zero_spread_has_a_grid():
+def test_an_all_zero_spread_has_a_grid() -> None:
     assert grid_exponent(np.zeros(3)) == 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,33 +20,41 @@ from pipeline import command_line
 from pipeline.errors import UsageError
 from trainer.flags import config_of, flags
 from trainer.models import MODELS, ModelInput, model_from_json
-from trainer.models.build import build
+from trainer.models.build import Built, build
 from trainer.models.tasks import Classification, LeastSquares
 
 SHAPES = [(3, 32, 32), (1, 9, 18), (4, 8, 8)]  # CIFAR's, grey and odd, the smallest that every model takes
+Shape = tuple[int, int, int]
 RESNETS = {"resnet20": 3, "resnet32": 5, "resnet56": 9}
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _make(name, shape=(3, 8, 8), classes=10, seed=0, **options):
-    targets = options.pop("targets", False)
+def _make(
+    name: str,
+    shape: Shape = (3, 8, 8),
+    classes: int = 10,
+    seed: int = 0,
+    *,
+    targets: bool = False,
+    **options: Any,
+) -> Built:
     return build(model_from_json({"name": name, **options}), ModelInput(shape, classes, targets), seed)
 
 
-def _size(model):
+def _size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _batch(shape, classes=10, rows=4):
+def _batch(shape: Shape, classes: int = 10, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     return torch.randn(rows, *shape, generator=generator), torch.randint(classes, (rows,), generator=generator)
 
 
-def _resnet_size(m, channels, classes, shortcut):
+def _resnet_size(m: int, channels: int, classes: int, shortcut: str) -> int:
     """A stage has 2m convolutions with two numbers of normalisation a channel; all but its first keep the width."""
     stages = [(16, 16), (16, 32), (32, 64)]
     convolutions = 9 * channels * 16 + sum(9 * (c * w + (2 * m - 1) * w * w) for c, w in stages)
@@ -53,24 +64,23 @@ def _resnet_size(m, channels, classes, shortcut):
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet20", 269_722), ("resnet32", 464_154), ("resnet56", 853_018)])
-def test_a_resnet_has_the_published_number_of_parameters(name, size):
+def test_a_resnet_has_the_published_number_of_parameters(name: str, size: int) -> None:
     assert _size(_make(name).model) == size == _resnet_size(RESNETS[name], 3, 10, "pad")
 
 
 @pytest.mark.parametrize("name", RESNETS)
 @pytest.mark.parametrize("shortcut", ["pad", "conv"])
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_the_size_of_a_resnet_follows_the_formula(name, shortcut, norm):
+def test_the_size_of_a_resnet_follows_the_formula(name: str, shortcut: str, norm: str) -> None:
     model = _make(name, (1, 8, 8), 7, shortcut=shortcut, norm=norm).model
     assert _size(model) == _resnet_size(RESNETS[name], 1, 7, shortcut)
     assert (sum(1 for _ in model.buffers()) == 0) == (norm == "group")
 
 
-def _plain_resnet(tensors, x, shortcut):
+def _plain_resnet(tensors: Iterator[torch.Tensor], x: torch.Tensor, shortcut: str) -> torch.Tensor:
     """The paper's formula in float64, eval mode, tensor after tensor in the order of their making."""
-    tensors = iter(tensors)
 
-    def conv_bn(x, stride):
+    def conv_bn(x: torch.Tensor, stride: int) -> torch.Tensor:
         kernel, weight, bias, mean, var, _ = (next(tensors) for _ in range(6))
         y = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
         y = (y - mean[:, None, None]) / torch.sqrt(var[:, None, None] + 1e-5)
@@ -93,17 +103,17 @@ def _plain_resnet(tensors, x, shortcut):
 
 @pytest.mark.parametrize("shortcut", ["pad", "conv"])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 9, 14)])
-def test_resnet20_computes_the_formula_of_the_paper(shortcut, shape):
+def test_resnet20_computes_the_formula_of_the_paper(shortcut: str, shape: Shape) -> None:
     model = _make("resnet20", shape, shortcut=shortcut).model
     images, _ = _batch(shape)
     for _ in range(3):
         model(images * 3 + 1)  # so that the running statistics are not 0 and 1
     model.eval()
-    plain = _plain_resnet([t.double() for t in model.state_dict().values()], images.double(), shortcut)
+    plain = _plain_resnet((t.double() for t in model.state_dict().values()), images.double(), shortcut)
     torch.testing.assert_close(model(images).double(), plain, rtol=1e-4, atol=1e-5)
 
 
-def test_a_resnet_starts_he_normal_with_a_small_last_layer():
+def test_a_resnet_starts_he_normal_with_a_small_last_layer() -> None:
     model = _make("resnet20").model
     for kernel in (p for p in model.parameters() if p.ndim == 4):
         wanted = math.sqrt(2 / (kernel.shape[1] * 9))
@@ -114,7 +124,7 @@ def test_a_resnet_starts_he_normal_with_a_small_last_layer():
     assert not model.fc.bias.any()
 
 
-def test_running_statistics_of_a_resnet_take_three_thousandths_of_a_batch():
+def test_running_statistics_of_a_resnet_take_three_thousandths_of_a_batch() -> None:
     model = _make("resnet20").model
     images, _ = _batch((3, 8, 8))
     seen = F.conv2d(images, model.conv.weight, padding=1)
@@ -124,11 +134,11 @@ def test_running_statistics_of_a_resnet_take_three_thousandths_of_a_batch():
 
 
 @pytest.mark.parametrize("name", ["resnet20", "cnn"])
-def test_with_group_normalisation_an_image_does_not_see_its_batch(name):
+def test_with_group_normalisation_an_image_does_not_see_its_batch(name: str) -> None:
     shape = (3, 16, 16)
     images, _ = _batch(shape)
 
-    def moved_by_company(norm):
+    def moved_by_company(norm: str) -> float:
         model = _make(name, shape, norm=norm).model
         for module in model.modules():
             if isinstance(module, nn.Dropout):
@@ -139,14 +149,14 @@ def test_with_group_normalisation_an_image_does_not_see_its_batch(name):
     assert moved_by_company("batch") > 1e-3
 
 
-def test_group_normalisation_normalises_eight_groups_of_channels():
+def test_group_normalisation_normalises_eight_groups_of_channels() -> None:
     model = _make("resnet20", norm="group").model
     found = model.norm(_batch((16, 8, 8))[0] * 5 + 2).view(4, 8, -1)
     torch.testing.assert_close(found.mean(2), torch.zeros(4, 8))
     torch.testing.assert_close(found.var(2, correction=0), torch.ones(4, 8), rtol=1e-4, atol=1e-4)
 
 
-def test_the_cnn_has_the_layers_of_the_figure():
+def test_the_cnn_has_the_layers_of_the_figure() -> None:
     layers = [type(m).__name__ for m in _make("cnn", (3, 32, 32)).model.modules() if not list(m.children())]
     stage = ["Conv2d", "MaxPool2d", "ReLU", "BatchNorm2d", "Dropout"]
     assert layers == 3 * stage + ["Linear", "ReLU", "Dropout", "Linear"]
@@ -154,22 +164,22 @@ def test_the_cnn_has_the_layers_of_the_figure():
     assert _size(_make("cnn", (3, 32, 32)).model) == kernels + (2048 + 1) * 128 + (128 + 1) * 10
 
 
-def test_the_cnn_refuses_images_that_three_halvings_use_up():
+def test_the_cnn_refuses_images_that_three_halvings_use_up() -> None:
     with pytest.raises(UsageError, match="8x8 or more, these are 7x32"):
         _make("cnn", (3, 7, 32))
 
 
 @pytest.mark.parametrize(("classes", "outputs"), [(2, 1), (3, 3)])
-def test_logistic_regression_of_two_classes_has_one_logit(classes, outputs):
+def test_logistic_regression_of_two_classes_has_one_logit(classes: int, outputs: int) -> None:
     assert _size(_make("logistic", (1, 1, 28), classes).model) == outputs * (28 + 1)
 
 
-def test_the_perceptron_is_28_15_15_2():
+def test_the_perceptron_is_28_15_15_2() -> None:
     shapes = [tuple(p.shape) for p in _make("perceptron", (1, 1, 28), 2).model.parameters()]
     assert shapes == [(15, 28), (15,), (15, 15), (15,), (2, 15), (2,)]
 
 
-def test_the_perceptron_starts_glorot_uniform_without_bias():
+def test_the_perceptron_starts_glorot_uniform_without_bias() -> None:
     for p in _make("perceptron", (1, 1, 285), 15).model.parameters():
         bound = math.sqrt(6 / (p.shape[0] + p.shape[-1])) if p.ndim > 1 else 0.0
         assert 0.95 * bound <= p.abs().max().item() <= bound
@@ -178,7 +188,9 @@ def test_the_perceptron_starts_glorot_uniform_without_bias():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("classes", [2, 10])
-def test_every_model_takes_any_image_size_and_class_count_and_trains_every_parameter(name, shape, classes):
+def test_every_model_takes_any_image_size_and_class_count_and_trains_every_parameter(
+    name: str, shape: Shape, classes: int
+) -> None:
     built = _make(name, shape, classes)
     images, labels = _batch(shape, classes, rows=5)  # odd: labels in balance have no gradient at zero
     torch.manual_seed(0)
@@ -193,7 +205,7 @@ def test_every_model_takes_any_image_size_and_class_count_and_trains_every_param
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_seed_gives_the_same_bits_whatever_was_drawn_before(name):
+def test_one_seed_gives_the_same_bits_whatever_was_drawn_before(name: str) -> None:
     torch.manual_seed(1)
     first = _make(name, seed=5).model.state_dict()
     torch.manual_seed(2)
@@ -205,17 +217,17 @@ def test_one_seed_gives_the_same_bits_whatever_was_drawn_before(name):
 
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"linear", "logistic"}))
-def test_two_seeds_give_two_models(name):
+def test_two_seeds_give_two_models(name: str) -> None:
     first, second = (next(_make(name, seed=seed).model.parameters()) for seed in (0, 1))
     assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", ["linear", "logistic"])
-def test_the_regressions_start_at_zero(name):
+def test_the_regressions_start_at_zero(name: str) -> None:
     assert not any(p.any() for p in _make(name, seed=3).model.parameters())
 
 
-def test_dropout_repeats_when_the_global_generator_is_seeded():
+def test_dropout_repeats_when_the_global_generator_is_seeded() -> None:
     model = _make("cnn").model
     images, _ = _batch((3, 8, 8))
     outputs = []
@@ -231,7 +243,7 @@ logits = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=3, max_size=3)
 
 @given(logits, st.data())
 @settings(max_examples=40, deadline=None)
-def test_losses_and_counts_equal_sums_over_examples(rows, data):
+def test_losses_and_counts_equal_sums_over_examples(rows: list[list[float]], data: st.DataObject) -> None:
     labels = data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
     outputs, targets = torch.tensor(rows), torch.tensor(labels)
     right = sum(row.index(max(row)) == label for row, label in zip(rows, labels, strict=True))
@@ -244,7 +256,7 @@ def test_losses_and_counts_equal_sums_over_examples(rows, data):
         assert int(task.correct(outputs, targets)) == right
 
 
-def test_one_logit_is_two_class_cross_entropy_with_the_first_logit_at_zero():
+def test_one_logit_is_two_class_cross_entropy_with_the_first_logit_at_zero() -> None:
     z, labels = torch.tensor([[-2.0], [0.5], [3.0], [-0.1]]), torch.tensor([0, 0, 1, 1])
     both = torch.cat([torch.zeros(4, 1), z], dim=1)
     task = Classification()
@@ -252,7 +264,7 @@ def test_one_logit_is_two_class_cross_entropy_with_the_first_logit_at_zero():
     assert int(task.correct(z, labels)) == int(task.correct(both, labels)) == 2
 
 
-def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution():
+def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(200, 5)).astype(np.float32)
     targets = (features @ [1, -2, 3, 0, 0.5] + 4 + rng.normal(size=200)).astype(np.float32)
@@ -282,11 +294,10 @@ def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution
         ("cnn", ("--shortcut", "conv"), "cnn has no --shortcut conv: .*resnet56$"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line(name, options, message):
+def test_what_cannot_be_built_is_refused_in_one_line(name: str, options: tuple[str, ...], message: str) -> None:
+    needed = ["--shards", "s", "--output", "o", "--epochs", "1"]
+    args = command_line.parse(flags(), [*needed, "--model", name, *options])
     with pytest.raises(UsageError, match=message) as refused:
-        args = command_line.parse(
-            flags(), ["--shards", "s", "--output", "o", "--epochs", "1", "--model", name, *options]
-        )
         build(config_of(args).model, ModelInput((3, 8, 8), 10), seed=0)
     assert "\n" not in str(refused.value)
 
@@ -305,7 +316,7 @@ def wide(image_shape, num_classes):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A current directory that holds own_net.py, and is not on the path."""
     (tmp_path / "own_net.py").write_text(OWN)
     (tmp_path / "own_broken.py").write_text("import there_is_no_such_module")
@@ -316,7 +327,7 @@ def own(tmp_path, monkeypatch):
         sys.modules.pop(module, None)
 
 
-def test_a_model_of_the_users_own_is_found_in_the_current_directory(own):
+def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -> None:
     first, second = (_make("own_net:good", (3, 4, 4), 5, seed=1) for _ in range(2))
     assert first.model.training
     assert isinstance(first.task, Classification)
@@ -335,12 +346,12 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own):
         ("own_net:wide", r"turned 2 images into \(2, 11\): it must return logits \(2, 10\)"),
     ],
 )
-def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own, name, message):
+def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own: None, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         _make(name)
     assert "\n" not in str(refused.value)
 
 
-def test_an_import_that_fails_inside_the_users_module_shows_its_own_cause(own):
+def test_an_import_that_fails_inside_the_users_module_shows_its_own_cause(own: None) -> None:
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         _make("own_broken:good")

@@ -1,51 +1,42 @@
-"""The clusters that other tests stand on: what their clients may rely on, with DataNodes and executors killed."""
+"""HDFS: what its clients may rely on while DataNodes die, and the pipeline and its commit on it."""
 
+from __future__ import annotations
+
+import hashlib
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
+from pyspark.sql import SparkSession
 
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
-from tests.clusters import Hdfs, Standalone, Yarn, spark_submit
+from tests.application import run_application
+from tests.cluster_runs import (
+    FIT,
+    LAYOUT,
+    QUIET,
+    STORE,
+    Source,
+    run_here,
+    strays,
+    whole,
+)
+from tests.clusters import ROOT, Hdfs
+from tests.test_commit import commit
 
 MEGABYTE = os.urandom(1 << 20)
-
-# Each task reads a file of HDFS by itself, as the pipeline's tasks do, without Spark's help.
-JOB = """
-import os, sys, time
-from pyspark.sql import SparkSession
-
-uri, path, exit_code, gate = sys.argv[1:]
-
-def read(rows):
-    from hdfs_native import Client
-    from pyspark import TaskContext
-    content = Client(uri).read(path).read()
-    while gate and not os.path.exists(gate):
-        open(f"{gate}.{TaskContext.get().partitionId()}", "a").close()
-        time.sleep(0.05)
-    yield from ((row, len(content)) for row in rows)
-
-spark = SparkSession.builder.getOrCreate()
-print("RESULT", sorted(spark.sparkContext.parallelize(range(4), 2).mapPartitions(read).collect()))
-sys.exit(int(exit_code))
-"""
-RESULT = "RESULT [(0, 1000), (1, 1000), (2, 1000), (3, 1000)]"
-
-
-@pytest.fixture
-def job(hdfs: Hdfs, tmp_path: Path) -> Path:
-    hdfs.client().write("/job/input", data=b"x" * 1000, overwrite=True)
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
-    return script
+RECORD_BYTES = 193
 
 
 @pytest.fixture
@@ -157,7 +148,7 @@ def test_a_datanode_killed_under_a_reader_is_survived(three_datanodes: Hdfs) -> 
 
 def test_a_datanode_killed_under_hdfs_natives_writer_is_survived(three_datanodes: Hdfs) -> None:
     """The writer goes on with the other nodes, or its caller begins again, as all of this project's writing does."""
-    hdfs, store, victims = three_datanodes, Store(), []
+    hdfs, store, victims = three_datanodes, Store(), list[int]()
 
     @with_retries
     def write() -> str:
@@ -187,31 +178,110 @@ def test_a_datanode_killed_behind_webhdfs_writer_is_survived(three_datanodes: Hd
     assert Client(hdfs.uri).read("/kill/web-written").read() == MEGABYTE * 24
 
 
-# Spark on the clusters
+# The pipeline
 
 
-def test_a_job_on_standalone_survives_a_killed_executor(
-    standalone: Standalone, hdfs: Hdfs, job: Path, tmp_path: Path
+def test_the_shards_of_hdfs_read_through_webhdfs_are_the_rows_of_the_input(
+    hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession
 ) -> None:
-    gate = tmp_path / "gate"
-    with ThreadPoolExecutor(1) as background:
-        done = background.submit(spark_submit, job, hdfs.uri, "/job/input", 3, gate, master=standalone.master_url)
-        try:
-            waiting = [Path(f"{gate}.{partition}") for partition in range(2)]
-            wait_for(lambda: done.done() or all(marker.exists() for marker in waiting))
-            standalone.kill_executor(0)
-        finally:
-            gate.touch()
-        result = done.result()
-    assert RESULT in result.stdout, result.stderr
-    assert result.returncode == 3
-    assert "Lost executor" in result.stderr
+    output = f"{hdfs.uri}/web/out"
+    run_here(spark, small_input, output, 3)
+    client = hdfs.client()
+    with client.read("/web/out/manifest.json", encoding="utf-8") as file:
+        manifest = json.load(file)
+    records: dict[int, tuple[int, bytes]] = {}
+    for worker in manifest["workers"]:
+        for listed in worker["files"]:
+            with client.read(f"/web/out/{listed['path']}") as file:
+                data = file.read()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (listed["bytes"], listed["sha256"])
+            for row in pq.read_table(pa.BufferReader(data)).to_pylist():
+                if row["copy"] == 0:
+                    assert row["id"] not in records
+                    records[row["id"]] = (row["label"], row["image"])
+    raw = b"".join(path.read_bytes() for path in sorted(small_set.folder.iterdir()))
+    expected = [raw[at : at + RECORD_BYTES] for at in range(0, len(raw), RECORD_BYTES)]
+    assert [bytes([label]) + image for _, (label, image) in sorted(records.items())] == expected
 
 
-def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
-    yarn: Yarn, hdfs: Hdfs, job: Path
+def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(
+    hdfs: Hdfs, small_input: str, small_set: Source, tmp_path: Path
 ) -> None:
-    env, conf = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}, {"spark.executor.instances": "1"}
-    result = spark_submit(job, hdfs.uri, "/job/input", 3, "", master="yarn", env=env, conf=conf)
-    assert RESULT in result.stdout, result.stderr
-    assert result.returncode == 3
+    boss = hdfs.client()
+    batch = (small_set.folder / "data_batch_1.bin").read_bytes()
+    for name in ("locked", "sealed", "cut", "secret"):
+        boss.write(f"/wrong/{name}/data_batch_1.bin", data=batch)
+    boss.write("/wrong/cut/data_batch_2.bin", data=batch[: 3 * RECORD_BYTES + 5])
+    boss.write("/wrong/secret/data_batch_2.bin", data=batch)
+    boss.makedirs("/wrong/out", permission="777")
+    boss.set_permission("/wrong/locked", "700")
+    boss.set_permission("/wrong/sealed", "711")
+    boss.set_permission("/wrong/secret/data_batch_2.bin", "600")
+    before = STORE.walk(f"{hdfs.uri}/wrong")
+
+    def job(source: str, output: str) -> tuple[object, ...]:
+        return ("distribution_aware.py", "--input", source, "--output", output, "--workers", 3, *LAYOUT, *FIT)
+
+    wrong, out = f"{hdfs.uri}/wrong", f"{hdfs.uri}/wrong/out/set"
+    cases = [
+        (job(f"{wrong}/nowhere", out), 3, f"{wrong}/nowhere does not exist"),
+        (job(f"{wrong}/locked/data_batch_1.bin", out), 3, f"{wrong}/locked/data_batch_1.bin cannot be read"),
+        (job(f"{wrong}/sealed", out), 3, f"{wrong}/sealed cannot be listed"),
+        (job(f"{wrong}/secret", out), 3, f"{wrong}/secret/data_batch_2.bin cannot be read"),
+        (job(f"{wrong}/cut", out), 3, f"{wrong}/cut/data_batch_2.bin"),
+        (job(small_input, f"{wrong}/set"), 1, f"{wrong}/set"),
+        (job(small_input, f"{wrong}/locked/set"), 1, f"{wrong}/locked/set"),
+    ]
+    # permissions are the NameNode's, so the job must not run as its superuser
+    env = {**QUIET, "HADOOP_USER_NAME": "nobody"}
+    done, rest = run_application(tmp_path, [command for command, _, _ in cases], env=env)
+    for ended, (command, code, fact) in zip(done, cases, strict=True):
+        *progress, last = ended.err.splitlines()
+        assert (ended.code, last.startswith(f"error: {fact}")) == (code, True), (command, ended)
+        assert all(line.startswith("[") for line in progress), ended.err
+        assert ended.out == ""
+    assert str(3 * RECORD_BYTES) in done[4].err.splitlines()[-1], "the place in the file"
+    for sign in ("Traceback", "\tat ", "Exception"):
+        assert sign not in rest
+    assert STORE.walk(wrong) == before
+    assert not STORE.exists(out)
+    assert not STORE.exists(f"{wrong}/set")
+
+
+# The commit on HDFS
+
+# Never creates a client itself: a fork of one would share its connections.
+KILL_AT_EVERY_CHANGE = """
+import os, sys
+from pipeline.storage.store import Store
+from tests.test_commit import commit, killed_at
+steps, killed = 0, True
+while killed:
+    output = f"{sys.argv[1]}/{steps}"
+    child = os.fork()
+    if child == 0:
+        commit(Store(), output, "old", 2)
+        os._exit(17)
+    assert os.waitpid(child, 0)[1] == 17 << 8
+    killed = killed_at(output, "new", 1, steps)
+    steps += killed
+print(steps)
+"""
+
+
+def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new_one_whole(hdfs: Hdfs) -> None:
+    command = [sys.executable, "-c", KILL_AT_EVERY_CHANGE, f"{hdfs.uri}/steps"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = int(done.stdout)
+    assert steps > 15
+    seen = []
+    for step in range(steps + 1):
+        output = f"{hdfs.uri}/steps/{step}"
+        seen.append(whole(output).manifest["strategy"])
+        commit(STORE, output, "next", 1)
+        assert whole(output).manifest["strategy"] == "next"
+        assert set(strays(output)) <= {"_attempts"}  # a folder without a heart yet is left for the length of a lease
+    # one change is the commit: before it the old set, after it the new
+    assert seen == sorted(seen, reverse=True)
+    assert set(seen) == {"old", "new"}

@@ -143,6 +143,7 @@ def test_mmd_equals_the_brute_force_kernel_distance(tmp_path: Path) -> None:
         assert shard.mmd2 == pytest.approx(exact, rel=0.1)
 
 
+@pytest.mark.slow
 def test_random_splits_have_ratio_one_on_average_and_the_announced_spread(tmp_path: Path) -> None:
     images, labels = make_images(300, seed=1)
     mmd, mean, shard_mmd = [], [], []

@@ -17,6 +17,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"<!-- run -->\n```(bash|python)\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_readmes_commands_run_as_they_stand(tmp_path: Path) -> None:
     if not (ROOT / ".venv" / "env.sh").exists():

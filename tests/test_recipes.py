@@ -21,16 +21,16 @@ RATES = [  # epoch, ch6, ch4: base 0.1
 
 
 @pytest.mark.parametrize(("epoch", "ch6", "ch4"), RATES)
-def test_the_rate_falls_to_a_tenth_at_the_epochs_of_the_recipe(epoch, ch6, ch4):
+def test_the_rate_falls_to_a_tenth_at_the_epochs_of_the_recipe(epoch: float, ch6: float, ch4: float) -> None:
     found = {recipe: learning_rate(recipe, 0.1, epoch) for recipe in RECIPES if recipe != INVERSE_SQRT}
     assert found == {"ch6": ch6, "ch4": ch4, "constant": 0.1}
 
 
 @pytest.mark.parametrize(("before", "rate"), [(0, 1.0), (3, 0.5), (99, 0.1)])
-def test_inverse_sqrt_divides_by_the_root_of_the_number_of_the_mini_batch(before, rate):
+def test_inverse_sqrt_divides_by_the_root_of_the_number_of_the_mini_batch(before: int, rate: float) -> None:
     assert learning_rate(INVERSE_SQRT, 1.0, 0.0, before) == pytest.approx(rate, rel=1e-15)
 
 
-def test_a_recipe_that_does_not_exist_is_an_error():
+def test_a_recipe_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(KeyError, match="ch5"):
         learning_rate("ch5", 0.1, 0)

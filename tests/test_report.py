@@ -147,12 +147,14 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     assert "script" not in {tag for tag, _ in Page(report.render_comparison([row])).tags}
 
 
+@pytest.mark.slow
 def test_the_same_set_gives_the_same_bytes(tmp_path: Path) -> None:
     manifest = committed(tmp_path)
     collected = measure(shard_set(tmp_path, manifest))
     assert report.render(manifest, *collected) == report.render(manifest, *collected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 28, 28), (2, 5, 5), (4, 6, 6), (3, 1, 1)])
 def test_grey_and_odd_images_are_reported(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     page = page_of(tmp_path, committed(tmp_path, 60, shape=shape))
@@ -168,12 +170,14 @@ def test_one_worker_is_reported_without_comparisons(tmp_path: Path) -> None:
     assert "of each whole shard" not in page.text
 
 
+@pytest.mark.slow
 def test_an_empty_shard_and_a_single_example_are_reported(tmp_path: Path) -> None:
     images, labels = make_images(1)
     manifest = commit(tmp_path, images, labels * 0, np.zeros(1, int), 2)
     assert "At least one shard is empty" in page_of(tmp_path, manifest).text
 
 
+@pytest.mark.slow
 def test_many_workers_and_classes_fold_the_table_and_stay_small(tmp_path: Path) -> None:
     images, _ = make_images(1200)
     labels = np.arange(1200) % 120
@@ -209,6 +213,7 @@ def test_the_verdict_warns_of_more_than_one_percent_duplicates(tmp_path: Path) -
     assert [f.level for f in verdict(few) if "duplicates" in f.text] == ["note"]
 
 
+@pytest.mark.slow
 def test_write_report_stores_the_page_and_the_figures(tmp_path: Path) -> None:
     manifest = committed(tmp_path)
 

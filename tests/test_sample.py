@@ -45,7 +45,10 @@ def groups(batches: list[Draw]) -> npt.NDArray[np.int64]:
 def points(batches: list[Draw]) -> npt.NDArray[np.float64]:
     """The plain preset: 50 principal components, not whitened."""
     pixels = np.concatenate([batch.images.reshape(len(batch.labels), -1) for batch in batches])
-    return PCA(50, svd_solver="arpack", random_state=0).fit_transform(pixels.astype(np.float64))
+    found: npt.NDArray[np.float64] = PCA(50, svd_solver="arpack", random_state=0).fit_transform(
+        pixels.astype(np.float64)
+    )
+    return found
 
 
 def test_the_default_sample_has_these_very_bytes_on_every_machine() -> None:
@@ -93,6 +96,7 @@ def test_every_class_hides_subgroups_of_clearly_unequal_size() -> None:
         assert shares[0] >= 1.5 * shares[1]
 
 
+@pytest.mark.slow
 def test_a_few_patterns_of_one_to_three_images_are_far_from_everything(
     groups: npt.NDArray[np.int64], points: npt.NDArray[np.float64]
 ) -> None:
@@ -107,6 +111,7 @@ def test_a_few_patterns_of_one_to_three_images_are_far_from_everything(
         assert np.linalg.norm(centres - point, axis=1).min() > 5 * spread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_kmeans_finds_the_scenes_and_gives_isolated_patterns_tiny_clusters(
     groups: npt.NDArray[np.int64], points: npt.NDArray[np.float64], seed: int

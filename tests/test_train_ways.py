@@ -39,14 +39,17 @@ def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Train once for each set of values, however many tests ask for it."""
-    root, done = tmp_path_factory.mktemp("runs"), {}
+    root = tmp_path_factory.mktemp("runs")
+    done: dict[str, Result] = {}
 
     def run(**values: Any) -> Result:
         key = repr(sorted(values.items()))
         if key not in done:
             asked = {"model": "cnn", "protocol": "bsp"} | COMMON | values
             config = make_config(shards, root / f"run-{len(done)}", **asked)
-            done[key] = train(config, Options(silent=True, report=False, tensorboard=values == {"norm": "group"}))
+            result = train(config, Options(silent=True, report=False, tensorboard=values == {"norm": "group"}))
+            assert result is not None
+            done[key] = result
         return done[key]
 
     yield run

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from pipeline.errors import UsageError
 from tests.configs import make_config
 from trainer.data.batches import Batch
 from trainer.models import ModelInput, model_from_json
-from trainer.models.build import build
+from trainer.models.build import Built, build
 from trainer.models.flat_vector import FlatModel
 from trainer.worker.step import Step
 
@@ -26,34 +28,36 @@ KINDS = [("resnet20", {}), ("resnet20", {"shortcut": "conv", "norm": "group"}), 
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _make(name="cnn", **options):
+def _make(name: str = "cnn", **options: Any) -> Built:
     return build(model_from_json({"name": name, **options}), ModelInput(SHAPE, 4), seed=1)
 
 
-def _attached(model, device="cpu"):
+def _attached(model: nn.Module, device: str = "cpu") -> FlatModel:
     flat = FlatModel(model)
     values = torch.from_numpy(flat.read()).to(device)
     flat.attach(values, torch.zeros(flat.num_parameters, device=device))
     return flat
 
 
-def _batch(step, device="cpu"):
+def _batch(step: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
     images, labels = torch.randn(6, *SHAPE, generator=generator), torch.randint(4, (6,), generator=generator)
     return images.to(device), labels.to(device)
 
 
-def _same(flat, model):
+def _same(flat: FlatModel, model: nn.Module) -> bool:
     ours = [*flat.model.parameters(), *flat.model.buffers()]
     return all(torch.equal(a, b) for a, b in zip(ours, [*model.parameters(), *model.buffers()], strict=True))
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
-def test_momentum_sgd_on_the_vector_equals_torch_on_an_untouched_copy_bit_for_bit(name, options):
+def test_momentum_sgd_on_the_vector_equals_torch_on_an_untouched_copy_bit_for_bit(
+    name: str, options: dict[str, Any]
+) -> None:
     built = _make(name, **options)
     plain = deepcopy(built.model)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
@@ -74,7 +78,7 @@ def test_momentum_sgd_on_the_vector_equals_torch_on_an_untouched_copy_bit_for_bi
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
-def test_weight_decay_equals_an_l2_term_inside_the_loss(name, options):
+def test_weight_decay_equals_an_l2_term_inside_the_loss(name: str, options: dict[str, Any]) -> None:
     built = _make(name, **options)
     plain = deepcopy(built.model)
     flat = _attached(built.model)
@@ -89,7 +93,7 @@ def test_weight_decay_equals_an_l2_term_inside_the_loss(name, options):
     torch.testing.assert_close(flat.gradients, torch.cat([p.grad.flatten() for p in plain.parameters()]))
 
 
-def test_backward_adds_to_the_gradients_that_are_there():
+def test_backward_adds_to_the_gradients_that_are_there() -> None:
     built = _make("perceptron")
     flat = _attached(built.model)
     images, labels = _batch(0)
@@ -100,7 +104,7 @@ def test_backward_adds_to_the_gradients_that_are_there():
     torch.testing.assert_close(flat.gradients, 2 * once)
 
 
-def test_the_vector_holds_parameters_then_running_statistics_in_the_models_order():
+def test_the_vector_holds_parameters_then_running_statistics_in_the_models_order() -> None:
     built = _make("cnn")
     flat, model = FlatModel(built.model), built.model
     parameters = [p.detach().flatten() for p in model.parameters()]
@@ -112,7 +116,7 @@ def test_the_vector_holds_parameters_then_running_statistics_in_the_models_order
 
 @given(st.lists(st.sampled_from(["linear", "norm", "frozen", "conv"]), max_size=6), st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
-def test_slots_tile_the_vector_and_reading_gives_back_what_was_attached(kinds, width):
+def test_slots_tile_the_vector_and_reading_gives_back_what_was_attached(kinds: Any, width: int) -> None:
     layers = {
         "linear": lambda: nn.Linear(width, width),
         "norm": lambda: nn.BatchNorm1d(width),
@@ -132,7 +136,7 @@ def test_slots_tile_the_vector_and_reading_gives_back_what_was_attached(kinds, w
     assert all(np.array_equal(named[name], tensor) for name, tensor in saved.items())
 
 
-def test_numbers_written_to_a_memory_map_are_the_models_and_its_statistics_go_there(tmp_path):
+def test_numbers_written_to_a_memory_map_are_the_models_and_its_statistics_go_there(tmp_path: Path) -> None:
     built = _make("cnn")
     flat = FlatModel(built.model)
     start = flat.read()
@@ -147,7 +151,7 @@ def test_numbers_written_to_a_memory_map_are_the_models_and_its_statistics_go_th
     assert not np.array_equal(theirs[flat.num_parameters :], start[flat.num_parameters :])
 
 
-def test_a_saved_file_loads_into_a_plain_model_with_the_same_outputs(tmp_path):
+def test_a_saved_file_loads_into_a_plain_model_with_the_same_outputs(tmp_path: Path) -> None:
     built, plain = _make("resnet20"), _make("resnet20").model
     flat = _attached(built.model)
     flat.values.mul_(1.5)
@@ -157,7 +161,7 @@ def test_a_saved_file_loads_into_a_plain_model_with_the_same_outputs(tmp_path):
     assert torch.equal(plain.eval()(images), built.model.eval()(images))
 
 
-def test_a_model_can_be_attached_without_gradients_for_evaluation():
+def test_a_model_can_be_attached_without_gradients_for_evaluation() -> None:
     built = _make("cnn")
     flat = FlatModel(built.model)
     flat.attach(torch.zeros(flat.num_parameters + flat.num_buffers))
@@ -165,7 +169,7 @@ def test_a_model_can_be_attached_without_gradients_for_evaluation():
     assert all(p.grad is None for p in built.model.parameters())
 
 
-def test_frozen_parameters_travel_with_the_buffers_and_stay_as_they_are():
+def test_frozen_parameters_travel_with_the_buffers_and_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5).requires_grad_(False), nn.Linear(5, 4))
     before = model[1].weight.clone()
     flat = _attached(model)
@@ -176,13 +180,13 @@ def test_frozen_parameters_travel_with_the_buffers_and_stay_as_they_are():
     assert torch.equal(model[1].weight, before)
 
 
-def test_a_buffer_that_state_dict_leaves_out_is_left_out():
+def test_a_buffer_that_state_dict_leaves_out_is_left_out() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("scratch", torch.ones(3), persistent=False)
     assert [slot.name for slot in FlatModel(model).slots] == ["weight", "bias"]
 
 
-def test_weights_in_channels_last_order_are_laid_out_row_by_row_all_the_same():
+def test_weights_in_channels_last_order_are_laid_out_row_by_row_all_the_same() -> None:
     model = nn.Conv2d(3, 4, 3)
     flat, turned = FlatModel(model), FlatModel(deepcopy(model).to(memory_format=torch.channels_last))
     assert np.array_equal(flat.read(), turned.read())
@@ -191,13 +195,13 @@ def test_weights_in_channels_last_order_are_laid_out_row_by_row_all_the_same():
     torch.testing.assert_close(turned.model(images), model(images))
 
 
-def _tied():
+def _tied() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     return model
 
 
-def _mixed():
+def _mixed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).half())
 
 
@@ -211,13 +215,13 @@ def _mixed():
         (nn.Linear(2, 2).requires_grad_(False), "Linear has no trainable parameters"),
     ],
 )
-def test_a_model_that_the_vector_cannot_hold_is_refused_in_one_line(model, message):
+def test_a_model_that_the_vector_cannot_hold_is_refused_in_one_line(model: nn.Module, message: str) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         FlatModel(model)
     assert "\n" not in str(refused.value)
 
 
-def test_vectors_of_the_wrong_length_or_type_are_refused():
+def test_vectors_of_the_wrong_length_or_type_are_refused() -> None:
     flat = FlatModel(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="values must be 6 float32 elements, got"):
         flat.attach(torch.zeros(7))
@@ -225,14 +229,14 @@ def test_vectors_of_the_wrong_length_or_type_are_refused():
         flat.attach(torch.zeros(6), torch.zeros(6, dtype=torch.float64))
 
 
-def test_the_whole_model_follows_the_vector_to_its_device():
+def test_the_whole_model_follows_the_vector_to_its_device() -> None:
     flat = _attached(_make("cnn").model, "meta")  # a device without numbers, which every machine has
     tensors = [*flat.model.parameters(), *(p.grad for p in flat.model.parameters()), *flat.model.buffers()]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_device_the_whole_vector_lives_there_and_trains_like_the_cpu():
+def test_on_a_device_the_whole_vector_lives_there_and_trains_like_the_cpu() -> None:
     cpu, cuda = _make("resnet20"), _make("resnet20")
     flats = _attached(cpu.model), _attached(cuda.model, "cuda")
     for built, flat in zip((cpu, cuda), flats, strict=True):
@@ -244,7 +248,7 @@ def test_on_a_device_the_whole_vector_lives_there_and_trains_like_the_cpu():
     torch.testing.assert_close(flats[1].values.cpu(), flats[0].values, rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_of_no_examples_pushes_no_gradient_and_the_statistics_as_they_were():
+def test_a_step_of_no_examples_pushes_no_gradient_and_the_statistics_as_they_were() -> None:
     built = _make("resnet20")
     flat = FlatModel(built.model)
     pulled = np.random.default_rng(1).random(flat.num_parameters + flat.num_buffers).astype(np.float32)

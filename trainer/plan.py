@@ -19,7 +19,8 @@ class Plan:
 
     learning_rate: the single-process rate a, applied to the mean of all workers' pushes where ``synchronous``;
     worker_rate: a/n, applied to every single push otherwise. drops: the epochs of this run at which ``recipe`` lets it
-    fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push, summed over servers; the answer has as many."""
+    fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push, summed over
+    servers; the answer has as many."""
 
     model: str
     protocol: str

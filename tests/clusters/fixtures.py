@@ -1,38 +1,73 @@
 """Pytest fixtures of clusters for the whole session, each started when a test first asks for it: a pytest plugin.
 
-A test that kills a server starts it again before the test ends. A test's files go into a folder of its own. The names
-of these tests, or of their files, begin with test_on_, so that all of them run in the same process.
+A test that kills a server starts it again before the test ends. A test's files go into a folder of its own. Tests on
+clusters are in the files test_on_standalone, test_on_hdfs and test_on_yarn. One elsewhere that needs HDFS has a name that
+begins with test_on_hdfs_.
 """
 
 from collections.abc import Iterator
 
 import pytest
-from xdist.remote import Producer  # type: ignore[import-untyped]
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.clusters.hdfs import Hdfs
 from tests.clusters.standalone import Standalone
 from tests.clusters.yarn import Yarn
 
+# The tests that are dealt out first, longest first, so that none of them is left for the end: by file, or by group. Of a
+# minute and more each on two cores; the order is that of their durations.
+LONG = (
+    "on standalone", "on hdfs", "test_readme", "test_benchmark.py", "test_on_local_files", "test_trainer_hosts",
+    "test_jobs", "test_training", "test_regressions", "test_clusters", "test_report", "test_trainer_faults",
+    "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_boundaries",
+)  # fmt: skip
 
-class ClustersTogether(LoadScopeScheduling):  # type: ignore[misc]
-    """How pytest-xdist deals out tests to processes.
 
-    All tests on the clusters go to one process, and go first. So each cluster starts once, and its tests, which mostly
-    wait, run beside tests that compute. The trainer's tests go by file, because a file shares shards and runs. All
-    other tests go one by one.
+class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
+    """How pytest-xdist deals out tests to processes: in the order of collection, some of them together.
+
+    Tests on Spark's standalone cluster go to one process; all others on HDFS and those on YARN go to another. So each
+    cluster starts once, and HDFS twice. These tests mostly wait, beside others that compute. The trainer's tests and the
+    benchmark's go by file, because a file shares shards and runs. All other tests go one by one.
 
     The groups of pytest-xdist 3.8 have no effect with pytest 9.2, which keeps a test's id elsewhere.
     """
 
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # which would put the group with the most tests first
+
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        return "clusters" if "test_on_" in nodeid else file if "/test_train" in file else nodeid
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """The tests that go to the same process as this one."""
+    file = nodeid.split("::")[0]
+    if file.endswith("test_on_standalone.py"):
+        return "on standalone"
+    if file.endswith(("test_on_hdfs.py", "test_on_yarn.py")) or "::test_on_hdfs_" in nodeid:
+        return "on hdfs"
+    return file if "/test_on_" in file or "/test_train" in file or file.endswith("/test_benchmark.py") else nodeid
+
+
+def rank_of(nodeid: str) -> int:
+    """The place of a test's group among the long ones, or after them."""
+    group = group_of(nodeid)
+    return next((rank for rank, name in enumerate(LONG) if name in group), len(LONG))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order of dealing out. A run in one process keeps the order of files."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank_of(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return ClustersTogether(config, log)
+    return LongestFirst(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -131,11 +131,12 @@ def hadoop_command(java: Path, folder: Path, classpath: Sequence[Path]) -> list[
 
 
 def server_environment(java: Path) -> dict[str, str]:
-    """The environment of a server: this process's own without Spark's and Hadoop's variables.
+    """The environment of a server: this process's own without Spark's, Hadoop's and Python's variables.
 
-    HADOOP_USER_NAME, which would change the superuser, is one of them.
+    HADOOP_USER_NAME would change the superuser. PYTHONPATH would reach the executors, and this project with it.
     """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "HADOOP_", "YARN_", "PYSPARK_"))}
+    dropped = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_", "PYTHONPATH")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return {
         **inherited,
         "JAVA_HOME": str(java_home(java)),

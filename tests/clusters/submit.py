@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,13 +13,25 @@ from pathlib import Path
 import psutil
 
 from tests.clusters.artifacts import find_java, java_home, spark_home
+from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import HOST
 from tests.clusters.processes import end_tree, watcher
 from tests.clusters.settings import QUICK_START
 
 
-def submit_environment(extra: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a spark-submit: this interpreter and its pyspark, and no configuration but `extra`."""
+def class_archive(environ: Mapping[str, str]) -> list[str]:
+    """The options of .venv/env.sh that name its class archive, which starts a driver sooner and changes nothing else."""
+    options = shlex.split(environ.get("SPARK_SUBMIT_OPTS", ""))
+    return [option for option in options if option.startswith(("-XX:SharedArchiveFile=", "-Xlog:"))]
+
+
+def submit_environment(
+    master: str, extra: Mapping[str, str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of a spark-submit: this interpreter and its pyspark, and no configuration but `extra`.
+
+    On a cluster the executors' interpreter is one that finds this project only where the job ships it.
+    """
     dropped = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_", "PYTHONPATH")
     inherited = {k: v for k, v in environ.items() if not k.startswith(dropped)}
     # spark-submit and the Python workers find their interpreter by PATH. The link of a virtual environment must stay
@@ -30,8 +43,9 @@ def submit_environment(extra: Mapping[str, str], environ: Mapping[str, str] = os
         "JAVA_HOME": str(java_home(find_java(environ))),
         "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": HOST,
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_SUBMIT_OPTS": " ".join(QUICK_START),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": sys.executable if master.startswith("local") else str(executor_python()),
+        "SPARK_SUBMIT_OPTS": shlex.join([*QUICK_START, *class_archive(environ)]),
         **extra,
     }
 
@@ -44,12 +58,14 @@ def submit_conf(master: str, cores: int = 2) -> dict[str, str]:
     quiet["spark.executor.extraJavaOptions"] = " ".join(QUICK_START)
     if master != "yarn":
         return quiet
-    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST}
+    python = {"PYSPARK_PYTHON": str(executor_python()), "SPARK_LOCAL_IP": HOST}
     return {
         **quiet,
         "spark.yarn.am.extraJavaOptions": " ".join(QUICK_START),
         "spark.yarn.jars": f"local:{spark_home()}/jars/*",
         **{f"spark.yarn.appMasterEnv.{k}": v for k, v in python.items()},
+        # In cluster mode the driver runs in a container too.
+        "spark.yarn.appMasterEnv.PYSPARK_DRIVER_PYTHON": str(executor_python()),
         **{f"spark.executorEnv.{k}": v for k, v in python.items()},
         "spark.executor.instances": str(cores),
         "spark.executor.memory": "800m",
@@ -66,6 +82,7 @@ def spark_submit(
     conf: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     deploy_mode: str | None = None,
+    py_files: Path | None = None,
     timeout: timedelta = timedelta(seconds=280),
 ) -> subprocess.CompletedProcess[str]:
     """Run a script with the running interpreter's own spark-submit. Return its exit code, stdout and stderr.
@@ -77,11 +94,12 @@ def spark_submit(
     settings = {**submit_conf(master), **(conf or {})}
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     command += ["--deploy-mode", deploy_mode] if deploy_mode else []
+    command += ["--py-files", str(py_files)] if py_files else []
     command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     command += [str(script), *map(str, args)]
     process = psutil.Popen(
         command,
-        env=submit_environment(env or {}),
+        env=submit_environment(master, env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

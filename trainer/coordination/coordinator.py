@@ -28,8 +28,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker tells about its step beside the gradient: mean loss, correct predictions, seconds of the step (waiting for
-    its mini-batch included), and those that another thread spent on making the mini-batch."""
+    """A worker's measurements of a step: mean loss, correct predictions, seconds of the step (waiting for its mini-batch
+    included), and the seconds that another thread spent on making the mini-batch."""
 
     examples: int
     loss: float

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, UsageError
 from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
 from pipeline.shardset.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
-from pipeline.storage.uri import split_uri
+from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
 from pipeline.storage.retries import with_retries
-from trainer.models.base import ModelInput
+from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
+from trainer.models.base import ModelInput
 
 OnLoaded = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
 

@@ -28,7 +28,8 @@ class MustRejoin(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """The step to do next: mini-batch ``clock``, with the parameters of ``version``, which lie in ``ServerClient.pulled``."""
+    """The step to do next: mini-batch ``clock``, with the parameters of ``version``, which lie in the client's
+    ``pulled``."""
 
     clock: int
     version: int

@@ -1,0 +1,127 @@
+"""The pipeline on a standalone cluster and a real HDFS, with executors, DataNodes and drivers killed under it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.shardset.manifest import read_committed
+from tests.application import run_application
+from tests.cluster_runs import (
+    FIT,
+    LAYOUT,
+    QUIET,
+    READ,
+    STORE,
+    Source,
+    assert_killed_drivers_leave_a_whole_set,
+    digests,
+    fitting,
+    run_here,
+    strays,
+    submitted,
+    wait_during,
+    whole,
+    writing,
+)
+from tests.clusters import Hdfs, Standalone, end_tree, spark_submit
+
+
+def test_standalone_shards_reshards_and_replaces_on_hdfs(
+    standalone: Standalone, hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession, tmp_path: Path
+) -> None:
+    output, moved = f"{hdfs.uri}/standalone/out", f"{hdfs.uri}/standalone/moved"
+    held_out = f"{small_input}-held-out.bin"
+    given = ("--input", small_input, "--output", output, *LAYOUT)
+    aware = ("distribution_aware.py", *given, "--workers", 3, *FIT)
+    other = ("stratified.py", *given, "--workers", 2, "--eval-input", held_out, "--no-report")
+    plan = [
+        (*aware, "--no-report"),
+        (*aware, "--no-report"),
+        other,
+        ("reshard.py", "--input", output, "--output", moved, "--workers", 2),
+        (*other, "--overwrite"),
+    ]
+    earlier = set(standalone.folder.glob("work*/app-*/*/stderr"))
+    (made, again, refused, resharded, replaced), _ = run_application(
+        tmp_path, plan, env=QUIET, master=standalone.master_url
+    )
+    executors = set(standalone.folder.glob("work*/app-*/*/stderr")) - earlier
+    assert len(executors) == 2, "one on each worker, and nothing ran elsewhere"
+
+    assert made.code == 0, made.err
+    assert f"{output}: committed" in made.out
+    assert (again.code, again.out.splitlines()[0]) == (0, f"{output}: already committed, nothing to do")
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1].startswith(f"error: {output} already holds a committed set")
+
+    # resharding: what the job itself would have written for two workers; the report beside it
+    assert resharded.code == 0, resharded.err
+    run_here(spark, small_set.folder, tmp_path / "two", 2)
+    assert list(digests(moved).values()) == list(digests(str(tmp_path / "two")).values())
+    with hdfs.client().read(f"{moved.removeprefix(hdfs.uri)}/report.html", encoding="utf-8") as page:
+        assert "</html>" in page.read()
+    assert strays(moved) == []
+
+    # replacing: the new set alone, with its evaluation rows
+    assert replaced.code == 0, replaced.err
+    found = whole(output)
+    assert strays(output) == []
+    assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
+    assert found.manifest["eval"]["rows"] == 667
+    assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval"}
+
+
+@pytest.mark.parametrize("victim", ["datanode", "executor"])
+def test_a_node_killed_while_shards_are_written_changes_nothing(
+    standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source, victim: str
+) -> None:
+    output = f"{hdfs.uri}/killed/{victim}"
+    arguments = ("--input", large_input, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
+    try:
+        with submitted(*arguments, master=standalone.master_url) as job:
+            executors = wait_during(lambda: standalone.executors() if fitting(output) else [], job)
+            wait_during(lambda: writing(output), job)
+            if victim == "datanode":
+                hdfs.kill_datanode(1)
+            else:
+                end_tree(executors[:1])
+            assert read_committed(STORE, output) is None
+            assert len(writing(output)) < len(large_set.digests)
+            done = job.result()
+    finally:
+        if victim == "datanode":
+            hdfs.restart_datanode(1)
+            hdfs.wait_live(3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("Lost executor" in done.stdout + done.stderr) == (victim == "executor")
+    assert digests(output) == large_set.digests
+    assert strays(output) == []
+
+
+def test_drivers_killed_on_the_cluster_leave_the_old_set_or_the_new_one_whole_and_a_rerun_leaves_nothing_else(
+    standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source, small_set: Source, spark: SparkSession
+) -> None:
+    output = f"{hdfs.uri}/killed/driver"
+    assert_killed_drivers_leave_a_whole_set(spark, large_input, output, standalone.master_url, small_set, large_set)
+
+
+def test_a_job_on_standalone_survives_a_killed_executor(
+    standalone: Standalone, hdfs: Hdfs, reader: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(1) as background:
+        done = background.submit(spark_submit, reader, hdfs.uri, "/job/input", 3, gate, master=standalone.master_url)
+        try:
+            waiting = [Path(f"{gate}.{partition}") for partition in range(2)]
+            wait_during(lambda: all(marker.exists() for marker in waiting), done)
+            standalone.kill_executor(0)
+        finally:
+            gate.touch()
+        result = done.result()
+    assert READ in result.stdout, result.stderr
+    assert result.returncode == 3
+    assert "Lost executor" in result.stderr

@@ -1,0 +1,58 @@
+"""The pipeline on YARN, in client and in cluster mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_runs import (
+    FIT,
+    JOB,
+    LAYOUT,
+    QUIET,
+    READ,
+    Source,
+    digests,
+    strays,
+)
+from tests.clusters import ROOT, Hdfs, Yarn, spark_submit
+
+
+def packed(target: Path) -> Path:
+    """The package as `python -m pipeline zip` writes it for YARN's cluster mode, where the driver needs it too."""
+    command = [sys.executable, "-m", "pipeline", "zip", "--to", str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{target}: written\n"), done.stderr
+    return target
+
+
+@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
+def test_yarn_makes_the_same_shards(
+    yarn: Yarn, hdfs: Hdfs, small_input: str, small_set: Source, tmp_path: Path, deploy_mode: str
+) -> None:
+    output = f"{hdfs.uri}/yarn/{deploy_mode}"
+    earlier = set((yarn.folder / "containers").glob("application_*/*"))
+    arguments = ["--input", small_input, "--output", output, "--workers", 3, *LAYOUT, *FIT]
+    env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
+    zipped = packed(tmp_path / "build" / "pipeline.zip") if deploy_mode == "cluster" else None
+    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, py_files=zipped, env=env)
+    printed = done.stdout + done.stderr + (yarn.container_logs() if deploy_mode == "cluster" else "")
+    assert done.returncode == 0, printed
+    assert f"{output}: committed" in printed
+    assert f"{output}/report.html" in printed
+    # the application's master and two executors: nothing ran elsewhere
+    assert len(set((yarn.folder / "containers").glob("application_*/*")) - earlier) == 3
+    assert digests(output) == small_set.digests
+    assert strays(output) == []
+
+
+def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
+    yarn: Yarn, hdfs: Hdfs, reader: Path
+) -> None:
+    env, conf = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}, {"spark.executor.instances": "1"}
+    result = spark_submit(reader, hdfs.uri, "/job/input", 3, "", master="yarn", env=env, conf=conf)
+    assert READ in result.stdout, result.stderr
+    assert result.returncode == 3
