@@ -1,6 +1,6 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same elements and ends in the same update (trainer.server.parameter_slice.ParameterSlice.apply); each
+Every way moves the same elements and ends in the same update, ParameterSlice.apply of trainer.server.parameter_slice. Each
 process is started by trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round
 trips done."""
 

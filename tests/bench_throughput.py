@@ -17,14 +17,13 @@ import numpy as np
 import pandas as pd
 
 from trainer.checkpoints.read import newest, read_state
-from trainer.config import Config
+from trainer.config import Data, Optimiser
 from trainer.plan import usable_cores
-from trainer.run_files import CHECKPOINTS
-from trainer.runlog.events import PUSHES
+from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.read import read_pushes
 
 ROOT = Path(__file__).resolve().parent.parent
-BATCH = Config.batch_size
+BATCH = Data.batch_size
 RATE = 0.01  # small enough for the asynchronous cnn with twelve workers
 SKIP = 0.2  # of the steps: caches, threads and processes get going
 GOAL, GOAL_WORKERS = 0.95, 4
@@ -89,7 +88,7 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     chosen = [load_worker(shards, index) for index in ([worker] if worker >= 0 else range(shards.num_workers))]
     rows = Rows(*(np.concatenate(column) for column in zip(*map(_columns, chosen), strict=True)))
     built = build(model_from_json({"name": model}), shards.inputs, seed=0)
-    rate, momentum, decay = RATE, Config.momentum, Config.weight_decay
+    rate, momentum, decay = RATE, Optimiser.momentum, Optimiser.weight_decay
     optimiser = torch.optim.SGD(built.model.parameters(), rate, momentum, weight_decay=decay, fused=True)
     with Loader(rows, shards.mean, batch, seed=0, worker=max(0, worker), augment=True) as loader:
         print("ready", flush=True)
