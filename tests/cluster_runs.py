@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -127,7 +127,9 @@ def kill_driver(arguments: tuple[object, ...]) -> None:
     """SIGKILL a spark-submit, JVM and Python alike, and leave it to its parent to notice."""
     for driver in drivers(arguments):
         for process in [driver, *driver.children(recursive=True)]:
-            process.kill()
+            # Python ends by itself once its JVM is gone.
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def wait_during(condition: Callable[[], T], job: Future[Any]) -> T:
