@@ -3,7 +3,7 @@
 In Python, with a running SparkSession or without:
 
     import pipeline
-    from pipeline.strategies import Stratified
+    from pipeline.strategies.stratified import Stratified
 
     result = pipeline.shard(spark, input="data/cifar10", output="shards", strategy=Stratified(), num_workers=12)
     result.shards.files()

@@ -23,7 +23,8 @@ os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.config(map=spark_defaults()).master("local[2]")
+    defaults: dict[str, bool | float | int | str | None] = {**spark_defaults()}
+    builder = SparkSession.builder.config(map=defaults).master("local[2]")
     builder = builder.config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
     session = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     yield session

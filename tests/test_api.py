@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 import pipeline
 from pipeline.errors import DataError, UsageError
-from pipeline.strategies import Stratified
+from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
 
@@ -21,15 +23,17 @@ def digests(result: pipeline.ShardingResult) -> list[str]:
     return [file.sha256 for file in result.shards.files()]
 
 
-def test_a_session_shards_reshards_and_opens_what_it_committed(spark, source, tmp_path, capsys):
-    data = {"input": str(source), "format": "cifar10-binary", "image_shape": (3, 8, 8), "quiet": True}
+def test_a_session_shards_reshards_and_opens_what_it_committed(
+    spark: SparkSession, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data: dict[str, Any] = {"input": str(source), "format": "cifar10-binary", "image_shape": (3, 8, 8), "quiet": True}
     first = pipeline.shard(spark, **data, output=str(tmp_path / "a"), strategy=Stratified(start="carry"), num_workers=4)
     assert (first.fresh, first.report) == (True, f"{tmp_path}/a/report.html")
-    assert Path(first.report).exists()
+    assert Path(str(first.report)).exists()
     again = pipeline.shard(**data, output=str(tmp_path / "a"), strategy=Stratified(start="carry"), num_workers=4)
     assert (again.fresh, digests(again)) == (False, digests(first))
 
-    options = {"num_workers": 3, "report": False, "quiet": True}
+    options: dict[str, Any] = {"num_workers": 3, "report": False, "quiet": True}
     moved = pipeline.reshard(spark, input=str(tmp_path / "a"), output=str(tmp_path / "b"), **options)
     assert moved.report is None
     assert not (tmp_path / "b" / "report.html").exists()
@@ -41,9 +45,10 @@ def test_a_session_shards_reshards_and_opens_what_it_committed(spark, source, tm
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_name_is_the_strategy_with_its_defaults(spark, source, tmp_path):
-    data = {"input": str(source), "format": "cifar10-binary", "image_shape": (3, 8, 8), "num_workers": 2}
-    quiet = {"report": False, "quiet": True}
+def test_a_name_is_the_strategy_with_its_defaults(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    data: dict[str, Any] = {"input": str(source), "format": "cifar10-binary", "image_shape": (3, 8, 8)}
+    data |= {"num_workers": 2}
+    quiet: dict[str, Any] = {"report": False, "quiet": True}
     named = pipeline.shard(spark, **data, output=str(tmp_path / "n"), strategy="stratified", **quiet)
     given = pipeline.shard(spark, **data, output=str(tmp_path / "g"), strategy=Stratified(), **quiet)
     assert digests(named) == digests(given)
@@ -56,7 +61,7 @@ def test_a_name_is_the_strategy_with_its_defaults(spark, source, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_package_shows_its_public_names_and_no_others():
+def test_the_package_shows_its_public_names_and_no_others() -> None:
     assert {"shard", "reshard", "open_shards", "ShardSet", "ShardingResult", "__version__"} <= set(dir(pipeline))
     with pytest.raises(AttributeError, match="has no attribute 'shards'"):
         pipeline.shards  # noqa: B018

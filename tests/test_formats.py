@@ -15,8 +15,10 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.input.dataset import discover, serial
 from pipeline.input.formats import FORMATS, recognise
-from pipeline.input.formats.base import BLOCK_ROWS
+from pipeline.input.formats.base import BLOCK_ROWS, DataFile
 from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.shardset.layout import Layout
+from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from tests.conftest import make_rows
 
@@ -27,7 +29,7 @@ COARSE = (LABELS % 7).astype(np.uint8)
 
 
 def records(*columns: np.ndarray) -> bytes:
-    return np.concatenate([column.reshape(ROWS, -1) for column in columns], axis=1).tobytes()
+    return bytes(np.concatenate([column.reshape(ROWS, -1) for column in columns], axis=1).tobytes())
 
 
 def parquet(path: Path) -> None:
@@ -58,7 +60,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in WRITERS}
 
 
-def surveyed(path: Path, name: str):
+def surveyed(path: Path, name: str) -> tuple[DataFile, Layout]:
     return FORMATS[name].survey(STORE, STORE.info(str(path)), None)
 
 
@@ -101,7 +103,7 @@ def test_any_range_of_records_reads_like_a_slice(files: dict[str, Path], name: s
         blocks = list(FORMATS[name].read(STORE, file, start, stop, layout, images))
         assert [label for block in blocks for label in block.labels] == LABELS[start:stop].tolist()
         if images:
-            assert [row.tobytes() for block in blocks for row in block.images] == [
+            assert [row.tobytes() for block in blocks for row in np.asarray(block.images)] == [
                 row.tobytes() for row in IMAGES[start:stop]
             ]
         else:
@@ -148,7 +150,7 @@ class Wide(FixedRecords):
     label_bytes: ClassVar[int] = 3
     limits: ClassVar[tuple[int, ...]] = (2, 7, 10)
 
-    def recognises(self, file, head, shape):
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return file.bytes > 0 and file.bytes % self.record_bytes(shape) == 0
 
 
