@@ -99,7 +99,7 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
             optimiser.zero_grad()
             outputs = built.model(images_BCHW)
             loss = built.task.loss(outputs, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             loss.item(), built.task.correct(outputs.detach(), labels).item()
             ended.append(time.monotonic())

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def files_of(*versions: int) -> set[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), parameters=st.integers(1, 12), buffers=st.integers(0, 6))
-def test_any_range_is_read_back_from_slices_of_any_number_of_servers(data, parameters, buffers):
+def test_any_range_is_read_back_from_slices_of_any_number_of_servers(data: Any, parameters: Any, buffers: Any) -> None:
     total = parameters + buffers
     cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=4)))
     begin, end = sorted(data.draw(st.tuples(st.integers(0, total), st.integers(0, total))))
@@ -78,19 +78,19 @@ def test_any_range_is_read_back_from_slices_of_any_number_of_servers(data, param
         np.testing.assert_array_equal(momentum, -whole_vector[:parameters][begin:end])
 
 
-def test_a_range_outside_the_vector_is_refused(tmp_path):
+def test_a_range_outside_the_vector_is_refused(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     with pytest.raises(ValueError, match=r"\[4, 11\) is no range of 10 elements"):
         read_slice_range(tmp_path, 1, 4, 11)
 
 
-def test_a_state_reads_back_as_it_was_written(tmp_path):
+def test_a_state_reads_back_as_it_was_written(tmp_path: Path) -> None:
     state = state_of(3, epoch=1 / 3, epoch_boundary=4, final=True, clocks={11: 5, 2: 0}, identity='{"seed": 1}')
     write_state(folder_of(tmp_path, 3), state)
     assert read_state(tmp_path, 3) == state
 
 
-def test_a_checkpoint_is_whole_only_with_its_state_and_every_slice_that_the_state_counts(tmp_path):
+def test_a_checkpoint_is_whole_only_with_its_state_and_every_slice_that_the_state_counts(tmp_path: Path) -> None:
     assert whole(tmp_path / "absent") == []
     for missing in sorted(files_of(1)):
         shutil.rmtree(folder_of(tmp_path, 1), ignore_errors=True)
@@ -102,7 +102,7 @@ def test_a_checkpoint_is_whole_only_with_its_state_and_every_slice_that_the_stat
     assert whole(tmp_path) == []
 
 
-def test_the_newest_is_the_one_of_the_greatest_version_not_of_the_last_name(tmp_path):
+def test_the_newest_is_the_one_of_the_greatest_version_not_of_the_last_name(tmp_path: Path) -> None:
     for version in (99_999_999, 100_000_000, 7):
         write(tmp_path, state_of(version))
     (tmp_path / "notes").mkdir()
@@ -120,7 +120,11 @@ def killing(step: int, action: Callable[[], None]) -> bool:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def fatal(change: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **more: (die_here(), change(*args, **more))[1]
+        def dying(*args: Any, **more: Any) -> Any:
+            die_here()
+            return change(*args, **more)
+
+        return dying
 
     class TornFile(io.FileIO):
         def write(self, data: Any) -> int:
@@ -143,7 +147,7 @@ def killing(step: int, action: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new_one_whole(tmp_path):
+def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new_one_whole(tmp_path: Path) -> None:
     found = set()
     for step in itertools.count():
         root = tmp_path / str(step)
@@ -172,7 +176,9 @@ def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new
     assert found == {3, 4}
 
 
-def test_a_file_lasts_before_its_name_does_and_the_name_before_the_call_returns(tmp_path, monkeypatch):
+def test_a_file_lasts_before_its_name_does_and_the_name_before_the_call_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     done: list[str] = []
 
     def noted(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,7 +195,7 @@ def test_a_file_lasts_before_its_name_does_and_the_name_before_the_call_returns(
     assert done == ["fsync", "replace", "fsync folder"]
 
 
-def test_what_a_killed_writer_left_beside_a_file_is_removed_by_the_next(tmp_path):
+def test_what_a_killed_writer_left_beside_a_file_is_removed_by_the_next(tmp_path: Path) -> None:
     assert killing(2, lambda: write_durably(tmp_path / "file", b"content"))
     assert len(list(tmp_path.iterdir())) == 1
     write_durably(tmp_path / "file", b"content")
@@ -246,7 +252,7 @@ def with_less_momentum(path: Path) -> None:
         with_less_momentum,
     ],
 )
-def test_a_broken_slice_is_named_and_the_newest_sound_checkpoint_is_used_instead(tmp_path, damage):
+def test_a_broken_slice_is_named_and_the_newest_sound_checkpoint_is_used_instead(tmp_path: Path, damage: Any) -> None:
     for version in (1, 2):
         write(tmp_path, state_of(version))
     path = folder_of(tmp_path, 2) / slice_name(1, 2)
@@ -261,7 +267,7 @@ def test_a_broken_slice_is_named_and_the_newest_sound_checkpoint_is_used_instead
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', "null"])
-def test_a_broken_state_is_named_and_the_newest_sound_checkpoint_is_used_instead(tmp_path, text):
+def test_a_broken_state_is_named_and_the_newest_sound_checkpoint_is_used_instead(tmp_path: Path, text: str) -> None:
     for version in (1, 2):
         write(tmp_path, state_of(version))
     path = folder_of(tmp_path, 2) / "state.json"
@@ -274,7 +280,7 @@ def test_a_broken_state_is_named_and_the_newest_sound_checkpoint_is_used_instead
     assert whole(tmp_path) == [1]
 
 
-def test_a_state_of_another_version_is_refused(tmp_path):
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     shutil.copytree(folder_of(tmp_path, 1), folder_of(tmp_path, 2))
     with pytest.raises(DataError, match=r"state\.json is of version 1, not 2"):
@@ -283,7 +289,7 @@ def test_a_state_of_another_version_is_refused(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_slice_cut_off_anywhere_is_never_taken_for_sound(data):
+def test_a_slice_cut_off_anywhere_is_never_taken_for_sound(data: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write(root, state_of(1))
@@ -293,7 +299,7 @@ def test_a_slice_cut_off_anywhere_is_never_taken_for_sound(data):
         assert newest(root, verify=True) is None
 
 
-def test_an_unfinished_checkpoint_is_passed_over_without_a_warning(tmp_path):
+def test_an_unfinished_checkpoint_is_passed_over_without_a_warning(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     write_slice(folder_of(tmp_path, 2), 0, 2, 2, 0, 5, 10, numbers(2, 5), numbers(2, 5))
     warnings: list[str] = []
@@ -301,7 +307,7 @@ def test_an_unfinished_checkpoint_is_passed_over_without_a_warning(tmp_path):
     assert warnings == []
 
 
-def test_slices_of_an_unfinished_checkpoint_are_not_completed_by_another_history(tmp_path):
+def test_slices_of_an_unfinished_checkpoint_are_not_completed_by_another_history(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     write_slice(folder_of(tmp_path, 2), 1, 2, 2, 5, 10, 10, numbers(2, 5), numbers(2, 2))  # server 1 of the old history
     discard_after(tmp_path, 1)
@@ -311,8 +317,8 @@ def test_slices_of_an_unfinished_checkpoint_are_not_completed_by_another_history
 
 
 def test_pruning_keeps_the_newest_sound_ones_those_that_wait_for_the_evaluator_and_what_is_still_being_written(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     for version in (1, 2, 3, 4, 5, 6, 9, 11):
         write(tmp_path, state_of(version, epoch_boundary=version if version < 4 else None))
     mark_evaluated(tmp_path, 1)
@@ -331,7 +337,9 @@ def test_pruning_keeps_the_newest_sound_ones_those_that_wait_for_the_evaluator_a
     assert versions(tmp_path) == [8, 10, 11, 12]
 
 
-def test_a_checkpoint_that_is_being_deleted_loses_its_state_first_so_it_never_seems_to_wait(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_being_deleted_loses_its_state_first_so_it_never_seems_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, state_of(1, epoch_boundary=1))
     mark_evaluated(tmp_path, 1)
     seen = []
@@ -340,7 +348,7 @@ def test_a_checkpoint_that_is_being_deleted_loses_its_state_first_so_it_never_se
     assert seen == [["evaluated", slice_name(0, 2), slice_name(1, 2)]]
 
 
-def test_pruning_deletes_nothing_where_nothing_is_sound(tmp_path):
+def test_pruning_deletes_nothing_where_nothing_is_sound(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     torn(folder_of(tmp_path, 1) / slice_name(0, 2))
     write_slice(folder_of(tmp_path, 2), 0, 2, 2, 0, 5, 10, numbers(2, 5), numbers(2, 5))
@@ -348,7 +356,7 @@ def test_pruning_deletes_nothing_where_nothing_is_sound(tmp_path):
     assert versions(tmp_path) == [1, 2]
 
 
-def test_ends_of_epochs_and_of_the_run_wait_for_the_evaluator_oldest_first(tmp_path):
+def test_ends_of_epochs_and_of_the_run_wait_for_the_evaluator_oldest_first(tmp_path: Path) -> None:
     for version, values in ((4, {"final": True}), (1, {"epoch_boundary": 1}), (2, {}), (3, {"epoch_boundary": 2})):
         write(tmp_path, state_of(version, **values))
     assert [state.version for state in unevaluated(tmp_path)] == [1, 3, 4]
@@ -360,7 +368,7 @@ def test_ends_of_epochs_and_of_the_run_wait_for_the_evaluator_oldest_first(tmp_p
     assert versions(tmp_path) == [1, 2, 3, 4]
 
 
-def test_a_run_that_goes_on_has_no_final_checkpoint_any_more(tmp_path):
+def test_a_run_that_goes_on_has_no_final_checkpoint_any_more(tmp_path: Path) -> None:
     write(tmp_path, state_of(1, final=True, epoch_boundary=2))
     mark_evaluated(tmp_path, 1)
     reopen(tmp_path, 1)
@@ -372,7 +380,7 @@ def is_as_before(root: Path) -> bool:
     return whole(root) == [1] and files_below(root) == files_of(1)
 
 
-def test_a_checkpoint_larger_than_files_may_be_fails_without_a_trace(tmp_path):
+def test_a_checkpoint_larger_than_files_may_be_fails_without_a_trace(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     child = os.fork()
     if child == 0:
@@ -389,7 +397,7 @@ def test_a_checkpoint_larger_than_files_may_be_fails_without_a_trace(tmp_path):
 
 
 @pytest.fixture
-def tiny_disk(tmp_path):
+def tiny_disk(tmp_path: Path) -> Iterator[Any]:
     """A disk of 1 MiB; its mount needs root."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -399,7 +407,9 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_fails_without_a_trace_and_the_next_checkpoint_is_written_once_there_is_room(tiny_disk):
+def test_a_full_disk_fails_without_a_trace_and_the_next_checkpoint_is_written_once_there_is_room(
+    tiny_disk: Any,
+) -> None:
     root = tiny_disk / "checkpoints"
     write(root, state_of(1))
     large = np.zeros(1 << 18, np.float32)

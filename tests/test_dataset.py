@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,18 +24,18 @@ from tests.conftest import make_rows, write_binary, write_pickles
 STORE = Store()
 
 
-def discovered(path, **options):
+def discovered(path: Path, **options: Any) -> Any:
     return discover(STORE, str(path), run=serial, **options)
 
 
-def whole(dataset):
+def whole(dataset: Any) -> Any:
     blocks = list(dataset.read(0, dataset.rows))
     ids = np.concatenate([block.ids for block in blocks])
     assert ids.tolist() == list(range(dataset.rows))
     return np.concatenate([b.labels for b in blocks]), np.concatenate([b.images for b in blocks])
 
 
-def checked(dataset):
+def checked(dataset: Any) -> Any:
     return scan(dataset, ranges(0, dataset.rows, 2), 3, serial)
 
 
@@ -44,18 +45,18 @@ def png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def write_parquet(folder: Path, columns: dict, groups: int = 700) -> Path:
+def write_parquet(folder: Path, columns: dict[str, Any], groups: int = 700) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=groups)
     return folder
 
 
 @pytest.fixture
-def rows():
+def rows() -> Any:
     return make_rows(2500)
 
 
-def layouts(tmp_path, labels, images):
+def layouts(tmp_path: Path, labels: Any, images: Any) -> Any:
     """The same rows in every layout that holds CIFAR-10."""
     hwc = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     encoded = [{"bytes": png(image), "path": "x.png"} for image in hwc]
@@ -67,7 +68,7 @@ def layouts(tmp_path, labels, images):
     }
 
 
-def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path, rows):
+def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path: Path, rows: Any) -> None:
     fingerprints = set()
     for name, folder in layouts(tmp_path, *rows).items():
         dataset = discovered(folder)
@@ -80,14 +81,14 @@ def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path, rows):
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (833, 835), (100, 2400), (2499, 2500)])
-def test_any_range_of_ids_reads_like_the_whole(tmp_path, rows, start, stop):
+def test_any_range_of_ids_reads_like_the_whole(tmp_path: Path, rows: Any, start: Any, stop: Any) -> None:
     for folder in layouts(tmp_path, *rows).values():
         part = list(discovered(folder).read(start, stop))
         assert np.concatenate([b.ids for b in part]).tolist() == list(range(start, stop))
         assert np.array_equal(np.concatenate([b.images for b in part]), rows[1][start:stop])
 
 
-def test_the_fingerprint_does_not_depend_on_the_cut_and_notices_a_changed_pixel(tmp_path, rows):
+def test_the_fingerprint_does_not_depend_on_the_cut_and_notices_a_changed_pixel(tmp_path: Path, rows: Any) -> None:
     labels, images = rows
     dataset = discovered(write_binary(tmp_path / "a", labels, images))
     fingerprints = {scan(dataset, [(0, 2500)], pieces, serial).fingerprint for pieces in (1, 7, 64)}
@@ -104,7 +105,7 @@ def test_the_fingerprint_does_not_depend_on_the_cut_and_notices_a_changed_pixel(
     }
 
 
-def test_cifar100_binary_has_coarse_labels_beside_the_fine_ones(tmp_path):
+def test_cifar100_binary_has_coarse_labels_beside_the_fine_ones(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = np.stack([rng.integers(0, 20, 600), rng.integers(0, 100, 600)], axis=1).astype(np.uint8)
     images = rng.integers(0, 256, (600, 3072)).astype(np.uint8)
@@ -118,7 +119,7 @@ def test_cifar100_binary_has_coarse_labels_beside_the_fine_ones(tmp_path):
     assert np.array_equal(block.columns.coarse_labels, labels[:, 0])
 
 
-def test_cifar100_pickles_have_coarse_labels_too(tmp_path):
+def test_cifar100_pickles_have_coarse_labels_too(tmp_path: Path) -> None:
     images = np.zeros((50, 3072), np.uint8)
     batch = {b"data": images, b"fine_labels": [7] * 50, b"coarse_labels": [3] * 50}
     (tmp_path / "train").write_bytes(pickle.dumps(batch, protocol=2))
@@ -129,7 +130,7 @@ def test_cifar100_pickles_have_coarse_labels_too(tmp_path):
     assert (set(block.labels), set(block.columns.coarse_labels)) == ({7}, {3})
 
 
-def test_other_image_sizes_are_declared_or_found(tmp_path):
+def test_other_image_sizes_are_declared_or_found(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (40, 1 * 8 * 9)).astype(np.uint8)
     folder = write_binary(tmp_path / "bin", np.arange(40).astype(np.uint8), small)
@@ -142,7 +143,7 @@ def test_other_image_sizes_are_declared_or_found(tmp_path):
     assert np.array_equal(whole(dataset)[1], small)
 
 
-def test_official_folders_give_their_training_or_their_test_side(tmp_path, rows):
+def test_official_folders_give_their_training_or_their_test_side(tmp_path: Path, rows: Any) -> None:
     folder = write_binary(tmp_path / "c", *rows)
     (folder / "test_batch.bin").write_bytes((folder / "data_batch_1.bin").read_bytes()[: 3073 * 100])
     for name in ("batches.meta.txt", "readme.html", "_SUCCESS", ".hidden"):
@@ -152,7 +153,7 @@ def test_official_folders_give_their_training_or_their_test_side(tmp_path, rows)
     assert discovered(folder / "test_batch.bin").rows == 100
 
 
-def test_only_names_of_test_files_make_test_files(tmp_path):
+def test_only_names_of_test_files_make_test_files(tmp_path: Path) -> None:
     columns = {"image": [b"0" * 3072] * 4, "label": [1] * 4}
     for name in ("images", "values", "tested"):
         write_parquet(tmp_path / "c", columns)
@@ -164,7 +165,7 @@ def test_only_names_of_test_files_make_test_files(tmp_path):
     assert discovered(tmp_path / "c", evaluation=True).rows == 4
 
 
-def test_the_empty_part_files_that_spark_writes_are_passed_over(tmp_path, rows):
+def test_the_empty_part_files_that_spark_writes_are_passed_over(tmp_path: Path, rows: Any) -> None:
     folder = write_parquet(tmp_path / "c", {"image": [i.tobytes() for i in rows[1]], "label": rows[0]})
     empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int32())})
     pq.write_table(empty, folder / "part-1.parquet")
@@ -174,14 +175,14 @@ def test_the_empty_part_files_that_spark_writes_are_passed_over(tmp_path, rows):
         discovered(folder)
 
 
-def test_raw_pixels_that_begin_like_a_jpeg_are_pixels(tmp_path):
+def test_raw_pixels_that_begin_like_a_jpeg_are_pixels(tmp_path: Path) -> None:
     raw = b"\xff\xd8\xff" + bytes(3069)
     dataset = discovered(write_parquet(tmp_path / "c", {"image": [raw] * 3, "label": [1] * 3}))
     assert whole(dataset)[1][0].tobytes() == raw
 
 
 @pytest.mark.parametrize("label_bytes", [1, 2])
-def test_a_truncated_file_that_stands_alone_is_told_where_it_breaks_off(tmp_path, label_bytes):
+def test_a_truncated_file_that_stands_alone_is_told_where_it_breaks_off(tmp_path: Path, label_bytes: Any) -> None:
     size = 3072 + label_bytes
     labels = np.tile(np.array([[15, 77]] if label_bytes == 2 else [[7]], np.uint8), (40, 1))
     images = np.random.default_rng(0).integers(0, 256, (40, 3072)).astype(np.uint8)
@@ -195,7 +196,7 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     """name: (input, what the line must say)."""
     labels, images = make_rows(300)
 
-    def binary(name, *, label=None, cut=0, extra=b""):
+    def binary(name: str, *, label: Any = None, cut: Any = 0, extra: Any = b"") -> Any:
         some = labels.copy()
         if label is not None:
             some[201] = label
@@ -284,7 +285,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_broken_input_is_one_line_that_names_the_place(tmp_path, case):
+def test_broken_input_is_one_line_that_names_the_place(tmp_path: Path, case: Any) -> None:
     path, expected = broken_inputs(tmp_path)[case]
     with pytest.raises(DataError) as caught:
         checked(discovered(path))
@@ -293,14 +294,14 @@ def test_broken_input_is_one_line_that_names_the_place(tmp_path, case):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_input_is_a_data_error(tmp_path, rows):
+def test_unreadable_input_is_a_data_error(tmp_path: Path, rows: Any) -> None:
     folder = write_binary(tmp_path / "c", *rows)
     (folder / "data_batch_1.bin").chmod(0)
     with pytest.raises(DataError, match="permission denied"):
         discovered(folder)
 
 
-def test_a_forced_layout_must_be_a_known_one(tmp_path, rows):
+def test_a_forced_layout_must_be_a_known_one(tmp_path: Path, rows: Any) -> None:
     with pytest.raises(UsageError, match="choose one of"):
         discovered(write_binary(tmp_path / "c", *rows), format="cifar11")
 
@@ -308,15 +309,15 @@ def test_a_forced_layout_must_be_a_known_one(tmp_path, rows):
 class Evil:
     """What an attacker pickles: loading it calls os.system."""
 
-    def __init__(self, command):
+    def __init__(self, command: Any) -> None:
         self.command = command
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return os.system, (self.command,)
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_a_hostile_pickle_does_not_run(tmp_path, protocol):
+def test_a_hostile_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
     proof = tmp_path / "ran"
     data = pickle.dumps({b"data": Evil(f"touch {proof}"), b"labels": [1]}, protocol=protocol)
     with pytest.raises(DataError, match=r"system; it was not loaded"):
@@ -337,19 +338,19 @@ def test_a_hostile_pickle_does_not_run(tmp_path, protocol):
         b"\x80",
     ],
 )
-def test_pickles_that_reach_for_more_than_cifar_holds_are_refused(payload):
+def test_pickles_that_reach_for_more_than_cifar_holds_are_refused(payload: Any) -> None:
     with pytest.raises(DataError):
         load(payload, "x")
 
 
-def test_pickles_of_every_protocol_and_of_python_two_are_read():
+def test_pickles_of_every_protocol_and_of_python_two_are_read() -> None:
     images = np.arange(2 * 3072, dtype=np.uint64).astype(np.uint8).reshape(2, 3072)
     for protocol in range(6):
         batch = load(pickle.dumps({b"data": images, b"labels": [1, 2], "filenames": ["a"]}, protocol=protocol), "x")
         assert np.array_equal(batch[b"data"], images)
 
 
-def test_real_cifar10_has_its_known_means(cifar10):
+def test_real_cifar10_has_its_known_means(cifar10: Path) -> None:
     result = scan(discovered(cifar10), [(0, 50_000)], 2, serial)
     assert result.rows == 50_000
     assert result.label_counts.tolist() == [[5000] * 10]

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from trainer.checkpoints.write import mark_evaluated, reopen
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
+from trainer.data.batches import Batch
 from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation.process import evaluate, is_over, main, penalty
@@ -40,8 +42,8 @@ from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
-from trainer.run_files import BEST, MODEL
-from trainer.runlog.events import COLUMNS, METRICS
+from trainer.run_files import BEST, METRICS, MODEL
+from trainer.runlog.events import COLUMNS
 from trainer.runlog.read import best, read_events, read_pushes, surviving
 from trainer.runlog.result import summarise
 
@@ -99,8 +101,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(shards: Path, **values: Any) -> Config:
-    values = {"model": "perceptron", "epochs": 3, "weight_decay": DECAY} | values
-    return make_config(shards, "unused", **values)
+    return make_config(shards, "unused", **{"model": "perceptron", "epochs": 3, "weight_decay": DECAY, **values})
 
 
 def vector(model: str, seed: int) -> np.ndarray:
@@ -159,14 +160,14 @@ def decay(module: torch.nn.Module) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 7, 60, 500])
-def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size):
+def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size: Any) -> None:
     built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
     mean = np.array([120, 125, 130], np.float32)
     found = evaluate(built.model, built.task, batches(EVAL_ROWS, mean, size))
     assert found == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
 
 
-def test_an_evaluation_changes_no_number_of_the_model():
+def test_an_evaluation_changes_no_number_of_the_model() -> None:
     built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
     before = {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
     evaluate(built.model, built.task, batches(EVAL_ROWS, np.zeros(3, np.float32), 7))
@@ -174,13 +175,13 @@ def test_an_evaluation_changes_no_number_of_the_model():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_an_evaluation_of_no_rows_is_refused():
+def test_an_evaluation_of_no_rows_is_refused() -> None:
     built = build(model_from_json({"name": "linear"}), ModelInput(SHAPE, CLASSES), 1)
     with pytest.raises(ValueError, match="no rows"):
         evaluate(built.model, built.task, iter(()))
 
 
-def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone():
+def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     with torch.no_grad():
         model[0].weight[:] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -189,7 +190,7 @@ def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone():
     assert penalty(model, 0.1) == pytest.approx(0.5 * 0.1 * 30)
 
 
-def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_before():
+def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_before() -> None:
     torch.manual_seed(0)
     first, second = torch.nn.BatchNorm2d(3, momentum=0.003), torch.nn.BatchNorm2d(3, momentum=0.003)
     model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Dropout(0.5), second)
@@ -197,7 +198,7 @@ def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_be
         norm.running_mean.fill_(17.0)
         norm.num_batches_tracked.fill_(40)
     images = torch.randn(64, 3, 5, 5) * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1) + 5
-    recalibrate(model, iter([(part, None) for part in images.split(16)]))
+    recalibrate(model, iter([Batch(part, torch.zeros(len(part))) for part in images.split(16)]))
     # what the second layer sees: the first normalises each batch by itself; dropout is off
     seen = [torch.relu(F.batch_norm(part, None, None, training=True)) for part in images.split(16)]
     for norm, parts in ((first, images.split(16)), (second, seen)):
@@ -209,7 +210,7 @@ def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_be
     assert not any(module.training for module in model.modules())
 
 
-def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_same_every_time(tmp_path):
+def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_same_every_time(tmp_path: Path) -> None:
     copies = rows_of(5, 9, 500)  # sharding gave these to both workers
     workers = [
         Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, (rows_of(count, s, 100 * s), copies)), strict=True)))
@@ -234,7 +235,7 @@ def astuple(rows: Rows) -> tuple[Any, ...]:
 # The process
 
 
-def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path, shards):
+def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path: Path, shards: Path) -> None:
     finished_run(tmp_path)
     main(config_of(shards), tmp_path)
     found = events(tmp_path, "eval")
@@ -264,7 +265,7 @@ def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path, 
     ]
 
 
-def test_with_recalibration_the_saved_model_is_the_one_that_was_measured(tmp_path, shards):
+def test_with_recalibration_the_saved_model_is_the_one_that_was_measured(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 5, model="cnn", boundary=1, final=True)
     main(config_of(shards, model="cnn", batch_norm="recalibrate"), tmp_path)
     model = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 99).model
@@ -304,7 +305,7 @@ def killing(step: int, action: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_path, shards):
+def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_path: Path, shards: Path) -> Any:
     finished_run(tmp_path / "whole")
     main(config_of(shards), tmp_path / "whole")
 
@@ -316,7 +317,7 @@ def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_pa
     for step in itertools.count():
         output = tmp_path / str(step)
         finished_run(output)
-        died = killing(step, lambda output=output: main(config_of(shards), output))
+        died = killing(step, partial(main, config_of(shards), output))
         main(config_of(shards), output)
         assert outcome(output) == outcome(tmp_path / "whole")
         assert sorted(path.name for path in output.iterdir()) == [BEST, "checkpoints", METRICS, MODEL]
@@ -325,7 +326,7 @@ def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_pa
     assert step > 15, "there are more steps than that"
 
 
-def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path, shards):
+def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
     process = threading.Thread(target=main, args=(config_of(shards), tmp_path))
     process.start()
@@ -338,7 +339,7 @@ def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path, 
     assert [event["version"] for event in events(tmp_path, "eval")] == [10, 20]
 
 
-def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path, shards):
+def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
     stop = threading.Event()
     stop.set()
@@ -346,7 +347,7 @@ def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path, shards):
     assert [event["version"] for event in events(tmp_path, "eval")] == [10]
 
 
-def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path):
+def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     assert not is_over(root)
     write(tmp_path, 10, boundary=1)
@@ -360,7 +361,7 @@ def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_p
     assert not is_over(root)
 
 
-def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path, shards):
+def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
     stop = threading.Event()
     stop.set()
@@ -373,7 +374,7 @@ def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path, shards)
     assert [event["version"] for event in events(tmp_path, "eval")] == [10, 10]
 
 
-def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_written(tmp_path):
+def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_written(tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "shards", [rows_of(10, 1)], None)
     write(tmp_path, 10, boundary=1)
     write(tmp_path, 20, final=True)
@@ -385,7 +386,7 @@ def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_writ
     assert not (tmp_path / BEST).exists()
 
 
-def test_a_broken_checkpoint_is_told_of_and_passed_over(tmp_path, shards):
+def test_a_broken_checkpoint_is_told_of_and_passed_over(tmp_path: Path, shards: Path) -> None:
     finished_run(tmp_path)
     broken = folder_of(tmp_path / "checkpoints", 10) / slice_name(1, 2)
     broken.write_bytes(broken.read_bytes()[:-1])
@@ -395,7 +396,7 @@ def test_a_broken_checkpoint_is_told_of_and_passed_over(tmp_path, shards):
     assert str(broken) in warning["message"]
 
 
-def test_a_broken_final_checkpoint_is_an_error(tmp_path, shards):
+def test_a_broken_final_checkpoint_is_an_error(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, final=True)
     broken = folder_of(tmp_path / "checkpoints", 10) / slice_name(1, 2)
     broken.write_bytes(b"")
@@ -403,7 +404,9 @@ def test_a_broken_final_checkpoint_is_an_error(tmp_path, shards):
         main(config_of(shards), tmp_path)
 
 
-def test_a_model_that_diverged_is_reported_without_a_number(tmp_path, shards, monkeypatch):
+def test_a_model_that_diverged_is_reported_without_a_number(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nan = np.full_like(vector("perceptron", 0), np.nan)
     monkeypatch.setitem(globals(), "vector", lambda model, seed: nan)
     write(tmp_path, 10, boundary=1, final=True)
@@ -416,7 +419,7 @@ def test_a_model_that_diverged_is_reported_without_a_number(tmp_path, shards, mo
 # The log read back
 
 
-def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path):
+def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Path) -> None:
     log = tmp_path / METRICS
     assert read_events(log) == []
     log.write_bytes(
@@ -433,8 +436,8 @@ def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path):
     ]
 
 
-def test_going_back_voids_what_came_after():
-    log = [
+def test_going_back_voids_what_came_after() -> None:
+    log: list[dict[str, Any]] = [
         {"event": "start", "resumed_from": None},
         {"event": "eval", "version": 10},
         {"event": "train", "version": 12},
@@ -449,7 +452,7 @@ def test_going_back_voids_what_came_after():
     assert surviving([log[1], {"event": "start", "resumed_from": None}]) == [{"event": "start", "resumed_from": None}]
 
 
-def test_the_best_evaluation_is_the_earliest_of_equals():
+def test_the_best_evaluation_is_the_earliest_of_equals() -> None:
     evaluated = [{"version": v, "accuracy": a} for v, a in ((1, 0.5), (2, None), (3, 0.75), (4, 0.75))]
     assert best(evaluated) == evaluated[2]
     assert best([]) is None
@@ -461,7 +464,9 @@ histories = st.lists(st.tuples(st.integers(0, 30), st.booleans(), updates))  # (
 
 @settings(max_examples=60, deadline=None)
 @given(histories)
-def test_pushes_that_a_rollback_took_away_are_dropped(tmp_path_factory, generations):
+def test_pushes_that_a_rollback_took_away_are_dropped(
+    tmp_path_factory: pytest.TempPathFactory, generations: Any
+) -> None:
     """Against a history kept as it happens: a list that is cut at every roll-back."""
     lines, kept, version = [COLUMNS], [], 0
     for generation, (back, refused_at_once, updates) in enumerate(generations):
@@ -485,7 +490,7 @@ def test_pushes_that_a_rollback_took_away_are_dropped(tmp_path_factory, generati
     assert [tuple(row) for row in found.itertuples(index=False)] == kept
 
 
-def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path):
+def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "pushes.csv"
     good = "0,1,0,0,0,0,10,nan,3,1.5,1,0.05,0.001"
     path.write_text(
@@ -506,8 +511,8 @@ def pushes_of(rows: list[tuple[int, int, int, int]]) -> pd.DataFrame:
     return pd.DataFrame([(0, v, w, v, 0, s, 10, 0.5, 3, 1.5, a, 0.05, 0.001) for v, w, s, a in rows], columns=columns)
 
 
-def test_a_run_is_summed_up():
-    log = [
+def test_a_run_is_summed_up() -> None:
+    log: list[dict[str, Any]] = [
         {
             "event": "start",
             "config": make_config(model="cnn", seed=4, servers=2).to_json(),
@@ -560,8 +565,8 @@ def test_a_run_is_summed_up():
     }
 
 
-def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end():
-    log = [
+def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:
+    log: list[dict[str, Any]] = [
         {"event": "start", "config": {}, "plan": None},
         {"event": "end", "cause": "interrupted", "seconds": 1.0},
         {"event": "start", "config": {}, "plan": None, "resumed_from": 3},
@@ -570,6 +575,6 @@ def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end():
     assert summarise(log, pushes_of([(1, 0, 0, 1)]))["cause"] is None
 
 
-def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan():
+def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan() -> None:
     text = json.dumps(summarise([], pushes_of([])), allow_nan=False)
     assert json.loads(text)["staleness"] == {"mean": None, "max": None, "histogram": {}}

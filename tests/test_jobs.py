@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from pipeline.spark.session import PACKAGE
 from tests.application import Ended, run_job
@@ -22,7 +24,7 @@ FIT = ["--clusters", "6", "--components", "5"]
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_binary(tmp_path_factory.mktemp("jobs") / "cifar", *make_rows(600, pixels=192))
 
 
@@ -52,7 +54,7 @@ def shas(output: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("job", sorted(path.name for path in JOBS.glob("*.py")))
-def test_every_job_explains_itself_and_shadows_no_standard_module(job):
+def test_every_job_explains_itself_and_shadows_no_standard_module(job: Any) -> None:
     command = [sys.executable, str(JOBS / job), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0
@@ -87,7 +89,7 @@ def test_every_job_explains_itself_and_shadows_no_standard_module(job):
         (["--workers", "2", "--no-such-flag"], ["--no-such-flag"]),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_2(source, tmp_path, args, parts):
+def test_a_wrong_command_line_is_one_line_and_exit_2(source: Path, tmp_path: Path, args: Any, parts: Any) -> None:
     done = run_job("distribution_aware.py", "--input", source, "--output", tmp_path / "o", *args)
     assert_one_line(done, 2, *parts)
     assert not (tmp_path / "o").exists()
@@ -103,13 +105,13 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(source, tmp_path, args, par
         ('workers = "abc"', "workers = 'abc'"),
     ],
 )
-def test_a_broken_defaults_file_is_one_line_and_exit_2(source, tmp_path, text, part):
+def test_a_broken_defaults_file_is_one_line_and_exit_2(source: Path, tmp_path: Path, text: str, part: Any) -> None:
     (tmp_path / "c.toml").write_text(text)
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 2, "--config", tmp_path / "c.toml"]
     assert_one_line(run_job("distribution_aware.py", *flags), 2, str(tmp_path / "c.toml"), part)
 
 
-def test_paths_that_cannot_work_are_refused_before_spark_starts(source, tmp_path):
+def test_paths_that_cannot_work_are_refused_before_spark_starts(source: Path, tmp_path: Path) -> None:
     flags = ["--workers", 2]
     done = run_job("stratified.py", "--input", tmp_path / "nowhere", "--output", tmp_path / "o", *flags)
     assert_one_line(done, 3, "nowhere does not exist")
@@ -131,7 +133,9 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_a_run_its_rerun_another_configuration_and_an_overwrite(spark, source, tmp_path, monkeypatch):
+def test_a_run_its_rerun_another_configuration_and_an_overwrite(
+    spark: SparkSession, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One life of an output, begun by spark-submit from a folder that is not the checkout."""
     monkeypatch.chdir(tmp_path)
     output, held_out = tmp_path / "o", tmp_path / "held-out.bin"
@@ -174,7 +178,7 @@ def test_a_run_its_rerun_another_configuration_and_an_overwrite(spark, source, t
     assert {path.relative_to(output).as_posix() for path in output.glob("worker=*/*")} == listed
 
 
-def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(tmp_path):
+def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(tmp_path: Path) -> None:
     labels, images = make_rows(600, pixels=192)
     labels[450] = 77
     folder = write_binary(tmp_path / "c", labels, images)
@@ -187,7 +191,7 @@ def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_one_interval_writes_one_place_with_the_same_bytes(spark, source, tmp_path):
+def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--workers", 2, *SMALL, "--no-report", "--strategy", "random"]
     for root, run in (("a", submit), ("b", run_job)):
         done = run("baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
@@ -201,7 +205,9 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark, source, tmp_pa
     assert_one_line(later, 2, "--overwrite")
 
 
-def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(spark, source, tmp_path):
+def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
+    spark: SparkSession, source: Path, tmp_path: Path
+) -> None:
     flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL, *FIT]
     done = run_job("compare.py", *flags)
     assert done.code == 0, done.err
@@ -224,7 +230,7 @@ def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(spark, s
     assert not (tmp_path / "x").exists()
 
 
-def test_the_stock_engine_gives_a_whole_set_too(spark, source, tmp_path):
+def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
     done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")
     assert done.code == 0, done.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,13 +74,13 @@ def test_bsp_is_one_process_whatever_the_speeds_and_servers(speeds: list[float],
 def test_ssp_with_bound_zero_is_bsp_for_plain_sgd_when_gradients_are_summed_in_one_round() -> None:
     """A linear loss has the same gradient wherever it is taken, so that only the order of sums can differ."""
     slopes = np.random.default_rng(1).normal(size=(4, 12, len(START)))
-    fixed = {"gradient": lambda parameters, worker, clock: slopes[worker, clock]}
+    fixed: dict[str, Any] = {"gradient": lambda parameters, worker, clock: slopes[worker, clock]}
     bsp, ssp = run(BSP(), **fixed), run(SSP(0), **fixed)
     np.testing.assert_allclose(ssp.parameters, bsp.parameters, rtol=1e-10)
 
 
 def test_ssp_without_a_reachable_bound_is_asp() -> None:
-    speeds = {"step_time": lambda worker, clock: 1.0 + 0.37 * worker + 0.01 * clock}
+    speeds: dict[str, Any] = {"step_time": lambda worker, clock: 1.0 + 0.37 * worker + 0.01 * clock}
     asp, ssp = run(ASP(), **speeds), run(SSP(10_000), **speeds)
     np.testing.assert_array_equal(asp.parameters, ssp.parameters)
     assert asp.records == ssp.records

@@ -7,11 +7,13 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 from scipy import stats
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
@@ -41,11 +43,11 @@ OPTIONS = {
 }
 
 
-def make(name: str, **extra):
+def make(name: str, **extra: Any) -> Any:
     return STRATEGIES[name](**{**OPTIONS.get(name, {}), **extra})
 
 
-def run(spark, source: Path, output: Path, strategy, workers: int, **options):
+def run(spark: SparkSession, source: Path, output: Path, strategy: Any, workers: int, **options: Any) -> Any:
     request = Request(
         input=str(source), output=str(output), num_workers=workers, shape=SHAPE, format="cifar10-binary", **options
     )
@@ -53,7 +55,7 @@ def run(spark, source: Path, output: Path, strategy, workers: int, **options):
     return outcome.shards.manifest
 
 
-def read(output: Path, manifest) -> pd.DataFrame:
+def read(output: Path, manifest: Any) -> pd.DataFrame:
     """All rows of a set with their worker, read by pyarrow through the manifest."""
     parts = []
     for worker in manifest["workers"]:
@@ -64,12 +66,15 @@ def read(output: Path, manifest) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def digests(manifest) -> list:
+def digests(manifest: Any) -> list[Any]:
     return [[(f["path"], f["sha256"]) for f in worker["files"]] for worker in manifest["workers"]]
 
 
+Source = tuple[Path, np.ndarray, np.ndarray]  # folder, labels, images
+
+
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> tuple[Path, np.ndarray, np.ndarray]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     """2,600 rows with a few isolated images, so that a tiny neighbourhood exists."""
     labels, images = make_rows(2600, seed=5, pixels=192)
     rng = np.random.default_rng(5)
@@ -78,7 +83,7 @@ def source(tmp_path_factory) -> tuple[Path, np.ndarray, np.ndarray]:
     return write_binary(tmp_path_factory.mktemp("src") / "cifar", labels, images, files=3), labels, images
 
 
-def assert_promises(name: str, manifest) -> None:
+def assert_promises(name: str, manifest: Any) -> None:
     """What a strategy's class says of its shards."""
     kind = STRATEGIES[name]
     table = np.array([worker["label_histogram"] for worker in manifest["workers"]])
@@ -92,7 +97,9 @@ def assert_promises(name: str, manifest) -> None:
 
 @pytest.mark.parametrize("workers", [1, 7, 12])  # 2,600 is a multiple of neither 7 nor 12
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_every_row_is_owned_once_and_arrives_unchanged(spark, source, tmp_path, name, workers):
+def test_every_row_is_owned_once_and_arrives_unchanged(
+    spark: SparkSession, source: Source, tmp_path: Path, name: str, workers: int
+) -> None:
     folder, labels, images = source
     manifest = run(spark, folder, tmp_path / "out", make(name), workers)
     rows = read(tmp_path / "out", manifest)
@@ -129,7 +136,9 @@ def test_every_row_is_owned_once_and_arrives_unchanged(spark, source, tmp_path, 
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_the_shards_are_the_same_bits_however_the_work_is_cut(spark, source, tmp_path, name, monkeypatch):
+def test_the_shards_are_the_same_bits_however_the_work_is_cut(
+    spark: SparkSession, source: Source, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sets = []
     for pieces in (1, 3, 16):
         monkeypatch.setattr(
@@ -140,14 +149,16 @@ def test_the_shards_are_the_same_bits_however_the_work_is_cut(spark, source, tmp
 
 
 @pytest.mark.parametrize("name", ["random", "random_iid", "distribution_aware"])
-def test_another_seed_gives_other_shards(spark, source, tmp_path, name):
+def test_another_seed_gives_other_shards(spark: SparkSession, source: Source, tmp_path: Path, name: str) -> None:
     first, second = (run(spark, source[0], tmp_path / str(s), make(name, seed=s), 5) for s in (0, 1))
     assert digests(first) != digests(second)
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
 @pytest.mark.parametrize(("before", "after"), [(4, 7), (13, 2)])
-def test_resharding_gives_what_the_job_itself_would_write(spark, source, tmp_path, name, before, after):
+def test_resharding_gives_what_the_job_itself_would_write(
+    spark: SparkSession, source: Source, tmp_path: Path, name: str, before: Any, after: Any
+) -> None:
     extra = tmp_path / "eval.bin"
     extra.write_bytes((source[0] / "data_batch_1.bin").read_bytes())
     run(spark, source[0], tmp_path / "n", make(name), before, eval_input=str(extra))
@@ -167,7 +178,9 @@ def test_resharding_gives_what_the_job_itself_would_write(spark, source, tmp_pat
         assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in sources]
 
 
-def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_ones(spark, source, tmp_path):
+def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_ones(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
     options = {"eval_input": str(source[0] / "data_batch_1.bin"), "overwrite": True}
     run(spark, source[0] / "data_batch_2.bin", tmp_path / "n", make("round_robin"), 3, **options)
     (file,) = (tmp_path / "n" / "_eval").iterdir()
@@ -179,7 +192,9 @@ def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_on
         reshard(spark.sparkContext, replace(request, num_workers=4), QUIET)
 
 
-def test_evaluation_rows_that_are_training_rows_are_refused(spark, source, tmp_path):
+def test_evaluation_rows_that_are_training_rows_are_refused(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="read the same files"):
         run(spark, source[0], tmp_path / "o", make("random"), 2, eval_input=str(source[0]))
 
@@ -206,7 +221,9 @@ DEALT = [  # (strategy, its parameters, the column that makes the piles, whether
 
 
 @pytest.mark.parametrize(("name", "params", "column", "carry"), DEALT)
-def test_rows_are_dealt_like_cards(spark, source, tmp_path, name, params, column, carry):
+def test_rows_are_dealt_like_cards(
+    spark: SparkSession, source: Source, tmp_path: Path, name: str, params: Any, column: Any, carry: Any
+) -> None:
     manifest = run(spark, source[0], tmp_path / "o", make(name, **params), 7)
     rows = read(tmp_path / "o", manifest)
     owners = rows[rows["copy"] == 0].sort_values("id")
@@ -217,14 +234,14 @@ def test_rows_are_dealt_like_cards(spark, source, tmp_path, name, params, column
     assert (len(dense) < len(owners)) == STRATEGIES[name].copies_rows, "these rows have sparse neighbourhoods"
 
 
-def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark, source, tmp_path):
+def test_a_cell_of_class_cluster_holds_rows_of_one_class(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     manifest = run(spark, source[0], tmp_path / "o", make("class_cluster"), 7)
     rows = read(tmp_path / "o", manifest)
     assert set(rows.groupby("neighbourhood").label.nunique()) == {1}
     assert set(rows.groupby("label").neighbourhood.nunique()) == {3}  # 30 clusters of 10 classes
 
 
-def test_sizes_of_an_independent_draw_a_row_are_binomial():
+def test_sizes_of_an_independent_draw_a_row_are_binomial() -> None:
     rows, workers, seeds = 600, 4, 400
     ids, zeros = np.arange(rows), np.zeros(rows, np.int64)
     table = group_table(np.array([rows]), workers)
@@ -238,7 +255,7 @@ def test_sizes_of_an_independent_draw_a_row_are_binomial():
         assert stats.chisquare(observed, np.diff(drawn.cdf(edges)) * seeds).pvalue > 1e-3
 
 
-def test_a_preset_fills_components_and_whitening_and_is_itself_not_recorded():
+def test_a_preset_fills_components_and_whitening_and_is_itself_not_recorded() -> None:
     assert DistributionAware().params() == DistributionAware(preset="paper-like").params()
     paper, plain = DistributionAware().params(), DistributionAware(preset="plain").params()
     assert (paper["components"], paper["whiten"]) == (160, True)
@@ -250,7 +267,9 @@ def test_a_preset_fills_components_and_whitening_and_is_itself_not_recorded():
 
 @pytest.mark.parametrize("start", ["zero", "carry"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_stratified_class_counts_differ_by_at_most_one(spark, source, tmp_path, start, shuffle):
+def test_stratified_class_counts_differ_by_at_most_one(
+    spark: SparkSession, source: Source, tmp_path: Path, start: Any, shuffle: Any
+) -> None:
     strategy = Stratified(start=start, shuffle_within_class=shuffle)
     manifest = run(spark, source[0], tmp_path / "o", strategy, 12)
     table = np.array([w["label_histogram"] for w in manifest["workers"]])
@@ -261,7 +280,7 @@ def test_stratified_class_counts_differ_by_at_most_one(spark, source, tmp_path, 
         assert (np.diff(table, axis=0) <= 0).all(), "low workers get the remainders"
 
 
-def test_stratified_reaches_exactly_the_first_workers_with_a_rare_class(spark, tmp_path):
+def test_stratified_reaches_exactly_the_first_workers_with_a_rare_class(spark: SparkSession, tmp_path: Path) -> None:
     labels, images = make_rows(400, classes=3, pixels=192)
     labels[:] = np.where(labels == 2, 1, labels)
     labels[[7, 70, 300]] = 2
@@ -270,7 +289,7 @@ def test_stratified_reaches_exactly_the_first_workers_with_a_rare_class(spark, t
     assert [w["label_histogram"][2] for w in manifest["workers"]] == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
-def test_one_cluster_is_round_robin(spark, source, tmp_path):
+def test_one_cluster_is_round_robin(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     aware = run(spark, source[0], tmp_path / "a", DistributionAware(clusters=1, components=5), 6)
     plain = run(spark, source[0], tmp_path / "b", make("round_robin"), 6)
     owner = [
@@ -280,27 +299,29 @@ def test_one_cluster_is_round_robin(spark, source, tmp_path):
     assert owner[0].equals(owner[1])
 
 
-def test_identical_images_make_one_neighbourhood(spark, tmp_path):
+def test_identical_images_make_one_neighbourhood(spark: SparkSession, tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", np.arange(64).astype(np.uint8) % 10, np.full((64, 192), 9, np.uint8))
     manifest = run(spark, folder, tmp_path / "o", DistributionAware(components=5), 4)
     assert [n["size"] for n in manifest["neighbourhoods"]] == [64]
     assert manifest["copies"] == 0
 
 
-def test_when_all_clusters_are_sparse_every_worker_holds_everything(spark, tmp_path):
+def test_when_all_clusters_are_sparse_every_worker_holds_everything(spark: SparkSession, tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(12, pixels=192), files=1)
     manifest = run(spark, folder, tmp_path / "o", DistributionAware(clusters=12, components=5, whiten=False), 6)
     assert [w["rows"] for w in manifest["workers"]] == [12] * 6
     assert manifest["copies"] == 12 * 5
 
 
-def test_the_isolated_images_are_broadcast(spark, source, tmp_path):
+def test_the_isolated_images_are_broadcast(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     manifest = run(spark, source[0], tmp_path / "o", DistributionAware(clusters=40, components=40), 12)
     rows = read(tmp_path / "o", manifest)
     assert {17, 400, 2599} <= set(rows[rows["copy"] > 0].id)
 
 
-def test_more_workers_than_rows_are_refused_unless_empty_shards_are_allowed(spark, tmp_path):
+def test_more_workers_than_rows_are_refused_unless_empty_shards_are_allowed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(5, pixels=192), files=1)
     with pytest.raises(UsageError, match="--workers 6 is more than the 5 rows"):
         run(spark, folder, tmp_path / "o", make("round_robin"), 6)
@@ -309,14 +330,16 @@ def test_more_workers_than_rows_are_refused_unless_empty_shards_are_allowed(spar
     assert [w["rows"] for w in manifest["workers"]] == [1] * 5 + [0]
 
 
-def test_a_worker_left_without_rows_is_refused_and_nothing_is_left_behind(spark, tmp_path):
+def test_a_worker_left_without_rows_is_refused_and_nothing_is_left_behind(spark: SparkSession, tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(60, pixels=192), files=1)
     with pytest.raises(UsageError, match="would get no rows"):
         run(spark, folder, tmp_path / "o", Stratified(), 40)
     assert not (tmp_path / "o").exists()
 
 
-def test_files_are_plain_parquet_with_the_contracts_columns(spark, source, tmp_path):
+def test_files_are_plain_parquet_with_the_contracts_columns(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
     from pyspark.sql import functions as F
 
     manifest = run(spark, source[0], tmp_path / "o", make("distribution_aware"), 1)
@@ -340,10 +363,10 @@ def test_files_are_plain_parquet_with_the_contracts_columns(spark, source, tmp_p
     assert len(pd.read_parquet(tmp_path / "o" / "worker=000")) == manifest["workers"][0]["rows"]
 
 
-def test_real_cifar10_comes_out_as_the_papers_say(spark, cifar10, tmp_path):
+def test_real_cifar10_comes_out_as_the_papers_say(spark: SparkSession, cifar10: Path, tmp_path: Path) -> None:
     """Stratified sizes of every class's remainder at low workers; scikit-learn's clusters; unwhitened, nothing is sparse."""
 
-    def shards(name: str, strategy) -> dict:
+    def shards(name: str, strategy: Any) -> dict[str, Any]:
         request = Request(input=str(cifar10), output=str(tmp_path / name), num_workers=12)
         return shard(spark.sparkContext, request, strategy, QUIET).shards.manifest
 

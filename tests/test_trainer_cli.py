@@ -53,7 +53,7 @@ def parsed(*args: object) -> tuple[Config, Options]:
 # --- flags, files, exit codes -----------------------------------------------------------------------------------------
 
 
-def test_help_names_every_model_and_a_flag_for_every_setting():
+def test_help_names_every_model_and_a_flag_for_every_setting() -> None:
     done = trainer("--help")
     assert done.returncode == 0
     for part in (Data, Optimiser, Processes, RunSpec, Options, *MODELS.values(), *PROTOCOLS.values()):
@@ -64,7 +64,7 @@ def test_help_names_every_model_and_a_flag_for_every_setting():
     assert "Exit codes" in done.stdout
 
 
-def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(tmp_path):
+def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     config, options = parsed("--epochs", 3, "--config", tmp_path / "empty.toml")
     assert config == make_config(config.data.shards, config.run.output, epochs=3)
@@ -72,7 +72,7 @@ def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(t
     assert parsed("--epochs", 3) == (config, options)
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('servers = 3\nmomentum = 0.5\naugment = false\nroles = "worker:1-2"\n'
                                      'addresses = "tcp://a:1,tcp://b:2"\ntoken_file = "secret"\n')  # fmt: skip
     config, options = parsed("--steps", 7, "--servers", 2, "--config", tmp_path / "c.toml")
@@ -87,7 +87,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
     assert options.token_file == Path("secret")
 
 
-def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path):
+def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("epochs = 5\nresume = true\n")
     config, options = parsed("--config", tmp_path / "c.toml")
     assert (config.run.epochs, config.run.steps, options.resume) == (5, None, True)
@@ -95,7 +95,7 @@ def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path):
     assert (config.run.epochs, config.run.steps, options.resume, options.overwrite) == (None, 7, False, True)
 
 
-def test_paths_mean_the_same_in_every_process(monkeypatch, tmp_path):
+def test_paths_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     config, _ = parsed("--epochs", 1)
     assert (config.data.shards, config.run.output) == (str(tmp_path / "shards"), str(tmp_path / "run"))
@@ -123,7 +123,7 @@ def test_paths_mean_the_same_in_every_process(monkeypatch, tmp_path):
         (["--epochs", "1", "--nonsense"], ["--nonsense", "--help"]),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_fact_value_and_next_step(args, parts):
+def test_a_wrong_command_line_is_refused_with_fact_value_and_next_step(args: Any, parts: Any) -> None:
     with pytest.raises(UsageError) as refused:
         main([*NEEDED, *args])
     for part in parts:
@@ -150,14 +150,18 @@ def raising(error: BaseException) -> Any:
         (AssertionError(), 1, "error: AssertionError (--debug shows the whole trace)"),
     ],
 )
-def test_every_end_of_a_program_has_its_exit_code_and_one_line(capsys, error, code, line):
+def test_every_end_of_a_program_has_its_exit_code_and_one_line(
+    capsys: pytest.CaptureFixture[str], error: Any, code: Any, line: str
+) -> None:
     with pytest.raises(SystemExit) as end:
         command_line.execute(raising(error), interrupted="go on")
     assert end.value.code == code
     assert capsys.readouterr().err == f"{line}\n"
 
 
-def test_debug_shows_the_trace_before_the_line(capsys, monkeypatch):
+def test_debug_shows_the_trace_before_the_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "--debug"])
     with pytest.raises(SystemExit):
         command_line.execute(raising(ValueError("odd")), interrupted="")
@@ -175,7 +179,7 @@ def test_debug_shows_the_trace_before_the_line(capsys, monkeypatch):
         ("worker:7-7, evaluator", ["worker-7", "evaluator-0"]),
     ],
 )
-def test_roles_are_read_as_written_with_both_ends_of_a_range(text, names):
+def test_roles_are_read_as_written_with_both_ends_of_a_range(text: str, names: Any) -> None:
     assert [str(role) for role in parse_roles(text)] == names
 
 
@@ -191,7 +195,7 @@ def test_roles_are_read_as_written_with_both_ends_of_a_range(text, names):
         ("worker:0-99999", "'worker:0-99999'"),
     ],
 )
-def test_roles_that_make_no_sense_are_refused(text, part):
+def test_roles_that_make_no_sense_are_refused(text: str, part: Any) -> None:
     with pytest.raises(UsageError, match="--roles") as refused:
         parse_roles(text)
     assert part in str(refused.value)
@@ -202,7 +206,7 @@ def options_with(roles: Sequence[Role]) -> Options:
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.data())
-def test_hosts_that_share_the_roles_out_start_each_of_them_once(servers, workers, data):
+def test_hosts_that_share_the_roles_out_start_each_of_them_once(servers: Any, workers: int, data: Any) -> None:
     every = all_roles(servers, workers)
     hosts = data.draw(st.lists(st.integers(0, 2), min_size=len(every), max_size=len(every)))
     shares = [[role for role, host in zip(every, hosts, strict=True) if host == number] for number in range(3)]
@@ -211,7 +215,7 @@ def test_hosts_that_share_the_roles_out_start_each_of_them_once(servers, workers
     assert Options().roles_of(servers, workers) == every
 
 
-def test_a_role_that_the_run_does_not_have_is_refused():
+def test_a_role_that_the_run_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match=r"worker:3, but the run has workers 0\.\.2"):
         options_with(parse_roles("worker:2-3")).roles_of(1, 3)
 
@@ -224,7 +228,7 @@ def planned(workers: int, rows: int = 50_000, parameters: int = 1000, **values: 
     return plan(config, Facts(workers, rows, parameters, 10), cores=8)
 
 
-def test_shares_and_rates_are_those_of_the_papers():
+def test_shares_and_rates_are_those_of_the_papers() -> None:
     four, twelve, exact = planned(4), planned(12), planned(12, worker_batch="exact")
     assert (set(four.worker_batches), four.worker_rate) == ({32}, 0.025)
     assert (set(twelve.worker_batches), twelve.effective_batch, twelve.steps_per_epoch) == ({10}, 120, 390)
@@ -233,7 +237,7 @@ def test_shares_and_rates_are_those_of_the_papers():
 
 
 @given(st.integers(1, 40), st.integers(0, 200), st.sampled_from(["asp", "bsp", "ssp"]), st.integers(1, 60))
-def test_shares_add_up_and_every_push_goes_into_one_update(workers, more, protocol, steps):
+def test_shares_add_up_and_every_push_goes_into_one_update(workers: int, more: Any, protocol: str, steps: int) -> None:
     batch = workers + more
     asked = {"batch_size": batch, "protocol": protocol, "steps": steps, "epochs": None}
     exact, floor = (planned(workers, worker_batch=kind, **asked) for kind in ("exact", "floor"))
@@ -247,19 +251,19 @@ def test_shares_add_up_and_every_push_goes_into_one_update(workers, more, protoc
     assert rate * workers == pytest.approx(0.1)
 
 
-def test_threads_are_what_is_left_of_the_cores_unless_given():
+def test_threads_are_what_is_left_of_the_cores_unless_given() -> None:
     assert [planned(workers).threads_per_worker for workers in (1, 3, 12)] == [8, 2, 1]
     assert planned(12, threads=3).threads_per_worker == 3
 
 
-def test_what_cannot_be_shared_out_is_refused():
+def test_what_cannot_be_shared_out_is_refused() -> None:
     with pytest.raises(UsageError, match="--batch-size 11 is the mini-batch of all 12 workers together"):
         planned(12, batch_size=11)
     with pytest.raises(UsageError, match="--servers 11 is more than the 10 parameters"):
         planned(2, parameters=10, servers=11)
 
 
-def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_applied():
+def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_applied() -> None:
     text = describe(planned(12, servers=2))
     assert "120 over all 12 workers, 10 each; 128 was asked for, --worker-batch exact uses all of it" in text
     assert "asp applies 0.1 / 12 = 0.008333 to each push; falls to a tenth at epoch 91 and 136" in text
@@ -314,7 +318,7 @@ def content(output: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path, resume):
+def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "empty").mkdir()
     assert start(tmp_path / "a" / "b", resume=resume) is Start.NEW
     assert start(tmp_path / "empty", resume=resume) is Start.NEW
@@ -323,7 +327,7 @@ def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path, resume):
     assert (tmp_path / "early" / "logs" / "worker-3.log").exists()
 
 
-def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished):
+def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished: Path) -> None:
     before = content(unfinished)
     with pytest.raises(UsageError, match=r"--resume goes on with it, --overwrite starts anew"):
         start(unfinished)
@@ -336,7 +340,7 @@ def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_finished_run_is_found_finished_and_untouched(finished, resume):
+def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: bool) -> None:
     before = content(finished)
     assert start(finished, resume=resume) is Start.FINISHED
     moved = replace(asking(device="cpu", shards="elsewhere", steps=None, epochs=1), rows=10 * 128)
@@ -346,7 +350,7 @@ def test_a_finished_run_is_found_finished_and_untouched(finished, resume):
     assert content(finished) == before
 
 
-def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished):
+def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished: Path) -> None:
     with pytest.raises(UsageError, match=r"10 steps a worker; --resume goes on to the 30"):
         start(finished, asking(steps=30))
     assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
@@ -366,7 +370,9 @@ def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finishe
         (asking(protocol="bsp"), "--protocol asp, not bsp"),
     ],
 )
-def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(finished, other, part, resume):
+def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(
+    finished: Path, other: Any, part: Any, resume: bool
+) -> None:
     before = content(finished)
     with pytest.raises(UsageError, match="--overwrite") as refused:
         start(finished, other, resume=resume)
@@ -375,11 +381,11 @@ def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(f
     assert content(finished) == before
 
 
-def test_where_and_on_how_many_servers_a_run_goes_on_is_free(finished):
+def test_where_and_on_how_many_servers_a_run_goes_on_is_free(finished: Path) -> None:
     assert start(finished, asking(steps=30, servers=1), resume=True) is Start.GO_ON
 
 
-def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished):
+def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished: Path) -> None:
     fill(finished, "logs/server-0.log", "tensorboard/events.out.tfevents.1.host.2.0", ".best.safetensors.0a1b2c3d.tmp",
          "report.html.tmp", ".result.json.tmp", "checkpoints/.void/state.json")  # fmt: skip
     assert start(finished, asking(seed=7), overwrite=True) is Start.NEW
@@ -390,7 +396,7 @@ def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished):
 @pytest.mark.parametrize(
     "foreign", ["thesis.tex", "logs/notes.txt", "checkpoints/best.pt", "checkpoints/00000007/a/b", "x.tmp", "x/y.json"]
 )
-def test_overwrite_refuses_a_folder_with_files_of_others(finished, foreign):
+def test_overwrite_refuses_a_folder_with_files_of_others(finished: Path, foreign: Any) -> None:
     fill(finished, foreign)
     before = content(finished)
     with pytest.raises(UsageError, match="which no run wrote") as refused:
@@ -399,7 +405,7 @@ def test_overwrite_refuses_a_folder_with_files_of_others(finished, foreign):
     assert content(finished) == before
 
 
-def test_overwrite_follows_no_link_out_of_the_folder(finished, tmp_path):
+def test_overwrite_follows_no_link_out_of_the_folder(finished: Path, tmp_path: Path) -> None:
     fill(tmp_path / "scratch", "00000009/state.json")
     (finished / "tensorboard").symlink_to(tmp_path / "scratch")
     with pytest.raises(UsageError, match="tensorboard, which no run wrote"):
@@ -407,7 +413,7 @@ def test_overwrite_follows_no_link_out_of_the_folder(finished, tmp_path):
     assert listing(tmp_path / "scratch") == ["00000009/state.json"]
 
 
-def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path):
+def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path: Path) -> None:
     fill(tmp_path, "thesis.tex")
     for resume in (False, True):
         with pytest.raises(UsageError, match=r"thesis\.tex, which no run wrote"):
@@ -415,14 +421,14 @@ def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path)
     assert listing(tmp_path) == ["thesis.tex"]
 
 
-def test_a_start_that_failed_before_its_first_update_does_not_stand_in_the_way_of_the_next(tmp_path):
+def test_a_start_that_failed_before_its_first_update_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -> None:
     assert start(tmp_path, asking(model="net:missing")) is Start.NEW
     fill(tmp_path, "logs/prepare.log", "checkpoints/00000000/state.json", "checkpoints/00000000/slice-000-of-001.st")
     assert start(tmp_path) is Start.NEW
     assert not (tmp_path / "checkpoints").exists()  # the other model's first numbers
 
 
-def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished):
+def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished: Path) -> None:
     (unfinished / "config.json").unlink()
     with pytest.raises(UsageError, match=r"without its config\.json"):
         start(unfinished, resume=True)
@@ -432,7 +438,7 @@ def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished):
     assert start(unfinished, overwrite=True) is Start.NEW
 
 
-def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished):
+def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished: Path) -> None:
     before = content(unfinished)
     program = "from pathlib import Path; import sys; from trainer.runlog.run_folder import locked\n"
     program += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -442,7 +448,7 @@ def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished):
         assert other.stdout.readline() == "held\n"
         for flag in ("resume", "overwrite"):
             with pytest.raises(UsageError, match="in use by a run that has not ended"):
-                start(unfinished, **{flag: True})
+                start(unfinished, resume=flag == "resume", overwrite=flag == "overwrite")
         assert content(unfinished) == before
         other.kill()  # a lock never outlives its process
     with locked(unfinished):
@@ -450,7 +456,7 @@ def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished):
 
 
 @pytest.mark.parametrize("text", ["", "s3://bucket/run", "hdfs:/x"])
-def test_an_output_that_is_no_local_folder_is_refused(text):
+def test_an_output_that_is_no_local_folder_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--output"):
         resolve_output(text)
 
@@ -458,7 +464,7 @@ def test_an_output_that_is_no_local_folder_is_refused(text):
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_shards_forbid_is_refused_before_the_folder_is_touched(shards, tmp_path):
+def test_what_the_shards_forbid_is_refused_before_the_folder_is_touched(shards: Path, tmp_path: Path) -> None:
     common = ["--shards", str(shards), "--output", str(tmp_path / "run"), "--steps", "1"]
     for more, error, part in (
         (["--batch-size", "1"], UsageError, "all 2 workers together"),
@@ -471,7 +477,7 @@ def test_what_the_shards_forbid_is_refused_before_the_folder_is_touched(shards, 
     assert not (tmp_path / "run").exists()
 
 
-def test_one_life_of_a_run(shards, tmp_path, capsys):
+def test_one_life_of_a_run(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained, found finished, refused, made longer, replaced: as a user does it."""
     common = ["--model", "logistic", "--batch-size", "8", "--servers", "2", "--threads", "1"]
     first = Training(shards, tmp_path / "run", *common, "--steps", 3, "--resume")

@@ -27,10 +27,10 @@ from pipeline.errors import DataError, UsageError
 from tests.made_up_run import MadeUpRun, eventful_run
 from tests.test_report import HOSTILE, Page
 from trainer.report import figures, history
-from trainer.report.findings import duration
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
 from trainer.report.tensorboard import TensorBoardWriter
+from trainer.report.terminal import duration
 from trainer.runlog.read import read_events, surviving
 
 STATUS: dict[str, Any] = {

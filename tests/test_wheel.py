@@ -83,7 +83,7 @@ def make_venv(venv: Path, wheel: Path) -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel").resolve()
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    build: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
     (wheel,) = folder.glob("*.whl")
     make_venv(folder / "venv", wheel)

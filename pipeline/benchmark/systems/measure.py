@@ -108,7 +108,7 @@ def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> Measu
     seed, meter = execution.experiment.seed + planned.repeat, execution.meter
     if system == "mllib":
         return _run_mllib(execution, configuration, setup)
-    if system in parameter_server.PROTOCOLS:
+    if system in parameter_server.PROTOCOL_OF:
         # The perceptron starts where MLlib's does, so its seed is that of the weights.
         seed = execution.experiment.seed if configuration.model == "perceptron" else seed
         folder, features = execution.output / "training", stored.problem.features

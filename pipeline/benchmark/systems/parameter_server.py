@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,38 +15,45 @@ from pipeline.benchmark import arithmetic
 from pipeline.benchmark.configurations import Configuration, Model, System
 from pipeline.benchmark.records import Measurement
 from pipeline.benchmark.systems.timing import CpuMeter
-from pipeline.benchmark.systems.trainer_process import train
+from pipeline.benchmark.systems.training import train_once
 
-PROTOCOLS: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
+if TYPE_CHECKING:
+    from trainer import Config
+
+PROTOCOL_OF: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
 Floats = npt.NDArray[np.float64]
 
 
-def choose_parameters(configuration: Configuration, system: System, seed: int) -> dict[str, object]:
-    """The trainer's parameters for a run that computes what MLlib does.
+def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: Path) -> Config:
+    """The trainer's configuration of a run that computes what MLlib does.
 
     More workers than cores stand for other nodes, so they talk over sockets."""
+    from trainer import Config, Data, Optimiser, Processes, RunSpec
+    from trainer.models import model_from_json
+    from trainer.protocols import PROTOCOLS
+
     given = configuration.hyperparameters
-    parameters: dict[str, object] = {
-        "model": configuration.model,
-        "seed": seed,
-        "protocol": PROTOCOLS[system],
-        "servers": 1,
-        "threads": 1,
-        "device": "cpu",
-        "sampling": "bernoulli",
-        "batch_size": configuration.batch,
-        "steps": configuration.max_mini_batches,
-        "recipe": "constant" if given.constant_rate else "inverse-sqrt",
-        "learning_rate": given.step_size,
-        "momentum": 0,
-        "weight_decay": given.decay,
-        "tolerance": configuration.tolerance if configuration.length is None else 0,
-    }
-    if configuration.model != "perceptron":
-        parameters["intercept"] = False
-    if configuration.tasks:
-        parameters["same_host"] = "socket"
-    return parameters
+    options = {} if configuration.model == "perceptron" else {"intercept": False}
+    return Config(
+        data=Data(shards, batch_size=configuration.batch, sampling="bernoulli"),
+        model=model_from_json({"name": configuration.model, **options}),
+        optimiser=Optimiser(
+            learning_rate=given.step_size,
+            momentum=0.0,
+            weight_decay=given.decay,
+            recipe="constant" if given.constant_rate else "inverse-sqrt",
+            tolerance=configuration.tolerance if configuration.length is None else 0.0,
+        ),
+        protocol=PROTOCOLS[PROTOCOL_OF[system]](),
+        processes=Processes(device="cpu", threads=1, same_host="socket" if configuration.tasks else "memory"),
+        run=RunSpec(
+            str(output),
+            steps=configuration.max_mini_batches,
+            seed=seed,
+            checkpoint_every_s=1e6,
+            epoch_checkpoints=False,
+        ),
+    )
 
 
 def run_server(
@@ -59,7 +66,7 @@ def run_server(
     meter: CpuMeter,
 ) -> Measurement:
     """One run. output: a folder for the trainer, deleted at the end. Raises JobError where it fails."""
-    run = train(shards, output, choose_parameters(configuration, system, seed))
+    run = train_once(make_config(configuration, system, seed, shards, output))
     mini_batches = len(run.pushes) // run.num_workers
     return Measurement(
         mini_batches=mini_batches,
@@ -88,8 +95,9 @@ def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
 
 def initialise_weights(configuration: Configuration, shards: str, output: Path, seed: int, features: int) -> Floats:
     """The weights that the server starts a run from, for the other systems to start from: a run that learns nothing."""
-    once = choose_parameters(replace(configuration, length=1), "ps-sync", seed) | {"learning_rate": 1e-30}
-    return flatten_weights(train(shards, output, once).weights, configuration.model, features)
+    config = make_config(replace(configuration, length=1), "ps-sync", seed, shards, output)
+    idle = replace(config, optimiser=replace(config.optimiser, learning_rate=1e-30))
+    return flatten_weights(train_once(idle).weights, configuration.model, features)
 
 
 def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:
