@@ -121,16 +121,16 @@ def _batches(plan: Plan) -> str:
     larger = plan.worker_batches.count(most)
     each = f"{least} each" if least == most else f"{most} for the first {larger} and {least} for the others"
     lost = f"; {plan.batch_size} was asked for, --worker-batch exact uses all of it"
-    asked = lost if plan.effective_batch != plan.batch_size else ""
-    return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{asked}"
+    shortfall = lost if plan.effective_batch != plan.batch_size else ""
+    return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{shortfall}"
 
 
 def _rates(plan: Plan) -> str:
-    asked = f"{plan.learning_rate:g}"
+    rate = f"{plan.learning_rate:g}"
     if plan.synchronous:
-        text = f"{plan.protocol} applies {asked} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
+        text = f"{plan.protocol} applies {rate} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
     else:
-        text = f"{plan.protocol} applies {asked} / {plan.num_workers} = {plan.worker_rate:.4g} to each push"
+        text = f"{plan.protocol} applies {rate} / {plan.num_workers} = {plan.worker_rate:.4g} to each push"
     if plan.recipe == INVERSE_SQRT:
         return text + "; in mini-batch t, that over the root of t"
     drops = " and ".join(f"{drop:g}" for drop in plan.drops)

@@ -43,13 +43,13 @@ def preload() -> None:
 
 
 class Child:
-    """A running role: module.main(*arguments) in a process of its own. beat: its last heartbeat (monotonic seconds).
+    """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds).
 
     The module goes by name, so that a supervisor need not import torch."""
 
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
         self.name, self.log = name, log
-        self.started = self.beat = time.monotonic()
+        self.started = self.heartbeat = time.monotonic()
         forking = context()
         self.lifeline, theirs = forking.Pipe()
         self.process: BaseProcess = forking.Process(
@@ -64,10 +64,10 @@ class Child:
         try:
             while self.lifeline.poll():
                 self.lifeline.recv_bytes()
-                self.beat = time.monotonic()
+                self.heartbeat = time.monotonic()
         except (EOFError, OSError):
             pass  # it is ending
-        return time.monotonic() - self.beat > patience_s
+        return time.monotonic() - self.heartbeat > patience_s
 
     def exit_code(self) -> int | None:
         """None while it runs; -9 when killed by signal 9."""

@@ -1,6 +1,6 @@
 """What a consistency protocol decides: which gradients are applied now, and which worker may go on.
 
-A protocol sees a frozen picture of the run and touches nothing, so every one is a few lines and is tested in virtual
+a protocol sees a frozen view of the run and touches nothing, so every one is a few lines and is tested in virtual
 time; the coordinator carries its decisions out."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pictures of a run's report: arrays in, one matplotlib Figure out, in the look of the shard report.
+"""The figures of a run's report: arrays in, one matplotlib Figure out, in the look of the shard report.
 
 Legend: E points of a curve, T moments, W workers, B time bins, V staleness values. NaN means "not known" and is not
 drawn."""

@@ -54,8 +54,8 @@ def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def told(incident: Incident) -> dict[str, Any]:
-    """An incident in the words of its table."""
+def describe_incident(incident: Incident) -> dict[str, Any]:
+    """A row of the table of incidents."""
     event = incident.event
     if event["event"] == "restart":
         what = f"{event['role']} {event['index']} restarted"

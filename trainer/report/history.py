@@ -1,4 +1,4 @@
-"""What a run's log tells over time and by worker: arrays for the pictures of a report and rows for its tables.
+"""What a run's log holds over time and by worker: arrays for the figures of a report and rows for its tables.
 
 events are those of metrics.jsonl, live ones what ``result.surviving`` left of them; pushes as ``result.read_pushes`` gives
 them. Legend: T ``train`` events, W workers, B time bins. NaN means "not known"."""

@@ -14,7 +14,7 @@ from pipeline.errors import DataError
 from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
 from pipeline.reporting.plots import MANY, style
 from trainer.report import figures
-from trainer.report.findings import compact, findings, flags_of, headline, title, told
+from trainer.report.findings import compact, describe_incident, findings, flags_of, headline, title
 from trainer.report.history import (
     Incident,
     clock_table,
@@ -31,10 +31,10 @@ from trainer.run_files import METRICS, PUSHES, REPORT
 from trainer.runlog.read import Event, read_events, read_pushes, surviving
 from trainer.runlog.result import summarise
 
-FEWEST_BINS = 4  # of time, for a picture over it
+FEWEST_BINS = 4  # of time, for a figure over it
 
 
-def learning_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
     drawn: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
         losses, accuracies = curves(live, axis, "loss"), curves(live, axis, "accuracy")
@@ -48,7 +48,7 @@ def learning_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> di
     return drawn
 
 
-def speed_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
     trains = of_kind(live, "train")
     if len(trains) < 2:
         return {}
@@ -56,7 +56,7 @@ def speed_pictures(live: Sequence[Event], happened: Sequence[Incident]) -> dict[
     return {"throughput": embed_figure(figure, "Images a second over time")}
 
 
-def worker_pictures(
+def draw_workers(
     live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
 ) -> dict[str, EmbeddedFigure]:
     """How several workers compare over time."""
@@ -75,7 +75,7 @@ def worker_pictures(
     return drawn
 
 
-def staleness_picture(accepted: pd.DataFrame, num_workers: int) -> dict[str, EmbeddedFigure]:
+def draw_staleness(accepted: pd.DataFrame, num_workers: int) -> dict[str, EmbeddedFigure]:
     if not accepted["staleness"].any():
         return {}
     histogram = np.bincount(accepted["staleness"])
@@ -90,21 +90,21 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     num_workers = max(summary["num_workers"], 1)
     happened, accepted = incidents(live), pushes[pushes["accepted"] == 1]
     with style():
-        drawn = learning_pictures(live, happened)
-        drawn |= speed_pictures(live, happened)
+        drawn = draw_learning(live, happened)
+        drawn |= draw_speed(live, happened)
         if num_workers > 1:
-            drawn |= worker_pictures(live, pushes, happened, num_workers)
-        drawn |= staleness_picture(accepted, num_workers)
+            drawn |= draw_workers(live, pushes, happened, num_workers)
+        drawn |= draw_staleness(accepted, num_workers)
     page: str = template("trainer.report", "report.html").render(
         title=title(summary, num_workers),
         begun=f"{datetime.fromtimestamp(events[0]['time'], UTC):%Y-%m-%d %H:%M} UTC",
         findings=findings(events, live, summary),
         headline=headline(summary),
-        pictures=drawn,
+        figures=drawn,
         kinds={incident.event["event"] for incident in happened},
         staleness_max=summary["staleness"]["max"],
         workers=worker_rows(live, pushes, num_workers) if len(pushes) else [],
-        incidents=[told(incident) for incident in happened],
+        incidents=[describe_incident(incident) for incident in happened],
         max_table=MANY,
         plan={key: compact(value) for key, value in (start["plan"] or {}).items()},
         config=flags_of(start["config"]),

@@ -47,7 +47,7 @@ class Start(Enum):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What config.json holds: what was asked for, and the shards that it was asked of (a digest of their content)."""
+    """What config.json holds: the configuration, and of the shards their numbers and a digest of their content."""
 
     config: Config
     num_workers: int
@@ -111,7 +111,7 @@ def locked(output: Path) -> Iterator[None]:
         yield
 
 
-def settle(output: Path, asked: RunRecord, *, resume: bool, overwrite: bool) -> Start:
+def settle(output: Path, requested: RunRecord, *, resume: bool, overwrite: bool) -> Start:
     """Decide what a start in a folder amounts to, and make the folder ready for it.
 
     Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged."""
@@ -126,38 +126,38 @@ def settle(output: Path, asked: RunRecord, *, resume: bool, overwrite: bool) -> 
             _delete(output, [name for name in names if not name.startswith("logs/")])
             start = Start.NEW
         else:
-            start = decide(output, _saved(output), asked, is_finished=_is_finished(output), resume=resume)
+            start = decide(output, _saved(output), requested, is_finished=_is_finished(output), resume=resume)
         if start is not Start.FINISHED:
             (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
-            write_durably(output / CONFIG, (json.dumps(asked.to_json(), indent=1) + "\n").encode())
+            write_durably(output / CONFIG, (json.dumps(requested.to_json(), indent=1) + "\n").encode())
     return start
 
 
-def decide(output: Path, saved: RunRecord | None, asked: RunRecord, *, is_finished: bool, resume: bool) -> Start:
+def decide(output: Path, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:
     """What a start without --overwrite amounts to in a folder that holds results; saved: whose they are, None if
     nothing tells. Raises UsageError. Pure."""
     if saved is None:
         raise UsageError(f"{output} holds a run without its {CONFIG}; choose another --output, or --overwrite")
-    _refuse_other(output, saved, asked, resume)
+    _refuse_other(output, saved, requested, resume)
     if not is_finished and not resume:
         raise UsageError(f"{output} holds a run that has not ended; --resume goes on with it, --overwrite starts anew")
     if not is_finished:
         return Start.GO_ON
-    if asked.steps < saved.steps:
+    if requested.steps < saved.steps:
         raise UsageError(
-            f"{output} holds a finished run of {saved.steps} steps a worker, more than the {asked.steps} asked for;"
+            f"{output} holds a finished run of {saved.steps} steps a worker, more than the {requested.steps} asked for;"
             f" choose another --output, or --overwrite"
         )
-    if asked.steps > saved.steps and not resume:
+    if requested.steps > saved.steps and not resume:
         raise UsageError(
-            f"{output} holds a finished run of {saved.steps} steps a worker; --resume goes on to the {asked.steps}"
+            f"{output} holds a finished run of {saved.steps} steps a worker; --resume goes on to the {requested.steps}"
             f" asked for, --overwrite starts anew"
         )
-    return Start.GO_ON if asked.steps > saved.steps else Start.FINISHED
+    return Start.GO_ON if requested.steps > saved.steps else Start.FINISHED
 
 
-def _refuse_other(output: Path, saved: RunRecord, asked: RunRecord, resume: bool) -> None:
-    before, now = saved.essentials(), asked.essentials()
+def _refuse_other(output: Path, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
+    before, now = saved.essentials(), requested.essentials()
     for name in now:
         if before.get(name) != now[name]:
             other = f"{name} {before.get(name)}, not {now[name]}"
