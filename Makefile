@@ -16,6 +16,7 @@ TO ?= data/$(NAME)
 ARGS ?=
 
 ENV := . .venv/env.sh
+SETUP := pyproject.toml conf/setup.sh conf/constraints.txt
 READY := .venv/.ready
 READY_TRAINER := .venv/.ready-trainer
 READY_DEV := .venv/.ready-dev
@@ -31,15 +32,15 @@ help: ## list these targets
 
 setup: $(READY) ## install Python packages and, where missing, Java into .venv
 
-$(READY): pyproject.toml conf/setup.sh
+$(READY): $(SETUP)
 	@PYTHON='$(PYTHON)' conf/setup.sh
 	@touch $@
 
-$(READY_DEV): pyproject.toml conf/setup.sh
+$(READY_DEV): $(SETUP)
 	@PYTHON='$(PYTHON)' conf/setup.sh dev
 	@touch $(READY) $(READY_TRAINER) $@
 
-$(READY_TRAINER): pyproject.toml conf/setup.sh
+$(READY_TRAINER): $(SETUP)
 	@PYTHON='$(PYTHON)' conf/setup.sh trainer
 	@touch $(READY) $@
 

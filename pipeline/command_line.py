@@ -7,13 +7,23 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.errors import JobError, UsageError
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 UNSET = object()
+
+
+def _conf() -> Traversable:
+    """The folder of defaults: inside the package in a wheel and in package_zip's zip, beside it in a checkout."""
+    packaged = files("pipeline") / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "conf"
+
+
+CONF = _conf()
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +80,7 @@ def _config_only() -> Parser:
     return early
 
 
-def _defaults(path: Path, flags: argparse.ArgumentParser) -> dict[str, Any]:
+def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:

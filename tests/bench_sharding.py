@@ -130,7 +130,7 @@ def submit(folder: Path, output: Path) -> float:
     """A cold spark-submit of the job, set up as `. .venv/env.sh` does."""
     job = ROOT / "jobs" / "distribution_aware.py"
     flags = ["--components", COMPONENTS, "--no-whiten", "--clusters", CLUSTERS, "--workers", WORKERS, "--no-report"]
-    env = {"SPARK_CONF_DIR": os.environ.get("SPARK_CONF_DIR", str(ROOT / "conf")), "SPARK_LOCAL_IP": "127.0.0.1"}
+    env = {"SPARK_LOCAL_IP": "127.0.0.1"}
     master = ["--master", f"local[{CORES}]"]
     return fresh("spark-submit", *master, job, "--input", folder, "--output", output, *flags, env=env)[0]
 

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.session import PACKAGE, spark_defaults
 from tests.clusters import QUICK_START
 
 pytest_plugins = ["tests.clusters.fixtures"]
-os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(QUICK_START))  # the drivers of these tests live for seconds
+# The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
+os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
-    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    builder = SparkSession.builder.config(map=spark_defaults()).master("local[2]")
+    builder = builder.config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
     session = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     yield session
     session.stop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,6 +17,9 @@ from typing import NoReturn
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+
+from pipeline.command_line import CONF
+from pipeline.errors import JobError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NOISY = (
@@ -28,13 +33,43 @@ NOISY = (
 )
 
 
+DRIVER_MEMORY = "spark.driver.memory"
+
+
 def package_zip(target: Path) -> Path:
-    """This package as a zip that executors and YARN containers import from."""
+    """This package, with the defaults of conf/, as a zip that executors and YARN containers import from."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(PACKAGE.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and not {"__pycache__", "conf"} & set(path.relative_to(PACKAGE).parts):
                 archive.write(path, path.relative_to(PACKAGE.parent))
+        for file in sorted(CONF.iterdir(), key=lambda file: file.name):
+            if file.name.endswith((".toml", ".conf", ".properties")):
+                archive.writestr(f"{PACKAGE.name}/conf/{file.name}", file.read_bytes())
     return target
+
+
+def spark_defaults() -> dict[str, str]:
+    """The settings of conf/spark-defaults.conf, where the package came with it."""
+    file = CONF / "spark-defaults.conf"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    pairs = (re.split(r"\s*[=:\s]\s*", line.strip(), maxsplit=1) for line in lines)
+    return {pair[0]: pair[-1] for pair in pairs if pair[0] and not pair[0].startswith("#")}
+
+
+def _prepare_jvm(defaults: Mapping[str, str]) -> None:
+    """Set what a driver's JVM must know when it starts: its memory and its log. Raises JobError where there is no Java.
+
+    A JVM that runs already, such as spark-submit's, was told by its command line and environment."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._gateway is not None:
+        return
+    java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
+    if shutil.which(java) is None:
+        raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
+    if DRIVER_MEMORY in defaults:
+        os.environ.setdefault("SPARK_DRIVER_MEMORY", defaults[DRIVER_MEMORY])
+    if isinstance(CONF, Path) and not {"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ):  # these bring their own
+        log = (CONF / "log4j2.properties").as_uri()
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={log}")
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
@@ -45,18 +80,23 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 def spark_context(*, debug: bool = False) -> Iterator[SparkContext]:
     """The running context, or a new one that is stopped at the end.
 
-    Neither master nor name is set here unless nobody else has: what spark-submit was told wins. On a master that is not
-    local the package travels to the executors as a zip; on a local one they import this checkout."""
+    conf/spark-defaults.conf, master and name hold for what nobody else has set: spark-submit's options and the settings
+    of a SPARK_CONF_DIR win. On a master that is not local the package travels to the executors as a zip; on a local one
+    they import the one that runs here."""
     running = SparkContext._active_spark_context
     if running is not None:
         yield running
         return
+    defaults = spark_defaults()
+    _prepare_jvm(defaults)
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override what spark-submit was told.
     SparkContext._ensure_initialized()
     conf = SparkConf()
+    for key, value in defaults.items():
+        if key != DRIVER_MEMORY:  # the JVM runs, with the memory that it has
+            conf.setIfMissing(key, value)
     conf.setIfMissing("spark.master", "local[*]")
     conf.setIfMissing("spark.app.name", Path(sys.argv[0]).stem or "sharding")
-    conf.setIfMissing("spark.ui.showConsoleProgress", "false")
     conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")
     local = conf.get("spark.master", "").startswith("local")
     if local:
