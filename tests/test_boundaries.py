@@ -23,7 +23,7 @@ TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "data", "transport", "checkpoints", "runlog",
     "report", "server", "worker", "evaluation", "options", "launch", "flags", "api",
 )  # fmt: skip
-FACES = {"__init__", "__main__"}  # the package's face and its command: they stand above all
+FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all
 
 
 def modules_of(package: str) -> list[str]:
@@ -107,11 +107,13 @@ def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
     packages = loaded_with(modules_of("pipeline"))
     assert "pyspark" in packages
     assert packages.isdisjoint({"torch", "trainer"})
-    below = [path for path in (ROOT / "pipeline").rglob("*.py") if room_of(path) not in {"benchmark", "__main__"}]
+    below = [path for path in (ROOT / "pipeline").rglob("*.py") if room_of(path) not in {"benchmark", *FACES}]
     for path in [*below, *(ROOT / "jobs").glob("*.py")]:
         assert {name.partition(".")[0] for name in imported_by(path)}.isdisjoint({"torch", "trainer"}), path
 
 
-@pytest.mark.parametrize("module", ["pipeline.command_line", "trainer.__main__", "trainer.launch.supervisor"])
+@pytest.mark.parametrize(
+    "module", ["pipeline.command_line", "pipeline.entry", "trainer.__main__", "trainer.launch.supervisor"]
+)
 def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: str) -> None:
     assert loaded_with([module]).isdisjoint({"pyspark", "torch"})

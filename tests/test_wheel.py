@@ -73,7 +73,7 @@ class Installed:
 def make_venv(venv: Path, wheel: Path) -> None:
     if shutil.which("uv"):  # as conf/setup.sh does
         subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, venv], check=True)
-        install: list[str | Path] = ["uv", "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
+        install = ["uv", "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
     else:
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         install = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet"]

@@ -69,7 +69,7 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
         raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
     if DRIVER_MEMORY in defaults:
         os.environ.setdefault("SPARK_DRIVER_MEMORY", defaults[DRIVER_MEMORY])
-    if isinstance(CONF, Path) and "SPARK_CONF_DIR" not in os.environ:
+    if isinstance(CONF, Path) and not {"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ):  # these bring their own
         log = (CONF / "log4j2.properties").as_uri()
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={log}")
 
