@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from pipeline.specs import OPTION, from_json
 from tests.virtual_time import Gradient, Run, Vector, simulate
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.asp import ASP
-from trainer.protocols.base import Protocol
+from trainer.protocols.base import Gradient as PendingGradient
+from trainer.protocols.base import Protocol, View
 from trainer.protocols.bsp import BSP
 from trainer.protocols.ssp import SSP
 
@@ -183,3 +184,30 @@ def test_ssp_goes_on_without_a_lost_worker_and_takes_it_back_at_the_slowest_cloc
     assert max(alone) > 4 + 1 + 1
     back = next(clock for time, worker, clock, _ in done.starts if worker == 1 and time >= 15.0)
     assert back >= max(alone) - 2
+
+
+@dataclass(frozen=True)
+class Picky(ASP):
+    """Uses no gradient that is staler than 1, and divides the others by their staleness and 1."""
+
+    def admit(self, gradient: PendingGradient, view: View) -> bool:
+        return view.version - gradient.version <= 1
+
+    def weight(self, staleness: int) -> float:
+        return 1 / (1 + staleness)
+
+
+def test_what_a_protocol_refuses_is_not_used_and_what_it_weighs_counts_so_much() -> None:
+    """Held against a loop over the log: gradients are taken anew at the version that each was computed at."""
+    done = run(Picky(), workers=3, steps=10, step_time=lambda worker, clock: 1.0 + 0.4 * worker)
+    refused = [record for record in done.records if not record.accepted]
+    assert refused
+    assert all(record.version - record.version_pulled > 1 for record in refused)
+    assert {record.staleness for record in done.records if record.accepted} == {0, 1}
+    versions, gradient = [START.copy()], quadratic()
+    for record in done.records:
+        if record.accepted:
+            slope = gradient(versions[record.version_pulled], record.worker, record.clock)
+            versions.append(versions[-1] - 0.05 * slope / (1 + record.staleness))
+    np.testing.assert_allclose(done.parameters, versions[-1], rtol=1e-10)
+    assert len(versions) == 1 + 3 * 10

@@ -9,14 +9,13 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+import pipeline
 from pipeline.benchmark.experiment import Experiment
 from pipeline.benchmark.problems import Problem, generate, read_csv, write_problem
 from pipeline.benchmark.records import Key, RunRecord
 from pipeline.benchmark.rows import open_rows
 from pipeline.benchmark.systems.timing import CpuMeter
 from pipeline.input.dataset import Dataset
-from pipeline.runs.request import Request
-from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.store import open_store
 from pipeline.strategies.stratified import Stratified
@@ -67,8 +66,17 @@ def store_rows(execution: Execution, problem: Problem, folder: str, rows: int | 
 
 def shard_rows(execution: Execution, folder: str, workers: int) -> str:
     """The URI of stored rows, sharded for so many workers."""
-    request = Request(f"{folder}/parquet", f"{folder}/shards-{workers}", workers, overwrite=True)
-    return shard(execution.context, request, Stratified(), PhaseLog(execution.context, quiet=True)).shards.uri
+    result = pipeline.shard(
+        SparkSession(execution.context),
+        input=f"{folder}/parquet",
+        output=f"{folder}/shards-{workers}",
+        strategy=Stratified(),
+        num_workers=workers,
+        overwrite=True,
+        report=False,
+        quiet=True,
+    )
+    return result.shards.uri
 
 
 def delete_rows(execution: Execution, stored: StoredRows) -> None:
