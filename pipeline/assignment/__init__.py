@@ -1,0 +1,1 @@
+"""Who gets which row, as pure functions: groups, ranks, permutations, chunks."""

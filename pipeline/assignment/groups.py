@@ -1,7 +1,4 @@
-"""Who gets which row: exact ranks inside groups, and the hashes and permutations that need no table. Pure numpy.
-
-Two passes give every row its rank in its group without a shuffle: count rows by (chunk, group), take prefix sums over
-chunks (both tiny), then number the rows of each chunk from its offset, in id order."""
+"""Where each group of rows begins among the workers, and which groups go to all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""x"""
+"""Exact ranks of rows inside their groups.
+
+Two passes give every row its rank in its group without a shuffle: count rows by (chunk, group), take prefix sums over
+chunks (both tiny), then number the rows of each chunk from its offset, in id order."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Data sets to shard: CIFAR from its home page, and generated ones."""

@@ -1,0 +1,1 @@
+"""What all reports share: pages, the look of figures, text tables."""

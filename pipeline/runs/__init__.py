@@ -1,0 +1,1 @@
+"""What the files of jobs/ call: requests, flags, sharding, resharding, comparing."""

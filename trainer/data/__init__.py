@@ -1,0 +1,1 @@
+"""Shards in memory, and the stream of mini-batches drawn from them."""

@@ -1,0 +1,1 @@
+"""The evaluator: its process, and BatchNorm statistics taken anew."""

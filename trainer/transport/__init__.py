@@ -1,0 +1,1 @@
+"""What carries gradients and parameters: messages, sockets, shared memory."""

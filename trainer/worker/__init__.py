@@ -1,0 +1,1 @@
+"""A worker: its process, its training step, its connection to the servers."""
