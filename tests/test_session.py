@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spark.session import spark_defaults
+from pipeline.spark.session import PACKAGE, spark_defaults
 from tests.clusters import spark_submit
 
 PROGRAM = """
@@ -27,7 +27,7 @@ def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_one
     (tmp_path / "spark-defaults.conf").write_text("spark.sql.ansi.enabled false\nspark.driver.memory 600m\n")
     (tmp_path / "program.py").write_text(PROGRAM)
     told = {"spark.sql.shuffle.partitions": "7"}
-    env = {"SPARK_CONF_DIR": str(tmp_path), "SPARK_DRIVER_MEMORY": "3g"}
+    env = {"SPARK_CONF_DIR": str(tmp_path), "SPARK_DRIVER_MEMORY": "3g", "PYTHONPATH": str(PACKAGE.parent)}
     done = spark_submit(tmp_path / "program.py", master="local[1]", conf=told, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
