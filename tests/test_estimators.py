@@ -23,7 +23,7 @@ from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from pipeline.errors import UsageError
 from pipeline.spark.images import Images
 from tests.conftest import make_rows, write_binary
-from tests.test_dataset import found
+from tests.test_dataset import discovered
 from tests.test_strategies import make, read, run
 
 PIXELS = 192
@@ -38,7 +38,7 @@ def rows() -> Rows:
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
     folder = write_binary(tmp_path_factory.mktemp("est") / "c", *rows)
-    dataset = found(folder, shape=(3, 8, 8), format="cifar10-binary")
+    dataset = discovered(folder, shape=(3, 8, 8), format="cifar10-binary")
     return Images(spark.sparkContext, dataset).frame().cache()
 
 

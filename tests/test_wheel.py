@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.entry import COMMANDS
 from pipeline.spark.session import PACKAGE, package_zip
 from tests.clusters.artifacts import find_java, java_home
 
@@ -119,11 +118,7 @@ def test_the_guard_of_these_tests_refuses_a_file_of_the_checkout(installed: Inst
 
 
 def test_a_set_is_made_sharded_and_trained_on_without_the_checkout(installed: Installed) -> None:
-    if "shard" in COMMANDS:
-        shard = ["sharding", "shard", "--strategy", "stratified"]
-    else:
-        shutil.copy(ROOT / "jobs" / "stratified.py", installed.folder)
-        shard = ["python", "stratified.py"]
+    shard = ["sharding", "shard", "--strategy", "stratified"]
     train = ["sharding", "train", "--shards", "shards", "--output", "run", "--model", "logistic", "--steps", 2]
     for command in (
         ["sharding", "sample", "--to", "sample", "--rows", 400, "--test-rows", 40],
@@ -135,7 +130,7 @@ def test_a_set_is_made_sharded_and_trained_on_without_the_checkout(installed: In
         assert "checkout's" not in done.stdout + done.stderr
         assert " WARN " not in done.stderr, "the log settings that came with the wheel hide these"
     config = json.loads((installed.folder / "run" / "config.json").read_text())["config"]
-    assert config["momentum"] == MOMENTUM
+    assert config["optimiser"]["momentum"] == MOMENTUM
     assert (installed.folder / "run" / "model.safetensors").exists()
 
 
