@@ -20,8 +20,8 @@ def train(config: Config, options: Options | None = None) -> Result | None:
 
     config: the run; options: how this host takes part (everything runs here by default, and progress is printed).
     Returns what the run came to, read from its folder; None on a host without server 0, which leads the run. A finished
-    run is not trained again. Processes are forked from one that imports torch once and stays for the next call, about
-    0.3 GB; a program that calls this needs no ``if __name__ == "__main__"``.
+    run is not trained again. Processes are forked from one that imports torch once and stays for the next call; a program
+    that calls this needs no ``if __name__ == "__main__"``.
 
     Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
     run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
