@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Facts, slice_bounds
-from trainer.coordination.coordinator import Measured
+from trainer.coordination.orders import Measured
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import Header, Op
 from trainer.transport.sockets import Secret

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.coordination.coordinator import Measured, Record
+from trainer.coordination.orders import Measured, Record
 from trainer.runlog.journal import Journal
 
 
@@ -18,10 +18,10 @@ def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp
         started=True,
         finished=False,
         records=[],
-        epoch=0.0,
+        version=0,
         num_workers=1,
         rate=lambda _: 0.1,
-        progress=SimpleNamespace(version=0, accepted=0),
+        budget=SimpleNamespace(epoch=0.0, position=SimpleNamespace(accepted=0)),
         members=[SimpleNamespace(clock=0)],
     )
     journal = Journal(tmp_path, coordinator, 0, 0.0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import UsageError
 from pipeline.specs import OPTION, from_json
 from tests.virtual_time import Gradient, Run, Vector, simulate
 from trainer.protocols import PROTOCOLS
@@ -21,9 +23,16 @@ from trainer.protocols.ssp import SSP
 
 
 def variants(kind: type[Protocol]) -> list[Protocol]:
-    """A protocol as it is by default, and with each bounded parameter at its least."""
-    bounded = [(item.name, item.metadata[OPTION].least) for item in fields(kind) if item.metadata.get(OPTION)]
-    return [kind(), *(kind(**{name: int(least)}) for name, least in bounded if least is not None)]
+    """A protocol as it is by default, with each bounded parameter and all of them at their least, and with each choice."""
+    found, least, hints = [kind()], dict[str, Any](), get_type_hints(kind)
+    for item in fields(kind):
+        about = item.metadata.get(OPTION)
+        if about and about.least is not None:
+            least[item.name] = int(about.least)
+            with suppress(UsageError):  # two parameters may bound each other
+                found.append(kind(**{item.name: int(about.least)}))
+        found += [kind(**{item.name: choice}) for choice in get_args(hints[item.name]) if isinstance(choice, str)]
+    return list(dict.fromkeys([*found, kind(**least)]))
 
 
 ALL = [protocol for kind in PROTOCOLS.values() for protocol in variants(kind)]
@@ -193,7 +202,7 @@ class Picky(ASP):
     def admit(self, gradient: PendingGradient, view: View) -> bool:
         return view.version - gradient.version <= 1
 
-    def weight(self, staleness: int) -> float:
+    def weight(self, staleness: int, num_workers: int) -> float:
         return 1 / (1 + staleness)
 
 

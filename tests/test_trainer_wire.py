@@ -31,7 +31,7 @@ from tests.trainer_sets import own_address
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Facts, slice_bounds
-from trainer.coordination.coordinator import Measured
+from trainer.coordination.orders import Measured
 from trainer.transport import sockets as transport
 from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
 from trainer.transport.sockets import Secret, connect, local_addresses

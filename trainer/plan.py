@@ -17,8 +17,8 @@ FLOAT_BYTES = 4
 class Plan:
     """batch_size: the global mini-batch B that was asked for; effective_batch: what the workers' shares add up to.
 
-    learning_rate: the single-process rate a, applied to the mean of all workers' pushes where ``synchronous``;
-    worker_rate: a/n, applied to every single push otherwise. drops: the epochs of this run at which ``recipe`` lets it
+    learning_rate: the single-process rate a; worker_rate: that of a fresh gradient in an update of ``update_size``
+    gradients, a/n but for n-softsync. updates: without those that stop="local" may add. drops: the epochs of this run at which ``recipe`` lets it
     fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push, summed over
     servers; the answer has as many."""
 
@@ -40,6 +40,7 @@ class Plan:
     epochs: float
     steps_per_epoch: int
     steps_per_worker: int
+    update_size: int
     updates: int
     num_parameters: int
     num_buffers: int
@@ -50,6 +51,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
     """cores: of this machine, counted where not given. Raises UsageError for what cannot be shared out."""
     workers = facts.num_workers
     check_shares(config, workers)
+    size = config.protocol.update_size(workers)
     if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
         raise UsageError(f"--batch-size {config.data.batch_size} is more than the {facts.rows} examples of the set")
     if config.processes.servers > facts.num_parameters:
@@ -73,13 +75,14 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
         worker_batches=batches,
         effective_batch=sum(batches),
         learning_rate=config.optimiser.learning_rate,
-        worker_rate=config.optimiser.learning_rate / workers,
+        worker_rate=config.optimiser.learning_rate / workers * config.protocol.weight(0, workers),
         recipe=config.optimiser.recipe,
         drops=tuple(drop for drop in RECIPES[config.optimiser.recipe] if drop < epochs),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         steps_per_worker=steps,
-        updates=steps if synchronous else steps * workers,
+        update_size=size,
+        updates=-(-steps * workers // size),
         num_parameters=facts.num_parameters,
         num_buffers=facts.num_buffers,
         push_mb=facts.elements * FLOAT_BYTES / 1e6,
@@ -87,12 +90,13 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
 
 
 def check_shares(config: Config, num_workers: int) -> None:
-    """Raises UsageError if a worker would draw no example."""
+    """Raises UsageError if a worker would draw no example, or the protocol does not fit so many workers."""
     if config.data.batch_size < num_workers:
         raise UsageError(
             f"--batch-size {config.data.batch_size} is the mini-batch of all {num_workers} workers together:"
             f" give at least {num_workers}, one example each"
         )
+    config.protocol.check(num_workers)
 
 
 def usable_cores() -> int:
@@ -127,10 +131,13 @@ def _batches(plan: Plan) -> str:
 
 def _rates(plan: Plan) -> str:
     rate = f"{plan.learning_rate:g}"
-    if plan.synchronous:
+    each = f"{rate} / {plan.learning_rate / plan.worker_rate:.4g} = {plan.worker_rate:.4g}"
+    if plan.synchronous and plan.update_size == plan.num_workers:
         text = f"{plan.protocol} applies {rate} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
+    elif plan.update_size == 1:
+        text = f"{plan.protocol} applies {each} to each push"
     else:
-        text = f"{plan.protocol} applies {rate} / {plan.num_workers} = {plan.worker_rate:.4g} to each push"
+        text = f"{plan.protocol} applies {each} to each of {plan.update_size} pushes an update"
     if plan.recipe == INVERSE_SQRT:
         return text + "; in mini-batch t, that over the root of t"
     drops = " and ".join(f"{drop:g}" for drop in plan.drops)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 STATE = "state.json"
 EVALUATED = "evaluated"
@@ -13,7 +14,7 @@ EVALUATED = "evaluated"
 @dataclass(frozen=True)
 class State:
     """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks:
-    completed steps by worker; seconds: of training so far; num_parameters P and num_buffers Q make up the vector."""
+    gradients by worker that were applied or refused; memory: the protocol's; seconds: of training so far; num_parameters P and num_buffers Q make up the vector."""
 
     version: int
     accepted: int
@@ -28,6 +29,7 @@ class State:
     num_parameters: int
     num_buffers: int
     identity: str
+    memory: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:

@@ -3,134 +3,89 @@
 Server 0 owns one coordinator. It turns arrivals into a sequence of orders that every server, itself included, carries
 out one by one: so all slices have the same version whenever anybody reads them, a checkpoint is one state of one
 moment, and a protocol decides once for all servers. A gradient exists when every server holds its part; what a worker
-that died half-way left at some of them is never used. No sockets, no clock of its own: tests drive it in virtual time."""
+that died half-way left at some of them is never used. No sockets, no clock of its own: tests and ``trainer.simulate``
+drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Literal
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from trainer.protocols.base import Gradient, Protocol, View
-
-
-class Phase(Enum):
-    """Where a worker stands. ABSENT: never seen, or lost. FINISHED: has done all its steps."""
-
-    ABSENT = "absent"
-    JOINING = "joining"
-    READY = "ready"
-    COMPUTING = "computing"
-    PUSHED = "pushed"
-    FINISHED = "finished"
+from trainer.coordination.budget import Budget
+from trainer.coordination.clocks import Clocks
+from trainer.coordination.ledger import Entry, Ledger
+from trainer.coordination.membership import Member, Membership, Phase
+from trainer.coordination.orders import Measured, Order, Record, Reply, Share
+from trainer.protocols.base import Gradient, Protocol, Release
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A worker's measurements of a step: mean loss, correct predictions, seconds of the step (waiting for its mini-batch
-    included), and the seconds that another thread spent on making the mini-batch."""
+class RunView:
+    """What the protocol sees of a coordinator (trainer.protocols.base.View)."""
 
-    examples: int
-    loss: float
-    correct: int
-    seconds: float
-    read_s: float = 0.0
+    def __init__(self, budget: Budget, membership: Membership, ledger: Ledger, seconds: float) -> None:
+        self.num_workers, self.time = budget.num_workers, seconds
+        self.position, self.memory = budget.position, budget.position.memory
+        self._members, self._clocks = membership.members, membership.clocks
+        self.slowest, self.fastest = self._clocks.least, self._clocks.greatest
+        self.slowest_worker, self.contributes = self._clocks.slowest_worker, ledger.contributes
 
+    @property
+    def version(self) -> int:
+        return self.position.version
 
-@dataclass(frozen=True)
-class Record:
-    """One pushed gradient in the run's log; staleness = version it was applied to - version it was computed at."""
-
-    version: int
-    worker: int
-    clock: int
-    version_pulled: int
-    staleness: int
-    measured: Measured
-    accepted: bool
-
-
-@dataclass(frozen=True)
-class Order:
-    """What every server does next, in this order: apply the ``accepted`` gradients (worker, weight), write ``snapshot``,
-    answer ``unblocked`` workers (worker, session, clock) with the parameters and those of ``stop`` with none."""
-
-    sequence: int
-    version: int
-    learning_rate: float = 0.0
-    accepted: tuple[tuple[int, float], ...] = ()
-    unblocked: tuple[tuple[int, int, int], ...] = ()
-    stop: tuple[tuple[int, int, int], ...] = ()
-    snapshot: dict[str, Any] | None = None
-
-
-@dataclass
-class Member:
-    """A worker as the coordinator knows it; ``held_by``: the servers that hold its join, or its gradient."""
-
-    phase: Phase = Phase.ABSENT
-    session: int = 0
-    clock: int = 0
-    pulled: int = 0
-    held_by: set[int] = field(default_factory=set)
-    measured: Measured | None = None
-    seen: float = 0.0
-
-
-@dataclass
-class Position:
-    """How far the run has come: what has been applied. All of it is in every checkpoint."""
-
-    version: int = 0
-    accepted: int = 0
-    examples: int = 0
-    clocks: dict[int, int] = field(default_factory=dict)
+    def clock(self, worker: int) -> int:
+        return self._members[worker].clock
 
 
 class Coordinator:
-    """rate(epoch) is the whole factor of a summed gradient (a/n); steps: each worker's steps in all, and
-    n times that many accepted gradients end the run under stop="global". by_examples: an update of several gradients
-    weighs each by its number of examples, so that it is the mean over all of them. epoch_snapshots: a checkpoint is
-    written at the end of every epoch."""
+    """rate(epoch) is the whole factor of a summed gradient (a/n). by_examples: an update of several gradients weighs each
+    by its number of examples, so that it is the mean over all of them. epoch_snapshots: a checkpoint is written at the
+    end of every epoch. seconds: of training before this start; a protocol's time goes on from there."""
 
     def __init__(
         self,
         protocol: Protocol,
+        budget: Budget,
         *,
-        num_workers: int,
-        num_servers: int,
-        steps: int,
-        steps_per_epoch: int,
         rate: Callable[[float], float],
-        stop: Literal["global", "local"] = "global",
+        num_servers: int = 1,
         start_wait_s: float = 60.0,
         by_examples: bool = False,
         epoch_snapshots: bool = True,
-        progress: Position | None = None,
+        seconds: float = 0.0,
     ) -> None:
-        self.protocol, self.num_workers, self.num_servers = protocol, num_workers, num_servers
-        self.steps, self.steps_per_epoch, self.rate, self.stop = steps, steps_per_epoch, rate, stop
+        self.protocol, self.budget, self.rate, self.num_servers = protocol, budget, rate, num_servers
         self.start_wait_s, self.by_examples, self.epoch_snapshots = start_wait_s, by_examples, epoch_snapshots
-        self.progress = progress or Position()
-        clocks = self.progress.clocks
-        self.members = [Member(clock=clocks.get(worker, 0)) for worker in range(num_workers)]
-        self.waiting: list[Gradient] = []
+        self.membership = Membership(budget.position.clocks, budget.num_workers)
+        self.members = self.membership.members
+        self.ledger = Ledger(budget.num_workers, in_worker_order=protocol.in_worker_order)
+        self.view = RunView(budget, self.membership, self.ledger, seconds)
+        self.size = protocol.update_size(budget.num_workers)
         self.records: list[Record] = []
         self.sequence = 0
-        self.started = False
-        self.finished = False
+        self.started = self.finished = False
         self.diverged: Record | None = None
         self._first_join: float | None = None
+        self._started_at: float | None = None
+        self._seconds = seconds
+        self._queues = _Queues()
         self._snapshot_wanted = False
-        self._snapshot_version = self.progress.version
-        if self._budget_spent():
+        self._snapshot_version = budget.position.version
+        for member in self.members:
+            self._note_through(member)
+        if budget.is_spent():
             self._finish()
 
     @property
-    def epoch(self) -> float:
-        """Global epoch: accepted gradients / (n * mini-batches per epoch)."""
-        return self.progress.accepted / (self.num_workers * self.steps_per_epoch)
+    def num_workers(self) -> int:
+        return self.budget.num_workers
+
+    @property
+    def version(self) -> int:
+        return self.budget.position.version
+
+    # --- what happens -------------------------------------------------------------------------------------------------
 
     def join(self, server: int, worker: int, session: int, now: float) -> None:
         """A server holds a worker's join request. A later session of the same worker replaces the earlier one."""
@@ -138,16 +93,18 @@ class Coordinator:
         if session < member.session:
             return
         if session > member.session or member.phase is Phase.ABSENT:
-            self._withdraw(worker)
-            member.session, member.phase = session, Phase.JOINING
+            self._withdraw(member)
+            member.session = session
+            self.membership.move(member, Phase.JOINING)
         if member.phase is not Phase.JOINING:
             return
         member.held_by.add(server)
-        member.seen = now
+        self.membership.hear(worker, now)
         if len(member.held_by) == self.num_servers:
-            member.clock = self.protocol.clock_on_joining(member.clock, self._view())
-            member.phase = Phase.READY
+            member.clock = self.protocol.clock_on_joining(member.clock, self.view)
+            self._note_through(member)
             self._first_join = now if self._first_join is None else self._first_join
+            self._await_turn(member)
 
     def push(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
@@ -159,10 +116,20 @@ class Coordinator:
             return False
         member.held_by.add(server)
         member.measured = measured or member.measured
-        member.seen = now
+        self.membership.hear(worker, now)
         if len(member.held_by) == self.num_servers:
-            member.phase = Phase.PUSHED
-            self.waiting.append(Gradient(worker, clock, member.pulled))
+            assert member.measured, "server 0 holds a gradient only with what was measured"
+            self.membership.move(member, Phase.PUSHED)
+            self._arrive(Gradient(worker, clock, member.pulled), member.measured)
+        return True
+
+    def give_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
+        """A worker was told that its gradient comes too late, and has not finished it. False as for ``push``."""
+        member = self.members[worker]
+        if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
+            return False
+        self.membership.hear(worker, now)
+        self._refuse((Gradient(worker, clock, member.pulled), measured))
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
@@ -170,19 +137,20 @@ class Coordinator:
         member = self.members[worker]
         if session != member.session or member.phase is Phase.ABSENT:
             return False
-        member.seen = now
+        if member.phase is not Phase.FINISHED:
+            self.membership.hear(worker, now)
         return True
 
     def lose(self, worker: int) -> None:
-        """The worker is gone: what it pushed and no update has used goes with it, and nobody waits for its clock."""
-        self._withdraw(worker)
-        if self.members[worker].phase is not Phase.FINISHED:
-            self.members[worker].phase = Phase.ABSENT
+        """The worker is gone: a gradient of it that is not summed yet goes with it, and nobody waits for its clock."""
+        member = self.members[worker]
+        self._withdraw(member)
+        if member.phase is not Phase.FINISHED:
+            self.membership.move(member, Phase.ABSENT)
 
     def lose_silent(self, now: float, timeout_s: float) -> list[int]:
         """Lose every worker that gave no heartbeat for so long; returns them."""
-        idle = (Phase.ABSENT, Phase.FINISHED)
-        silent = [w for w, m in enumerate(self.members) if m.phase not in idle and now - m.seen > timeout_s]
+        silent = self.membership.silent(now, timeout_s)
         for worker in silent:
             self.lose(worker)
         return silent
@@ -191,142 +159,260 @@ class Coordinator:
         """The next order writes a checkpoint, if an update was made since the last."""
         self._snapshot_wanted = True
 
-    def advance(self, now: float) -> Iterator[Order]:
-        """Everything that can be decided now, order by order: what carrying out one shows may decide the next."""
-        while order := self._next(now):
-            yield order
-
     def converge(self) -> None:
         """The run has reached its end before its budget: gradients that are on their way are not used any more."""
         self._finish()
 
+    # --- what is done about it ----------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> Iterator[Order]:
+        """Everything that can be decided now, order by order: what carrying out one shows may decide the next."""
+        if self._started_at is not None:
+            self.view.time = self._seconds + now - self._started_at
+        while order := self._next(now):
+            yield order
+            if not (self.ledger.waiting or self._queues.ready or self._snapshot_wanted or order.stop):
+                return  # a push or a join brings the next
+
     def _next(self, now: float) -> Order | None:
-        for gradient in [g for g in self.waiting if not self.protocol.admit(g, self._view())]:
-            self._retire(gradient, accepted=False)
-        take = self._take()
-        rate = self.rate(self.epoch)
-        weights = self._weights(take)
-        boundary = self._use(take) if take else None
-        unblocked, stop = self._unblocked(now)
+        entries = self._sum() if self.ledger.waiting and not self.finished else []
+        shares = self._shares(entries) if entries else ()
+        rate = boundary = None
+        cancelled: tuple[Reply, ...] = ()
+        if self.ledger.summed and self._is_complete():
+            rate = self.rate(self.budget.epoch) * self._correction()
+            boundary = self._update()
+            cancelled = self._cancelled()
+        if self.budget.is_spent() and not self.finished:
+            self._finish()
+        unblocked, stop = self._answer(now)
         snapshot = self._snapshot(boundary)
-        if not (take or unblocked or stop or snapshot):
+        if not (shares or rate is not None or unblocked or stop or snapshot):
             return None
         self.sequence += 1
-        return Order(self.sequence, self.progress.version, rate, weights, unblocked, stop, snapshot)
+        return Order(self.sequence, self.version, shares, rate, unblocked, stop, cancelled, snapshot)
 
-    def _take(self) -> list[Gradient]:
-        if self.finished or not self.waiting:
-            return []
-        broken = [g for g in self.waiting if not _is_finite(self.members[g.worker].measured)]
-        if broken:  # a gradient of a loss that is no number would end every parameter
-            self.diverged = self._record(broken[0], accepted=False)
+    def _arrive(self, gradient: Gradient, measured: Measured) -> None:
+        if self.finished:
+            self._await_turn(self.members[gradient.worker])
+        elif abs(measured.loss) < float("inf"):
+            self.ledger.arrive(gradient, measured)
+        else:  # a gradient of a loss that is no number would end every parameter
+            self.diverged = self._record((gradient, measured), self.version, accepted=False)
             self.finished = True
+            self._release_all()
+
+    def _sum(self) -> list[Entry]:
+        """The gradients that go into the sum now; their workers are done with them."""
+        room = self.budget.room(self.size) - len(self.ledger.summed)
+        if self._must_hold() and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
             return []
-        return list(self.protocol.take(self._view()))
+        taken: list[Entry] = []
+        while len(taken) < room and (entry := self.ledger.take(self._is_finished)):
+            if not self.protocol.admit(entry[0], self.view):
+                self._refuse(entry)
+                continue
+            taken.append(entry)
+            self.ledger.add(entry)
+            member = self.members[entry[0].worker]
+            member.unapplied += 1
+            self._done_with(member)
+        return taken
 
-    def _weights(self, take: Sequence[Gradient]) -> tuple[tuple[int, float], ...]:
-        examples = [measured.examples if (measured := self.members[g.worker].measured) else 0 for g in take]
-        mean = max(1, sum(examples)) / max(1, len(take))
+    def _must_hold(self) -> bool:
+        """Whether gradients are summed together once an update has all of them: their weights depend on each other."""
+        return self.by_examples and self.protocol.in_worker_order
+
+    def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
+        """The gradients that are added to the sum now, with their factors."""
+        version, weight, n = self.version, self.protocol.weight, self.num_workers
+        examples = [1.0] * len(entries)
+        if self.by_examples and self.size > 1:
+            mean = _mean_examples(entries) if self._must_hold() else 1.0
+            examples = [measured.examples / mean for _, measured in entries]
         return tuple(
-            (
-                g.worker,
-                self.protocol.weight(self.progress.version - g.version) * (count / mean if self.by_examples else 1),
-            )
-            for g, count in zip(take, examples, strict=True)
+            Share(worker, clock, weight(version - pulled, n) * count)
+            for ((worker, clock, pulled), _), count in zip(entries, examples, strict=True)
         )
 
-    def _use(self, take: Iterable[Gradient]) -> int | None:
+    def _correction(self) -> float:
+        """The factor of a whole sum: what its gradients' factors lack, where they were summed before the mean number of
+        examples was known."""
+        if not self.by_examples or self.size == 1 or self._must_hold():
+            return 1.0
+        return 1.0 / _mean_examples(self.ledger.summed)
+
+    def _is_complete(self) -> bool:
+        """Whether the next update has its gradients, or nobody is left who could push one for it."""
+        if self.finished:
+            return False
+        return len(self.ledger.summed) >= self.budget.room(self.size) or (
+            not self.ledger.waiting and self.membership.all_wait_for_an_update()
+        )
+
+    def _update(self) -> int | None:
         """Count an update; returns the number of the epoch that it completes, if any."""
-        before = int(self.epoch)
-        for gradient in take:
-            self._retire(gradient, accepted=True)
-        self.progress.version += 1
-        if self._budget_spent():
-            self._finish()
-        return int(self.epoch) if int(self.epoch) > before else None
+        version, entries = self.version + 1, self.ledger.close()
+        boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
+        for entry in entries:
+            self.records.append(self._record(entry, version, accepted=True))
+            member = self.members[entry[0].worker]
+            member.unapplied -= 1
+            self._note_through(member)
+        for worker, ticket, release in self._queues.waiting_for(version):
+            member = self.members[worker]
+            if member.ticket == ticket:
+                self.membership.wait_for_version(member, False)
+                self._queue(member, release)
+        return boundary
 
-    def _retire(self, gradient: Gradient, *, accepted: bool) -> None:
-        self.waiting.remove(gradient)
-        member = self.members[gradient.worker]
-        record = self._record(gradient, accepted)
-        self.records.append(record)
-        member.clock += 1
-        member.phase = Phase.READY
-        if accepted:
-            self.progress.accepted += 1
-            self.progress.examples += record.measured.examples
+    def _cancelled(self) -> tuple[Reply, ...]:
+        """The workers whose step was for the update that was just made."""
+        if self.protocol.parts_of_a_step() == 1:
+            return ()
+        return tuple(m.reply() for m in self.members if m.phase is Phase.COMPUTING and m.pulled == self.version - 1)
 
-    def _record(self, gradient: Gradient, accepted: bool) -> Record:
-        measured = self.members[gradient.worker].measured
-        assert measured, "server 0 holds a gradient only with what was measured"
-        version = self.progress.version
-        staleness = version - gradient.version
-        return Record(
-            version + accepted, gradient.worker, gradient.clock, gradient.version, staleness, measured, accepted
-        )
+    def _refuse(self, entry: Entry) -> None:
+        self.records.append(self._record(entry, self.version, accepted=False))
+        member = self.members[entry[0].worker]
+        self._done_with(member)
 
-    def _unblocked(self, now: float) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
+    def _done_with(self, member: Member) -> None:
+        """A worker's gradient is used or refused: it may go on as soon as the protocol lets it."""
+        self.membership.tick(member)
+        self.protocol.pushed(member.index, self.view)
+        self._note_through(member)
+        self._await_turn(member)
+
+    def _record(self, entry: Entry, version: int, *, accepted: bool) -> Record:
+        (worker, clock, pulled), measured = entry
+        staleness = version - accepted - pulled
+        return Record(version, worker, clock, pulled, staleness, measured, accepted)
+
+    # --- who may go on ------------------------------------------------------------------------------------------------
+
+    def _await_turn(self, member: Member) -> None:
+        self.membership.move(member, Phase.READY)
+        if not self._is_over(member):
+            self._queue(member, self.protocol.release(member.index, self.view))
+        else:  # after the last of its gradients is applied
+            self._queue(member, Release(version=self.version + 1 if member.unapplied and not self.finished else 0))
+
+    def _queue(self, member: Member, release: Release) -> None:
+        if release.version > self.version and not self.finished:
+            self.membership.wait_for_version(member, True)
+            self._queues.add_for_version(member, release)
+        elif release.slowest > self.membership.clocks.least() and not self._is_over(member):
+            self._queues.add_for_clock(member, release.slowest)
+        else:
+            self._queues.ready.append((member.index, member.ticket))
+
+    def _answer(self, now: float) -> tuple[tuple[Reply, ...], tuple[Reply, ...]]:
+        """The workers that start a step now, and those that have done their last."""
+        self._queues.release_up_to(self.membership.clocks)
+        if not self._queues.ready or not (self.started or self.finished or self._may_start(now)):
+            return (), ()
+        ready, self._queues.ready = sorted(self._queues.ready), []
         unblocked, stop = [], []
-        for worker, member in enumerate(self.members):
-            entry = (worker, member.session, member.clock)
-            over = self.finished or (self.stop == "local" and member.clock >= self.steps)
-            if over and member.phase in (Phase.READY, Phase.PUSHED):
-                member.phase = Phase.FINISHED
-                stop.append(entry)
-            elif member.phase is Phase.READY and self._may_start(now) and self.protocol.may_go(worker, self._view()):
-                unblocked.append(entry)
-                member.phase, member.held_by, member.measured = Phase.COMPUTING, set(), None
-                member.pulled = self.progress.version
+        for worker, ticket in ready:
+            member = self.members[worker]
+            if member.ticket != ticket:
+                continue
+            if self._is_over(member):
+                self.membership.move(member, Phase.FINISHED)
+                stop.append(member.reply())
+            else:
+                self.membership.move(member, Phase.COMPUTING)
+                member.held_by, member.measured, member.pulled = set(), None, self.version
+                unblocked.append(member.reply())
         return tuple(unblocked), tuple(stop)
+
+    def _is_over(self, member: Member) -> bool:
+        return self.finished or self.budget.is_through(member.clock)
+
+    def _is_finished(self, worker: int) -> bool:
+        return self.members[worker].phase is Phase.FINISHED
 
     def _may_start(self, now: float) -> bool:
         """All workers begin together, unless one keeps the others waiting for too long; BSP needs it anyway."""
-        if not self.started:
-            all_here = all(member.phase is not Phase.ABSENT for member in self.members)
-            all_here = all_here and all(member.phase is not Phase.JOINING for member in self.members)
-            waited = now - self._first_join if self._first_join is not None else 0.0
-            self.started = all_here or waited >= self.start_wait_s
+        waited = now - self._first_join if self._first_join is not None else 0.0
+        if self.membership.all_are_here() or waited >= self.start_wait_s:
+            self.started, self._started_at = True, now
         return self.started
 
+    def _note_through(self, member: Member) -> None:
+        """Count a worker that has done its own steps, all of them applied."""
+        if not member.is_through and not member.unapplied and self.budget.is_through(member.clock):
+            member.is_through = True
+            self.budget.through += 1
+
     def _snapshot(self, boundary: int | None) -> dict[str, Any] | None:
-        wanted = self._snapshot_wanted and (self.finished or self.progress.version != self._snapshot_version)
+        if boundary is None and not self._snapshot_wanted:
+            return None
+        wanted = self._snapshot_wanted and (self.finished or self.version != self._snapshot_version)
         self._snapshot_wanted = False
         if (boundary is None or not self.epoch_snapshots) and not wanted:
             return None
-        self._snapshot_version = self.progress.version
-        self.progress.clocks = {worker: member.clock for worker, member in enumerate(self.members)}
+        position = self.budget.position
+        self._snapshot_version = position.version
+        position.clocks = {member.index: member.clock - member.unapplied for member in self.members}
         return {
-            "version": self.progress.version,
-            "accepted": self.progress.accepted,
-            "examples": self.progress.examples,
-            "epoch": self.epoch,
+            "version": position.version,
+            "accepted": position.accepted,
+            "examples": position.examples,
+            "epoch": self.budget.epoch,
             "epoch_boundary": boundary,
             "final": self.finished and self.diverged is None,
-            "clocks": {str(worker): clock for worker, clock in self.progress.clocks.items()},
+            "clocks": {str(worker): clock for worker, clock in position.clocks.items()},
+            "memory": position.memory,
         }
 
-    def _view(self) -> View:
-        away = (Phase.ABSENT, Phase.JOINING)
-        members = {w: m for w, m in enumerate(self.members) if m.phase is not Phase.FINISHED}
-        return View(
-            self.progress.version,
-            {worker: member.clock for worker, member in members.items()},
-            frozenset(worker for worker, member in members.items() if member.phase in away),
-            tuple(self.waiting),
-        )
-
-    def _withdraw(self, worker: int) -> None:
-        self.waiting = [gradient for gradient in self.waiting if gradient.worker != worker]
-        self.members[worker].held_by = set()
-
-    def _budget_spent(self) -> bool:
-        if self.stop == "local":
-            return all(member.clock >= self.steps for member in self.members)
-        return self.progress.accepted >= self.steps * self.num_workers
+    def _withdraw(self, member: Member) -> None:
+        self.ledger.withdraw(member.index)
+        member.held_by = set()
 
     def _finish(self) -> None:
         self.finished = self._snapshot_wanted = True
+        self._release_all()
+
+    def _release_all(self) -> None:
+        """The run is over: nobody waits for anything any more."""
+        self._queues.clear()
+        for member in self.members:
+            if member.phase is Phase.PUSHED:
+                self._withdraw(member)
+                self.membership.move(member, Phase.READY)
+            if member.phase is Phase.READY:
+                self.membership.wait_for_version(member, False)
+                self._queues.ready.append((member.index, member.ticket))
 
 
-def _is_finite(measured: Measured | None) -> bool:
-    return measured is None or abs(measured.loss) < float("inf")
+def _mean_examples(entries: list[Entry]) -> float:
+    return max(1, sum(measured.examples for _, measured in entries)) / len(entries)
+
+
+class _Queues:
+    """Workers that wait for their next step, as (worker, ticket): by the version that they need, by the least clock that
+    they need, and those that need nothing more. An entry whose ticket is not the worker's any more is void."""
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[int, int]] = []
+        self._by_version: dict[int, list[tuple[int, int, Release]]] = {}
+        self._by_clock: list[tuple[int, int, int]] = []  # a heap of (clock, worker, ticket)
+
+    def add_for_version(self, member: Member, release: Release) -> None:
+        self._by_version.setdefault(release.version, []).append((member.index, member.ticket, release))
+
+    def add_for_clock(self, member: Member, clock: int) -> None:
+        heapq.heappush(self._by_clock, (clock, member.index, member.ticket))
+
+    def waiting_for(self, version: int) -> list[tuple[int, int, Release]]:
+        return self._by_version.pop(version, [])
+
+    def release_up_to(self, clocks: Clocks) -> None:
+        while self._by_clock and self._by_clock[0][0] <= clocks.least():
+            _, worker, ticket = heapq.heappop(self._by_clock)
+            self.ready.append((worker, ticket))
+
+    def clear(self) -> None:
+        self.ready, self._by_version, self._by_clock = [], {}, []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.protocols.base import Gradient, Protocol, View
+from trainer.protocols.base import Protocol
 
 
 @dataclass(frozen=True)
@@ -16,6 +15,3 @@ class ASP(Protocol):
     name: ClassVar[str] = "asp"
     summary: ClassVar[str] = "every gradient is applied as it comes"
     synchronous: ClassVar[bool] = False
-
-    def take(self, view: View) -> Sequence[Gradient]:
-        return view.waiting[:1]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.protocols.base import Gradient, Protocol, View
+from trainer.protocols.base import NOW, Protocol, Release, View
 
 
 @dataclass(frozen=True)
@@ -18,11 +17,13 @@ class BSP(Protocol):
     summary: ClassVar[str] = "one update takes a gradient of every worker"
     synchronous: ClassVar[bool] = True
     reproducible: ClassVar[bool] = True
+    in_worker_order: ClassVar[bool] = True
+
+    def update_size(self, num_workers: int) -> int:
+        return num_workers
 
     def clock_bound(self) -> int:
         return 0
 
-    def take(self, view: View) -> Sequence[Gradient]:
-        if len(view.waiting) < len(view.clocks):
-            return ()
-        return sorted(view.waiting, key=lambda gradient: gradient.worker)
+    def release(self, worker: int, view: View) -> Release:
+        return Release(version=view.version + 1) if view.contributes(worker) else NOW

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.specs import option
-from trainer.protocols.base import Gradient, Protocol, View
+from trainer.protocols.base import Protocol, Release, View
 
 
 @dataclass(frozen=True)
@@ -22,17 +21,17 @@ class SSP(Protocol):
     synchronous: ClassVar[bool] = False
 
     staleness_bound: int = option(
-        3, "steps that a worker may be ahead of the slowest; 0 is a barrier", metavar="S", least=0
+        3,
+        "steps that a worker may be ahead of the slowest; 0 is a barrier. Of dssp, the least that the bound may be",
+        metavar="S",
+        least=0,
     )
 
     def clock_bound(self) -> int:
         return self.staleness_bound
 
-    def take(self, view: View) -> Sequence[Gradient]:
-        return view.waiting[:1]
-
-    def may_go(self, worker: int, view: View) -> bool:
-        return view.clocks[worker] - view.slowest() <= self.staleness_bound
+    def release(self, worker: int, view: View) -> Release:
+        return Release(slowest=view.clock(worker) - self.staleness_bound)
 
     def clock_on_joining(self, clock: int, view: View) -> int:
         # Where it was away, the others have gone on without it: its old clock would hold them all back at once.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.coordination.coordinator import Record
+from trainer.coordination.orders import Record
 from trainer.run_files import METRICS, PUSHES
 
 COLUMNS = (

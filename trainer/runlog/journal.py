@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.coordination.coordinator import Coordinator, Record
+from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.orders import Measured, Record
 from trainer.runlog.events import log_event, log_pushes
 
 EVERY_S = 1.0
@@ -44,7 +45,7 @@ class Journal:
         self._epoch += records
         if boundary is not None:
             means = _means(self._epoch)
-            version = self.coordinator.progress.version
+            version = self.coordinator.version
             log_event(self.root, "epoch", epoch=boundary, version=version, seconds=seconds, **means)
             self._epoch = []
 
@@ -74,24 +75,30 @@ class Journal:
         staleness = [record.staleness for record in recent]
         return _means(recent) | {
             "seconds": round(self.seconds(now), 3),
-            "version": coordinator.progress.version,
-            "accepted": coordinator.progress.accepted,
-            "epoch": round(coordinator.epoch, 4),
-            "learning_rate": coordinator.rate(coordinator.epoch) * coordinator.num_workers,
+            "version": coordinator.version,
+            "accepted": coordinator.budget.position.accepted,
+            "epoch": round(coordinator.budget.epoch, 4),
+            "learning_rate": coordinator.rate(coordinator.budget.epoch) * coordinator.num_workers,
             "images_per_s": speed or sum(record.measured.examples for record in recent) / max(trained, 1e-3),
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),
-            "workers": [self._worker(index, recent) for index in sorted({record.worker for record in recent})],
+            "workers": self._workers(recent),
         }
 
-    def _worker(self, index: int, recent: list[Record]) -> Mapping[str, float]:
-        steps = [record.measured for record in recent if record.worker == index]
-        return {
-            "index": index,
-            "clock": self.coordinator.members[index].clock,
-            "images": sum(step.examples for step in steps),
-            "step_s": round(sum(step.seconds for step in steps) / len(steps), 4),
-        }
+    def _workers(self, recent: list[Record]) -> list[Mapping[str, float]]:
+        """Those that pushed lately: how far they are, how many images and how long a step."""
+        steps: dict[int, list[Measured]] = {}
+        for record in recent:
+            steps.setdefault(record.worker, []).append(record.measured)
+        return [
+            {
+                "index": index,
+                "clock": self.coordinator.members[index].clock,
+                "images": sum(step.examples for step in steps[index]),
+                "step_s": round(sum(step.seconds for step in steps[index]) / len(steps[index]), 4),
+            }
+            for index in sorted(steps)
+        ]
 
 
 def _means(records: list[Record]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_state, whole
 from trainer.config import Config, Facts
 from trainer.coordination.convergence import Convergence, Read
-from trainer.coordination.coordinator import Coordinator, Measured, Order, Phase, Position
+from trainer.coordination.budget import Budget, Position
+from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.membership import Phase
+from trainer.coordination.orders import Measured, Order
 from trainer.coordination.schedules import learning_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
@@ -82,7 +85,7 @@ class Leader:
         if version is None:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
         if self.training:
-            before = self.training.coordinator.progress.version
+            before = self.training.coordinator.version
             log_event(self.root, "rollback", from_version=before, to_version=version, cause=cause)
         self.training = None
         discard_after(self.checkpoints, version)
@@ -102,18 +105,22 @@ class Leader:
             return
         state = read_state(self.checkpoints, self.version)
         config, facts = self.config, self.facts
+        budget = Budget(
+            facts.num_workers,
+            config.steps_per_worker(facts.rows),
+            config.steps_per_epoch(facts.rows),
+            config.run.stop,
+            Position(state.version, state.accepted, state.examples, dict(state.clocks), dict(state.memory)),
+        )
         coordinator = Coordinator(
             config.protocol,
-            num_workers=facts.num_workers,
-            num_servers=config.processes.servers,
-            steps=config.steps_per_worker(facts.rows),
-            steps_per_epoch=config.steps_per_epoch(facts.rows),
+            budget,
             rate=self._rate,
-            stop=config.run.stop,
+            num_servers=config.processes.servers,
             start_wait_s=config.processes.start_wait_s,
             by_examples=config.data.sampling == "bernoulli",
             epoch_snapshots=config.run.epoch_checkpoints,
-            progress=Position(state.version, state.accepted, state.examples, dict(state.clocks)),
+            seconds=state.seconds,
         )
         convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
         journal = Journal(self.root, coordinator, self.generation, state.seconds)
@@ -132,6 +139,13 @@ class Leader:
     ) -> bool:
         """False: nobody waits for this gradient, its worker must join again."""
         if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
+            return False
+        self._advance(self.training, now)
+        return True
+
+    def gave_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
+        """A worker ended a step early, as it was told to. False as for ``pushed``."""
+        if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
         return True
@@ -169,30 +183,30 @@ class Leader:
         if not self.training:
             return {"ready": False, "finished": False, "diverged": None}
         coordinator, journal = self.training.coordinator, self.training.journal
-        progress, members, bad = coordinator.progress, coordinator.members, coordinator.diverged
+        position, members, bad = coordinator.budget.position, coordinator.membership, coordinator.diverged
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
         return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
             "finished": coordinator.finished and (bad is not None or self._final_is_whole(coordinator)),
             "diverged": bad and f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}",
-            "version": progress.version,
-            "accepted": progress.accepted,
-            "total": coordinator.steps * coordinator.num_workers,
-            "epoch": coordinator.epoch,
+            "version": position.version,
+            "accepted": position.accepted,
+            "total": coordinator.budget.total,
+            "epoch": coordinator.budget.epoch,
             "seconds": journal.seconds(now),
-            "remaining": sum(member.phase not in (Phase.FINISHED, Phase.ABSENT) for member in members),
-            "alive": sum(member.phase is not Phase.ABSENT for member in members),
-            "num_workers": len(members),
+            "remaining": coordinator.num_workers - members.in_phase[Phase.FINISHED] - members.in_phase[Phase.ABSENT],
+            "alive": coordinator.num_workers - members.in_phase[Phase.ABSENT],
+            "num_workers": coordinator.num_workers,
         }
 
     def _advance(self, training: Training, now: float) -> None:
         coordinator, journal = training.coordinator, training.journal
         for decided in coordinator.advance(now):
             snapshot = self._complete(decided.snapshot, journal, now) if decided.snapshot else None
-            order = replace(decided, snapshot=snapshot)
+            order = decided._replace(snapshot=snapshot)
             self.send_order(list(self.followers.values()), order)
             journal.note(snapshot["epoch_boundary"] if snapshot else None, now)
-            if order.accepted and training.convergence.is_reached(coordinator.progress.accepted):
+            if order.learning_rate is not None and training.convergence.is_reached(coordinator.budget.position.accepted):
                 self._converged(training, now)
             if snapshot:
                 journal.write_pushes()  # what a checkpoint counts is logged with it
@@ -207,8 +221,8 @@ class Leader:
 
     def _converged(self, training: Training, now: float) -> None:
         training.coordinator.converge()
-        progress, seconds = training.coordinator.progress, training.journal.seconds(now)
-        log_event(self.root, "converged", version=progress.version, accepted=progress.accepted, seconds=seconds)
+        position, seconds = training.coordinator.budget.position, training.journal.seconds(now)
+        log_event(self.root, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
     def _complete(self, snapshot: dict[str, Any], journal: Journal, now: float) -> dict[str, Any]:
         """A snapshot with what the coordinator does not know of a checkpoint's state."""
@@ -224,4 +238,4 @@ class Leader:
 
     def _final_is_whole(self, coordinator: Coordinator) -> bool:
         """Whether all servers have written the checkpoint of the end."""
-        return coordinator.progress.version in whole(self.checkpoints)[-1:]
+        return coordinator.version in whole(self.checkpoints)[-1:]

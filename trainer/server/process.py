@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from trainer.config import Config, Facts, slice_bounds
-from trainer.coordination.coordinator import Measured, Order
+from trainer.coordination.orders import Measured, Order
 from trainer.run_files import CHECKPOINTS
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
@@ -63,7 +62,7 @@ class Server:
     def send_order(self, followers: Sequence[Follower], order: Order) -> None:
         """Others first: they work while this server does its own part."""
         if followers:
-            body = pack_json(asdict(order))
+            body = pack_json(order.to_json())
             header = Header(Op.ORDER, 0, 0, self.session, self.slice_server.generation)
             for follower in followers:
                 self.send(follower.identity, header, body)
@@ -121,8 +120,7 @@ class Server:
                 self._tell_leader(self._held(header))
         elif self.slice_server.push(identity, header, body):
             if self.leader:
-                measured = Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s)
-                if not self.leader.pushed(0, header.index, header.session, header.clock, now, measured):
+                if not self.leader.pushed(0, header.index, header.session, header.clock, now, _measured(header)):
                     self._send_back(identity, header)
             else:
                 self._tell_leader(self._held(header))
@@ -143,6 +141,7 @@ class Server:
             Op.LOADED: self._on_loaded,
             Op.HELD: self._on_held,
             Op.HEARTBEAT: self._on_heartbeat,
+            Op.GIVE_UP: self._on_give_up,
             Op.STATUS: self._on_status,
             Op.LOST: self._on_lost,
             Op.END: self._on_end,
@@ -168,6 +167,10 @@ class Server:
 
     def _on_heartbeat(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
         if not leader.alive(self._worker(header.index), header.session, now):
+            self._send_back(identity, header)
+
+    def _on_give_up(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        if not leader.gave_up(self._worker(header.index), header.session, header.clock, now, _measured(header)):
             self._send_back(identity, header)
 
     def _on_status(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
@@ -198,7 +201,7 @@ class Server:
             self.slice_server.load(header.generation, header.version)
             self._tell_leader(Header(Op.LOADED, 0, self.index, self.session, header.generation))
         elif header.op is Op.ORDER and header.generation == self.slice_server.generation:
-            self._execute(_order(unpack_json(body)))
+            self._execute(_order(body))
 
     def _execute(self, order: Order) -> None:
         self.slice_server.execute(order)
@@ -206,13 +209,15 @@ class Server:
             print(self.slice_server.trouble, flush=True)
 
 
-def _order(values: dict[str, Any]) -> Order:
+def _measured(header: Header) -> Measured:
+    return Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s)
+
+
+def _order(body: memoryview) -> Order:
     """Raises Malformed."""
     try:
-        order = Order(**values)
-        lists = {name: tuple(map(tuple, getattr(order, name))) for name in ("accepted", "unblocked", "stop")}
-        return Order(order.sequence, order.version, order.learning_rate, snapshot=order.snapshot, **lists)
-    except TypeError:
+        return Order.from_json(unpack_json(body))
+    except (TypeError, KeyError):
         raise Malformed("an order") from None
 
 

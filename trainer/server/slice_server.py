@@ -14,7 +14,7 @@ from trainer.checkpoints.read import Float32s, read_slice_range
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Facts, slice_bounds
-from trainer.coordination.coordinator import Order
+from trainer.coordination.orders import Order
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
 from trainer.transport.shared_memory import SharedVectors, open_memory
@@ -24,12 +24,13 @@ Send = Callable[[bytes, Header, "bytes | None"], None]
 
 @dataclass
 class Peer:
-    """A worker as one server knows it; ``pushed``: its gradient's part that no order has used yet."""
+    """A worker as one server knows it; ``pushed``: the clock of its gradient that no order has used yet, and this server's
+    part of it."""
 
     identity: bytes
     session: int
     memory: SharedVectors | None
-    pushed: npt.NDArray[np.float32] | None = None
+    pushed: tuple[int, npt.NDArray[np.float32]] | None = None
 
 
 class SliceServer:
@@ -85,11 +86,11 @@ class SliceServer:
         if header.flags & IN_MEMORY:
             if not peer.memory:
                 raise Malformed("a gradient in memory that was never opened")
-            peer.pushed = peer.memory.pushed[self.begin : self.end]
+            peer.pushed = header.clock, peer.memory.pushed[self.begin : self.end]
         else:
             if len(body) != 4 * (self.end - self.begin):
                 raise Malformed(f"a gradient of {len(body)} bytes")
-            peer.pushed = np.frombuffer(body, np.float32)
+            peer.pushed = header.clock, np.frombuffer(body, np.float32)
         return True
 
     def execute(self, order: Order) -> None:
@@ -97,27 +98,32 @@ class SliceServer:
         if order.sequence != self.sequence + 1:
             raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")
         self.sequence = order.sequence
-        if order.accepted:
-            self._apply(order)
+        self._use(order)
         if order.snapshot:
             self._write(order.snapshot)
         for worker, session, clock in order.unblocked:
             self._reply(Op.PARAMETERS, worker, session, clock, order.version)
         for worker, session, clock in order.stop:
             self._reply(Op.STOP, worker, session, clock, order.version)
+        for worker, session, clock in order.cancelled if self.index == 0 else ():
+            self._reply(Op.CANCEL, worker, session, clock, order.version)
 
     def parameters(self) -> npt.NDArray[np.floating[Any]]:
         """Those of this slice as they are now, without a copy."""
         return self.slice.values[: self.slice.num_parameters]
 
-    def _apply(self, order: Order) -> None:
+    def _use(self, order: Order) -> None:
         pushed = []
-        for worker, _ in order.accepted:
-            vector = self.peers[worker].pushed
-            assert vector is not None, "an order uses only gradients that every server holds"
-            pushed.append(vector)
+        for worker, clock, _ in order.shares:
+            gradient = self.peers[worker].pushed
+            assert gradient and gradient[0] == clock, "an order uses only gradients that every server holds"
+            pushed.append(gradient[1])
             self.peers[worker].pushed = None
-        self.slice.apply(pushed, order.learning_rate, [weight for _, weight in order.accepted])
+        weights = [share.weight for share in order.shares]
+        if order.learning_rate is None:
+            self.slice.accumulate(pushed, weights)
+        else:
+            self.slice.apply(pushed, order.learning_rate, weights)
 
     def _reply(self, op: Op, worker: int, session: int, clock: int, version: int) -> None:
         peer = self.peers.get(worker)

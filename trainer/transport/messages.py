@@ -13,12 +13,13 @@ JSON_LIMIT_BYTES = 1 << 20
 
 
 class Op(IntEnum):
-    """JOIN..HEARTBEAT: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
+    """JOIN..GIVE_UP: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
     are answers, and the orders and loads that server 0 sends the other servers. END is answered by END."""
 
     JOIN = 1
     PUSH = 2
     HEARTBEAT = 3
+    GIVE_UP = 4
     HELLO = 10
     HELD = 11
     LOADED = 12
@@ -28,6 +29,7 @@ class Op(IntEnum):
     PARAMETERS = 30
     STOP = 31
     REJOIN = 32
+    CANCEL = 33
     INFO = 34
     LOAD = 40
     ORDER = 41

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from trainer.config import Config, Facts
-from trainer.coordination.coordinator import Measured
+from trainer.coordination.orders import Measured
 from trainer.data.batches import Loader
 from trainer.data.shards import Rows, Shards, load_worker, open_shards
 from trainer.models.build import Built, build
@@ -56,13 +57,15 @@ def _work(config: Config, worker: int, client: ServerClient, loader: Loader, ste
     while turn:
         begun = time.monotonic()
         batch = loader.batch(turn.clock)
-        loss, correct = step(batch, step_seed(config.run.seed, worker, turn.clock))
-        measured = Measured(len(batch.labels), loss, correct, time.monotonic() - begun, loader.read_s)
-        turn = _push(client, turn, measured)
+        outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
+        loss, correct = outcome or (0.0, 0)
+        examples, seconds = len(batch.labels) if outcome else 0, time.monotonic() - begun
+        measured = Measured(examples, loss, correct, seconds, loader.read_s)
+        turn = _push(client, turn, measured, given_up=outcome is None)
 
 
-def _push(client: ServerClient, turn: Turn, measured: Measured) -> Turn | None:
+def _push(client: ServerClient, turn: Turn, measured: Measured, *, given_up: bool) -> Turn | None:
     try:
-        return client.push(turn, measured)
+        return client.give_up(turn, measured) if given_up else client.push(turn, measured)
     except MustRejoin:
         return client.join()

@@ -13,7 +13,7 @@ import zmq
 
 from pipeline.errors import JobError
 from trainer.config import Facts, slice_bounds
-from trainer.coordination.coordinator import Measured
+from trainer.coordination.orders import Measured
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, pack_json, unpack
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
@@ -80,8 +80,40 @@ class ServerClient:
 
     def push(self, turn: Turn, measured: Measured) -> Turn | None:
         """Hand over what lies in ``pushed`` and wait for the next turn; None when the run is over. Raises MustRejoin."""
-        header = Header(
-            Op.PUSH,
+        header = self._header(Op.PUSH, turn, measured)
+        in_memory = replace(header, flags=IN_MEMORY).pack()
+        for index, socket in enumerate(self.sockets):
+            begin, end = self.bounds[index]
+            if self.in_memory[index]:
+                sent = offer(socket, in_memory, b"")
+            else:
+                sent = offer(socket, header.pack(), self.pushed[begin:end].data.cast("B"), copy=False)
+            if not sent:
+                raise MustRejoin
+        return self._wait(None)
+
+    def is_cancelled(self, turn: Turn) -> bool:
+        """Whether server 0 has said that the gradient of this turn comes too late, or that its session is over. Cheap
+        where nothing was said."""
+        while self.sockets[0].poll(0):
+            header = unpack(self.sockets[0].recv_multipart(copy=False)[0].buffer)
+            if header.session == self.session and header.op is Op.REJOIN:
+                self._outdated.set()
+            if header.session == self.session and (header.op is Op.REJOIN or header.clock == turn.clock):
+                return True
+        return False
+
+    def give_up(self, turn: Turn, measured: Measured) -> Turn | None:
+        """Say that the step of this turn was not finished, and wait for the next turn, as ``push`` does."""
+        if self._outdated.is_set() or not offer(
+            self.sockets[0], self._header(Op.GIVE_UP, turn, measured).pack(), b""
+        ):
+            raise MustRejoin
+        return self._wait(None)
+
+    def _header(self, op: Op, turn: Turn, measured: Measured) -> Header:
+        return Header(
+            op,
             0,
             self.worker,
             self.session,
@@ -94,16 +126,6 @@ class ServerClient:
             measured.seconds,
             measured.read_s,
         )
-        in_memory = replace(header, flags=IN_MEMORY).pack()
-        for index, socket in enumerate(self.sockets):
-            begin, end = self.bounds[index]
-            if self.in_memory[index]:
-                sent = offer(socket, in_memory, b"")
-            else:
-                sent = offer(socket, header.pack(), self.pushed[begin:end].data.cast("B"), copy=False)
-            if not sent:
-                raise MustRejoin
-        return self._wait(None)
 
     def close(self) -> None:
         """Free the sockets; nothing more is sent."""
@@ -141,6 +163,8 @@ class ServerClient:
         head, body = self.sockets[index].recv_multipart(copy=False)
         header = unpack(head.buffer)
         if header.session != self.session:
+            return None
+        if header.op is Op.CANCEL:  # of a step that is pushed by now
             return None
         if header.op is Op.REJOIN:
             self.session = max(self.session, header.version)

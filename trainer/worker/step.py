@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -36,9 +39,14 @@ class Step:
         self.gradients = self.pushed if on_host else torch.zeros_like(self.pushed, device=device)
         self.flat.attach(self.values, self.gradients[: self.flat.num_parameters])
 
-    def __call__(self, batch: Batch, dropout_seed: int) -> tuple[float, int]:
+    def __call__(
+        self, batch: Batch, dropout_seed: int, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> tuple[float, int] | None:
         """(mean loss with the L2 term, correct predictions). Leaves gradients and the batch's statistics in ``pushed``.
-        Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay."""
+        Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay.
+
+        A protocol may have the step done in micro-batches, whose gradients are added up. is_cancelled is asked between
+        them; None: it was, so the step was given up."""
         self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
@@ -48,13 +56,27 @@ class Step:
             self._copy(self.pushed, self.gradients)
             return 0.0, 0
         images, labels = batch.images_BCHW.to(self.values.device), batch.labels.to(self.values.device)
-        outputs = self.model(images)
-        loss = self.task.loss(outputs, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total = loss.detach() + self.flat.weight_decay_(self.config.optimiser.weight_decay)
+        parts = min(self.config.protocol.parts_of_a_step(), len(labels))
+        loss, correct = self._gradient(images, labels) if parts == 1 else (torch.zeros(()), torch.zeros(()))
+        for part in range(parts if parts > 1 else 0):
+            if part and is_cancelled():
+                return None
+            span = slice(len(labels) * part // parts, len(labels) * (part + 1) // parts)
+            share = self._gradient(images[span], labels[span], (span.stop - span.start) / len(labels))
+            loss, correct = loss + share[0], correct + share[1]
+        total = loss + self.flat.weight_decay_(self.config.optimiser.weight_decay)
         self.gradients[parameters:] = self.values[parameters:]
         self._copy(self.pushed, self.gradients)
-        return float(total), int(self.task.correct(outputs.detach(), labels))
+        return float(total), int(correct)
+
+    def _gradient(self, images: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> tuple[Any, Any]:
+        """Add the gradient of the mean loss, times a share; returns that loss and the correct predictions."""
+        outputs = self.model(images)
+        loss = self.task.loss(outputs, labels)
+        if share != 1.0:
+            loss = loss * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), self.task.correct(outputs.detach(), labels)
 
     def _seed(self, seed: int) -> None:
         """What torch.manual_seed does for the devices in use; for those that are not it records a stack trace,

@@ -1,0 +1,86 @@
+"""Dynamic stale synchronous parallel: SSP whose bound follows the workers' speeds (Zhao et al. 2019, algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeline.errors import UsageError
+from pipeline.specs import option
+from trainer.protocols.base import NOW, Release, View
+from trainer.protocols.ssp import SSP
+
+
+@dataclass(frozen=True)
+class DSSP(SSP):
+    """A worker that reaches the lower bound and is the fastest is given extra steps: as many as let it end nearest to a
+    push of the slowest worker, which both are predicted from their last two pushes. Nobody starts a step more than
+    ``staleness_upper_bound`` ahead: the paper's algorithm alone can overshoot. Equal bounds are SSP.
+
+    Its memory holds the times of each worker's last two pushes and its extra steps: O(N)."""
+
+    name: ClassVar[str] = "dssp"
+    summary: ClassVar[str] = "like ssp, with a bound between two that follows the workers' speeds"
+
+    staleness_upper_bound: int = option(
+        15, "steps that a worker may be ahead of the slowest at most", metavar="U", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.staleness_upper_bound < self.staleness_bound:
+            raise UsageError(
+                f"--staleness-upper-bound {self.staleness_upper_bound} is below --staleness-bound"
+                f" {self.staleness_bound}, the lower one: give at least so much"
+            )
+
+    def clock_bound(self) -> int:
+        return self.staleness_upper_bound
+
+    def pushed(self, worker: int, view: View) -> None:
+        memory = _memory(view)
+        memory["before"][worker], memory["last"][worker] = memory["last"][worker], view.time
+
+    def release(self, worker: int, view: View) -> Release:
+        extra: list[int] = _memory(view)["extra"]
+        ahead = view.clock(worker) - view.slowest()
+        if extra[worker] and ahead <= self.staleness_upper_bound:
+            extra[worker] -= 1
+            return NOW
+        extra[worker] = 0
+        if ahead <= self.staleness_bound:
+            return NOW
+        if ahead <= self.staleness_upper_bound and view.clock(worker) == view.fastest():
+            extra[worker] = self._extra_steps(worker, view)
+            if extra[worker]:
+                return NOW
+        return Release(slowest=view.clock(worker) - self.staleness_bound)
+
+    def _extra_steps(self, worker: int, view: View) -> int:
+        """How many more steps of this worker end nearest to a push of the slowest one."""
+        slowest = view.slowest_worker()
+        mine, other = _pace(worker, view), _pace(slowest, view) if slowest is not None else None
+        if mine is None or other is None:
+            return 0
+        (last, interval), (slow_last, slow_interval) = mine, other
+        most = self.staleness_upper_bound - self.staleness_bound
+
+        def gap(extra: int) -> float:
+            at = last + extra * interval
+            pushes = round((at - slow_last) / slow_interval) if slow_interval > 0 else 1
+            return abs(at - slow_last - min(max(pushes, 1), most + 1) * slow_interval)
+
+        return min(range(most + 1), key=gap)
+
+
+def _memory(view: View) -> dict[str, Any]:
+    if not view.memory:
+        never = [None] * view.num_workers
+        view.memory.update(last=never[:], before=never[:], extra=[0] * view.num_workers)
+    return view.memory
+
+
+def _pace(worker: int, view: View) -> tuple[float, float] | None:
+    """(time of its last push, seconds since the one before); None before its second push."""
+    last, before = view.memory["last"][worker], view.memory["before"][worker]
+    return None if before is None else (last, last - before)

@@ -1,0 +1,30 @@
+"""k-ASP: an update takes gradients of k different workers, computed at any version (Dutta et al. 2018, K-async SGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.specs import option
+from trainer.protocols.base import NOW, Protocol, Release, View, check_distinct, k_of
+
+
+@dataclass(frozen=True)
+class KASP(Protocol):
+    """A worker whose gradient is in the next update waits for it. The gradients of the others are kept and count later,
+    with staleness. k = 1 is ASP, k = n makes every update one of all workers."""
+
+    name: ClassVar[str] = "k-asp"
+    summary: ClassVar[str] = "an update takes gradients of K workers, fresh or stale"
+    synchronous: ClassVar[bool] = False
+
+    k: int | None = option(None, "gradients an update", metavar="K", least=1, shown="half of the workers")
+
+    def check(self, num_workers: int) -> None:
+        check_distinct(self.k, num_workers)
+
+    def update_size(self, num_workers: int) -> int:
+        return k_of(self.k, num_workers)
+
+    def release(self, worker: int, view: View) -> Release:
+        return Release(version=view.version + 1) if view.contributes(worker) else NOW

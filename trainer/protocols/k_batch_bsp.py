@@ -1,0 +1,38 @@
+"""k-batch-BSP: an update takes the first k gradients at the newest version (Dutta et al. 2018, K-batch-sync SGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pipeline.specs import option
+from trainer.protocols.base import Gradient, Protocol, View, k_of
+
+
+@dataclass(frozen=True)
+class KBatchBSP(Protocol):
+    """A worker that has pushed starts another mini-batch at the same version, so several gradients of a fast one may be
+    in an update. What is still being computed when the update is made is cancelled. Staleness is 0."""
+
+    name: ClassVar[str] = "k-batch-bsp"
+    summary: ClassVar[str] = "an update takes the first K fresh gradients, several of a fast worker"
+    synchronous: ClassVar[bool] = True
+
+    k: int | None = option(None, "gradients an update", metavar="K", least=1, shown="half of the workers")
+    cancel: Literal["push", "preempt"] = option(
+        "push",
+        "how a gradient ends that comes too late for its update: refused when it is pushed, or given up between"
+        " micro-batches",
+    )
+    micro_batches: int = option(
+        4, "of a step under --cancel preempt; BatchNorm's statistics are those of a micro-batch", metavar="J", least=2
+    )
+
+    def update_size(self, num_workers: int) -> int:
+        return k_of(self.k, num_workers)
+
+    def parts_of_a_step(self) -> int:
+        return self.micro_batches if self.cancel == "preempt" else 1
+
+    def admit(self, gradient: Gradient, view: View) -> bool:
+        return gradient.version == view.version

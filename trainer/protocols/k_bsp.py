@@ -1,0 +1,24 @@
+"""k-BSP: an update takes the gradients of the k fastest workers (Dutta et al. 2018, K-sync SGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainer.protocols.base import NOW, Release, View, check_distinct
+from trainer.protocols.k_batch_bsp import KBatchBSP
+
+
+@dataclass(frozen=True)
+class KBSP(KBatchBSP):
+    """A worker whose gradient is in the next update waits for it; the steps of the n - k others are cancelled.
+    Staleness is 0. k = n is BSP, but for the order in which gradients are summed."""
+
+    name: ClassVar[str] = "k-bsp"
+    summary: ClassVar[str] = "an update takes the gradients of the K fastest workers"
+
+    def check(self, num_workers: int) -> None:
+        check_distinct(self.k, num_workers)
+
+    def release(self, worker: int, view: View) -> Release:
+        return Release(version=view.version + 1) if view.contributes(worker) else NOW

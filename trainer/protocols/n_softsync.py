@@ -1,0 +1,37 @@
+"""n-softsync: an update takes floor(n/m) gradients, each divided by its staleness (Zhang et al. 2016, equations 5 and 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.errors import UsageError
+from pipeline.specs import option
+from trainer.protocols.base import Protocol
+
+
+@dataclass(frozen=True)
+class NSoftsync(Protocol):
+    """w -= (a/c) * sum of g / max(staleness, 1) over c = floor(n/m) gradients of any workers; nobody waits. On equally fast
+    workers the mean staleness is about m. The rate a is not divided by n here: the division by staleness does that."""
+
+    name: ClassVar[str] = "n-softsync"
+    summary: ClassVar[str] = "an update takes N/M gradients, each divided by its staleness"
+    synchronous: ClassVar[bool] = False
+
+    softsync: int = option(1, "an update takes floor(workers / M) gradients", metavar="M", least=1)
+    divide_by_staleness: bool = option(True, "divide each gradient by its staleness")
+
+    def check(self, num_workers: int) -> None:
+        if self.softsync > num_workers:
+            raise UsageError(
+                f"--softsync {self.softsync} splits {num_workers} workers: give at most {num_workers}, which is one"
+                " gradient an update"
+            )
+
+    def update_size(self, num_workers: int) -> int:
+        return max(1, num_workers // self.softsync)
+
+    def weight(self, staleness: int, num_workers: int) -> float:
+        share = num_workers / self.update_size(num_workers)
+        return share / max(staleness, 1) if self.divide_by_staleness else share
