@@ -62,6 +62,9 @@ class Coordinator:
         self.ledger = Ledger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)
+        self._room = budget.room(self.size)  # gradients that the next update takes
+        # Whether gradients are summed together once an update has all of them, because their weights depend on each other.
+        self._holds = by_examples and protocol.in_worker_order
         self.records: list[Record] = []
         self.sequence = 0
         self.started = self.finished = False
@@ -204,8 +207,8 @@ class Coordinator:
 
     def _sum(self) -> list[Entry]:
         """The gradients that go into the sum now; their workers are done with them."""
-        room = self.budget.room(self.size) - len(self.ledger.summed)
-        if self._must_hold() and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
+        room = self._room - len(self.ledger.summed)
+        if self._holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
             return []
         taken: list[Entry] = []
         while len(taken) < room and (entry := self.ledger.take(self._is_finished)):
@@ -219,16 +222,12 @@ class Coordinator:
             self._done_with(member)
         return taken
 
-    def _must_hold(self) -> bool:
-        """Whether gradients are summed together once an update has all of them: their weights depend on each other."""
-        return self.by_examples and self.protocol.in_worker_order
-
     def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
         """The gradients that are added to the sum now, with their factors."""
         version, weight, n = self.version, self.protocol.weight, self.num_workers
         examples = [1.0] * len(entries)
         if self.by_examples and self.size > 1:
-            mean = _mean_examples(entries) if self._must_hold() else 1.0
+            mean = _mean_examples(entries) if self._holds else 1.0
             examples = [measured.examples / mean for _, measured in entries]
         return tuple(
             Share(worker, clock, weight(version - pulled, n) * count)
@@ -238,7 +237,7 @@ class Coordinator:
     def _correction(self) -> float:
         """The factor of a whole sum: what its gradients' factors lack, where they were summed before the mean number of
         examples was known."""
-        if not self.by_examples or self.size == 1 or self._must_hold():
+        if not self.by_examples or self.size == 1 or self._holds:
             return 1.0
         return 1.0 / _mean_examples(self.ledger.summed)
 
@@ -246,14 +245,15 @@ class Coordinator:
         """Whether the next update has its gradients, or nobody is left who could push one for it."""
         if self.finished:
             return False
-        return len(self.ledger.summed) >= self.budget.room(self.size) or (
-            not self.ledger.waiting and self.membership.all_wait_for_an_update()
-        )
+        if len(self.ledger.summed) >= self._room:
+            return True
+        return not self.ledger.waiting and self.membership.all_wait_for_an_update()
 
     def _update(self) -> int | None:
         """Count an update; returns the number of the epoch that it completes, if any."""
         version, entries = self.version + 1, self.ledger.close()
         boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
+        self._room = self.budget.room(self.size)
         for entry in entries:
             self.records.append(self._record(entry, version, accepted=True))
             member = self.members[entry[0].worker]
