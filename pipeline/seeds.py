@@ -20,6 +20,8 @@ class Purpose(IntEnum):
     DROPOUT = 3  # of the step at clock ``number``
     SAMPLING = 4  # which rows are in the mini-batch at clock ``number``, under Bernoulli sampling
     TRAIN_SAMPLE = 5  # the training rows that a model is evaluated on
+    STEP_TIME = 6  # the seconds of the virtual step at clock ``number``
+    TOY = 7  # the noise of a toy gradient at clock ``number``
 
 
 def sequence(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.SeedSequence:

@@ -1,10 +1,13 @@
 """``make bench-trainer``: what the trainer costs beside the least that anything could cost, in the same run.
 
-    python -m tests.bench_trainer [--quick] [--part transport|throughput|memory] [--model NAME] [--shards DIR]
+    python -m tests.bench_trainer [--quick] [--part transport|throughput|memory|coordinator|virtual] [--model NAME]
+                                  [--shards DIR]
 
 transport   CPU time of a push-pull round trip by sockets and by shared memory, beside raw TCP, torch RPC and a lock
 throughput  images a second of training with N workers, beside one plain torch process on the same cores
 memory      what all processes of a run hold, shared pages counted once, beside Pythons that import torch
+coordinator its CPU time an event, by protocol, for 16 to 10,000 workers
+virtual     images a second of a run in virtual time, beside a plain torch loop; 10,000 virtual workers
 
 Without --shards the project's sample is generated and dealt out round robin for every number of workers; a set that is
 given is measured with the workers it has. Contenders alternate, and medians of ratios are printed: on a noisy machine
@@ -21,10 +24,10 @@ from pathlib import Path
 
 import psutil
 
-from tests import bench_memory, bench_throughput, bench_transport
+from tests import bench_coordination, bench_memory, bench_throughput, bench_transport
 from trainer.plan import usable_cores
 
-PARTS = ("transport", "throughput", "memory")
+PARTS = ("transport", "throughput", "memory", "coordinator", "virtual")
 WORKERS = (1, 2, 4, 12)
 MODELS = ("resnet20", "cnn")
 COPIED = 1 << 24  # numbers in the copy that gives memcpy's rate: 64 MiB, larger than a cache
@@ -46,6 +49,10 @@ def main(argv: list[str] | None = None) -> None:
             bench_throughput.run(sets, workers, models, repeat, steps, _copy_gb_s())
         if "memory" in parts:
             bench_memory.run(sets(workers[-1]), MODELS[0], workers[-1], bench_throughput.BATCH)
+        if "coordinator" in parts:
+            bench_coordination.coordinator_alone(*(((16, 140), 1000) if args.quick else ()))
+        if "virtual" in parts:
+            bench_coordination.virtual_time(sets(workers[-1]), 12 * steps, repeat, large=not args.quick)
 
 
 def flags() -> argparse.ArgumentParser:

@@ -15,7 +15,6 @@ from tests.trainer_sets import make_sets
 from trainer.runlog.result import read_result
 
 MINE = '''
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from pipeline.specs import option
 from trainer.models import MODELS
 from trainer.models.base import ModelSpec
 from trainer.protocols import PROTOCOLS
-from trainer.protocols.base import Gradient, Protocol, View
+from trainer.protocols.base import Protocol
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Pairs(Protocol):
     synchronous: ClassVar[bool] = False
     pair_size: int = option(1, "gradients in an update", metavar="P", least=1)
 
-    def take(self, view: View) -> Sequence[Gradient]:
-        return view.waiting[: self.pair_size] if len(view.waiting) >= self.pair_size else ()
+    def update_size(self, num_workers: int) -> int:
+        return self.pair_size
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1
 LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", "addresses", "token_file")
 
 
-def flags() -> Parser:
+def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
     """The parser; a new protocol, model or parameter needs no line here."""
-    parser = command_line.parser(PROG, DESCRIPTION, EPILOG)
+    parser = command_line.parser(prog, description, epilog)
     add_flags(parser.add_argument_group("data"), Data)
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -68,7 +68,7 @@ def _add_run(parser: Parser) -> None:
 def config_of(args: argparse.Namespace) -> Config:
     """Its paths are absolute, so that it means the same in every process. Raises UsageError."""
     data, run = from_flags(Data, args), from_flags(RunSpec, args)
-    is_local = split_uri(data.shards)[0] in ("", "file")
+    is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
         data=replace(data, shards=Store().resolve(data.shards)) if is_local else data,
         run=replace(run, output=str(resolve_output(run.output))),

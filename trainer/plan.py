@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import aligned
 from trainer.config import Config, Facts
-from trainer.coordination.schedules import INVERSE_SQRT, RECIPES
+from trainer.coordination.schedules import INVERSE_SQRT, RECIPES, learning_rate
 
 FLOAT_BYTES = 4
 
@@ -18,9 +18,9 @@ class Plan:
     """batch_size: the global mini-batch B that was asked for; effective_batch: what the workers' shares add up to.
 
     learning_rate: the single-process rate a; worker_rate: that of a fresh gradient in an update of ``update_size``
-    gradients, a/n but for n-softsync. updates: without those that stop="local" may add. drops: the epochs of this run at which ``recipe`` lets it
-    fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push, summed over
-    servers; the answer has as many."""
+    gradients, a/n but for n-softsync. updates: without those that stop="local" may add. drops: the epochs of this run at
+    which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push,
+    summed over servers; the answer has as many."""
 
     model: str
     protocol: str
@@ -97,6 +97,13 @@ def check_shares(config: Config, num_workers: int) -> None:
             f" give at least {num_workers}, one example each"
         )
     config.protocol.check(num_workers)
+
+
+def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
+    """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
+    mini_batches = epoch * config.steps_per_epoch(facts.rows)
+    optimiser = config.optimiser
+    return learning_rate(optimiser.recipe, optimiser.learning_rate, epoch, mini_batches) / facts.num_workers
 
 
 def usable_cores() -> int:

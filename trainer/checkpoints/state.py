@@ -13,8 +13,9 @@ EVALUATED = "evaluated"
 
 @dataclass(frozen=True)
 class State:
-    """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks:
-    gradients by worker that were applied or refused; memory: the protocol's; seconds: of training so far; num_parameters P and num_buffers Q make up the vector."""
+    """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks: by
+    worker, its gradients that were applied or refused; memory: the protocol's; seconds: of training so far; num_parameters
+    P and num_buffers Q make up the vector."""
 
     version: int
     accepted: int

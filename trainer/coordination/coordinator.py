@@ -17,6 +17,7 @@ from trainer.coordination.clocks import Clocks
 from trainer.coordination.ledger import Entry, Ledger
 from trainer.coordination.membership import Member, Membership, Phase
 from trainer.coordination.orders import Measured, Order, Record, Reply, Share
+from trainer.coordination.weights import Weights
 from trainer.protocols.base import Gradient, Protocol, Release
 
 
@@ -39,9 +40,8 @@ class RunView:
 
 
 class Coordinator:
-    """rate(epoch) is the whole factor of a summed gradient (a/n). by_examples: an update of several gradients weighs each
-    by its number of examples, so that it is the mean over all of them. epoch_snapshots: a checkpoint is written at the
-    end of every epoch. seconds: of training before this start; a protocol's time goes on from there."""
+    """rate(epoch) is the whole factor of a summed gradient (a/n). by_examples: see Weights. epoch_snapshots: a checkpoint is
+    written at the end of every epoch. seconds: of training before this start; a protocol's time goes on from there."""
 
     def __init__(
         self,
@@ -56,15 +56,14 @@ class Coordinator:
         seconds: float = 0.0,
     ) -> None:
         self.protocol, self.budget, self.rate, self.num_servers = protocol, budget, rate, num_servers
-        self.start_wait_s, self.by_examples, self.epoch_snapshots = start_wait_s, by_examples, epoch_snapshots
+        self.start_wait_s, self.epoch_snapshots = start_wait_s, epoch_snapshots
         self.membership = Membership(budget.position.clocks, budget.num_workers)
         self.members = self.membership.members
         self.ledger = Ledger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)
         self._room = budget.room(self.size)  # gradients that the next update takes
-        # Whether gradients are summed together once an update has all of them, because their weights depend on each other.
-        self._holds = by_examples and protocol.in_worker_order
+        self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples)
         self.records: list[Record] = []
         self.sequence = 0
         self.started = self.finished = False
@@ -183,7 +182,7 @@ class Coordinator:
         rate = boundary = None
         cancelled: tuple[Reply, ...] = ()
         if self.ledger.summed and self._is_complete():
-            rate = self.rate(self.budget.epoch) * self._correction()
+            rate = self.rate(self.budget.epoch) * self.weights.correction(self.ledger.examples())
             boundary = self._update()
             cancelled = self._cancelled()
         if self.budget.is_spent() and not self.finished:
@@ -208,7 +207,7 @@ class Coordinator:
     def _sum(self) -> list[Entry]:
         """The gradients that go into the sum now; their workers are done with them."""
         room = self._room - len(self.ledger.summed)
-        if self._holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
+        if self.weights.holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
             return []
         taken: list[Entry] = []
         while len(taken) < room and (entry := self.ledger.take(self._is_finished)):
@@ -224,22 +223,13 @@ class Coordinator:
 
     def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
         """The gradients that are added to the sum now, with their factors."""
-        version, weight, n = self.version, self.protocol.weight, self.num_workers
-        examples = [1.0] * len(entries)
-        if self.by_examples and self.size > 1:
-            mean = _mean_examples(entries) if self._holds else 1.0
-            examples = [measured.examples / mean for _, measured in entries]
-        return tuple(
-            Share(worker, clock, weight(version - pulled, n) * count)
-            for ((worker, clock, pulled), _), count in zip(entries, examples, strict=True)
+        version = self.version
+        factors = self.weights.of(
+            [version - gradient.version for gradient, _ in entries], [measured.examples for _, measured in entries]
         )
-
-    def _correction(self) -> float:
-        """The factor of a whole sum: what its gradients' factors lack, where they were summed before the mean number of
-        examples was known."""
-        if not self.by_examples or self.size == 1 or self._holds:
-            return 1.0
-        return 1.0 / _mean_examples(self.ledger.summed)
+        return tuple(
+            Share(worker, clock, factor) for ((worker, clock, _), _), factor in zip(entries, factors, strict=True)
+        )
 
     def _is_complete(self) -> bool:
         """Whether the next update has its gradients, or nobody is left who could push one for it."""
@@ -385,10 +375,6 @@ class Coordinator:
             if member.phase is Phase.READY:
                 self.membership.wait_for_version(member, False)
                 self._queues.ready.append((member.index, member.ticket))
-
-
-def _mean_examples(entries: list[Entry]) -> float:
-    return max(1, sum(measured.examples for _, measured in entries)) / len(entries)
 
 
 class _Queues:

@@ -49,6 +49,10 @@ class Ledger:
         self.summed.append(entry)
         self._contributors[entry[0].worker] += 1
 
+    def examples(self) -> list[int]:
+        """Of the gradients in the sum, in their order."""
+        return [measured.examples for _, measured in self.summed]
+
     def contributes(self, worker: int) -> bool:
         return worker in self._contributors
 

@@ -5,8 +5,9 @@ So a resumed run needs no state but the clock, and workers of one run never shar
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ class Batch(NamedTuple):
     labels: torch.Tensor
 
 
-@lru_cache(maxsize=2)  # the pass that ends in a mini-batch and the one that begins
 def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
     """The order of a worker's rows in pass ``turn`` over its shard: int64 [rows], read-only."""
     order = generator(seed, Purpose.ORDER, worker, turn).permutation(rows)
@@ -35,14 +35,18 @@ def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
     return order
 
 
-def indices(rows: int, batch: int, clock: int, seed: int, worker: int) -> Ints:
+def indices(
+    rows: int, batch: int, clock: int, seed: int, worker: int, order: Callable[[int], Ints] | None = None
+) -> Ints:
     """Which rows the mini-batch at a clock holds: int64 [batch], places clock*batch onwards in the endless sequence of
     passes. A pass that ends inside a mini-batch is continued by the next, so no row waits for another pass.
 
-    O(batch), and O(rows) for the first mini-batch of a pass, whatever the clock."""
+    order: of the rows in a pass, ``permutation`` where it is not given. O(batch), and O(rows) for the first mini-batch of
+    a pass, whatever the clock."""
     start, stop = clock * batch, (clock + 1) * batch
     turns = range(start // rows, (stop - 1) // rows + 1)
-    parts = [permutation(rows, seed, worker, t)[max(0, start - t * rows) : stop - t * rows] for t in turns]
+    order = order or partial(permutation, rows, seed, worker)
+    parts = [order(turn)[max(0, start - turn * rows) : stop - turn * rows] for turn in turns]
     return np.concatenate(parts)
 
 
@@ -83,6 +87,8 @@ class Loader:
         self.augment = augment and rows.images_NCHW.dtype == np.uint8
         self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
         self._ahead: dict[int, Future[tuple[Batch, float]]] = {}
+        # The pass that ends in a mini-batch and the one that begins.
+        self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
         self.read_s = 0.0  # that the thread spent on the latest mini-batch
 
     def prepare(self, clock: int) -> Batch:
@@ -99,7 +105,7 @@ class Loader:
 
     def _chosen(self, clock: int) -> Ints | slice:
         if self.fraction is None:
-            return indices(len(self.rows), self.batch_size, clock, self.seed, self.worker)
+            return indices(len(self.rows), self.batch_size, clock, self.seed, self.worker, self._order)
         return bernoulli(len(self.rows), self.fraction, clock, self.seed, self.worker)
 
     def batch(self, clock: int) -> Batch:

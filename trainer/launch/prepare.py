@@ -26,7 +26,7 @@ def main(config: Config, write: bool, answer: Connection) -> None:
     flat = FlatModel(build(config.model, shards.inputs, config.run.seed).model)
     facts = Facts(shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     if write:
-        _first_checkpoint(config, facts, flat.read())
+        first_checkpoint(config, facts, flat.read())
     answer.send_bytes(_facts(facts))
 
 
@@ -38,7 +38,8 @@ def _facts(facts: Facts) -> bytes:
     return pack_json(asdict(facts))
 
 
-def _first_checkpoint(config: Config, facts: Facts, values: Any) -> None:
+def first_checkpoint(config: Config, facts: Facts, values: Any) -> None:
+    """Make a first checkpoint of a model's values [P + Q] where there is none; one of an end becomes a beginning."""
     root = Path(config.run.output) / CHECKPOINTS
     version = newest(root, verify=True)
     if version is not None:

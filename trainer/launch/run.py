@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
-from pipeline.atomic import write_durably
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.checkpoints.read import newest
 from trainer.config import Config, Facts
+from trainer.launch.ends import conclude, log_start
 from trainer.launch.processes import Child, context
 from trainer.launch.supervisor import LEADER, Interrupted, Supervisor
 from trainer.options import Options
 from trainer.plan import describe, plan
-from trainer.report.terminal import ending
-from trainer.run_files import CHECKPOINTS, LOGS, METRICS, PUSHES, RESULT
-from trainer.runlog.events import log_event
-from trainer.runlog.read import read_events, read_pushes
-from trainer.runlog.result import Result, summarise
+from trainer.run_files import LOGS
+from trainer.runlog.result import Result
 from trainer.runlog.run_folder import locked
 from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import Secret, check_addresses, local_addresses
@@ -44,7 +37,7 @@ def run(config: Config, options: Options) -> Result | None:
         with _signals(supervisor):
             try:
                 if leads:
-                    _log_start(config, facts)
+                    log_start(config, facts)
                 supervisor.run()
                 cause = "finished"
             except Interrupted:
@@ -53,7 +46,7 @@ def run(config: Config, options: Options) -> Result | None:
             finally:
                 supervisor.close()
                 with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
-                    result = _conclude(config, options, supervisor.control.status, cause) if leads else None
+                    result = conclude(config, options, supervisor.control.status, cause) if leads else None
     return result
 
 
@@ -105,36 +98,3 @@ def _signals(supervisor: Supervisor) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _log_start(config: Config, facts: Facts) -> None:
-    from dataclasses import asdict
-    from importlib.metadata import version
-
-    versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
-    resumed = newest(Path(config.run.output) / CHECKPOINTS)
-    log_event(
-        Path(config.run.output),
-        "start",
-        config=config.to_json(),
-        plan=asdict(plan(config, facts)),
-        versions=versions,
-        resumed_from=resumed or None,
-    )
-
-
-def _conclude(config: Config, options: Options, status: dict[str, Any], cause: str) -> Result:
-    """result.json, the report and a few lines; for a run that was cut short, too."""
-    output = Path(config.run.output)
-    seconds = status.get("seconds", 0.0)
-    log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
-    result = summarise(read_events(output / METRICS), read_pushes(output / PUSHES))
-    write_durably(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
-    report = None
-    if options.report:
-        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
-
-        report = write_report(output)
-    if not options.silent:
-        print(ending(result, output, report), flush=True)
-    return Result(output=output, **result)

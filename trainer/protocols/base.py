@@ -113,4 +113,6 @@ def k_of(k: int | None, num_workers: int) -> int:
 def check_distinct(k: int | None, num_workers: int) -> None:
     """Raises UsageError where an update would need more different workers than there are."""
     if k_of(k, num_workers) > num_workers:
-        raise UsageError(f"--k {k} asks for gradients of {k} workers, and there are {num_workers}: give at most so many")
+        raise UsageError(
+            f"--k {k} asks for gradients of {k} workers, and there are {num_workers}: give at most so many"
+        )

@@ -97,7 +97,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         drawn |= draw_staleness(accepted, num_workers)
     page: str = template("trainer.report", "report.html").render(
         title=title(summary, num_workers),
-        begun=f"{datetime.fromtimestamp(events[0]['time'], UTC):%Y-%m-%d %H:%M} UTC",
+        begun=_begun(events[0], start),
         findings=findings(events, live, summary),
         headline=headline(summary),
         figures=drawn,
@@ -107,10 +107,16 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         incidents=[describe_incident(incident) for incident in happened],
         max_table=MANY,
         plan={key: compact(value) for key, value in (start["plan"] or {}).items()},
-        config=flags_of(start["config"]),
+        config=flags_of(start["config"]) | (start.get("simulated") or {}),
         versions=start["versions"] or {},
     )
     return page
+
+
+def _begun(first: Event, start: Event) -> str:
+    if start.get("simulated") is not None:
+        return "In virtual time: all seconds are those of simulated machines."
+    return f"Begun {datetime.fromtimestamp(first['time'], UTC):%Y-%m-%d %H:%M} UTC."
 
 
 def write_report(output: Path) -> Path:

@@ -29,9 +29,10 @@ def percent(share: float | None) -> str:
 def ending(result: Mapping[str, Any], output: Path, report: Path | None) -> str:
     """What a person is told on the terminal when a run ends."""
     restarts = ", ".join(f"{role} {count}" for role, count in result["restarts"].items() if count)
+    virtual = " of virtual time" if result.get("simulated") is not None else ""
     accuracy = f"{percent(result['final_accuracy'])}, best {percent(result['best_accuracy'])}"
     rows = [
-        (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}"),
+        (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}{virtual}"),
         ("accuracy", accuracy if result["final_accuracy"] is not None else "not evaluated"),
         ("images/s", number(result["images_per_second"], ",.0f")),
         ("staleness", f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0}"),

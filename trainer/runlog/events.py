@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ def _append(path: Path, data: str) -> None:
         os.close(descriptor)
 
 
+# Seconds since 1970 for the events that are logged. A simulation has its own.
+CLOCK: ContextVar[Callable[[], float]] = ContextVar("CLOCK", default=time.time)
+
+
 def log_event(root: Path, event: str, **values: Any) -> None:
     """Append an event; ``time`` (seconds since 1970) is added. Numbers that JSON lacks become null."""
-    line = {"event": event, "time": round(time.time(), 3)} | {key: _plain(value) for key, value in values.items()}
+    line = {"event": event, "time": round(CLOCK.get()(), 3)} | {key: _plain(value) for key, value in values.items()}
     append(root / METRICS, json.dumps(line, allow_nan=False) + "\n")
 
 

@@ -48,6 +48,7 @@ class Result:
     rejected: int  # gradients
     restarts: dict[str, int]  # by role
     rollbacks: int
+    simulated: dict[str, Any] | None = None  # of a run in virtual time: what stands for its machines
 
     def events(self) -> list[Event]:
         """The run's events as they came, without what roll-backs took away."""
@@ -93,6 +94,7 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
         "rejected": len(pushes) - len(accepted),
         "restarts": _restarts(events),
         "rollbacks": sum(event["event"] == "rollback" for event in events),
+        "simulated": _last(live, "start").get("simulated"),
     }
 
 

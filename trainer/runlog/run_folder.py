@@ -47,12 +47,14 @@ class Start(Enum):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What config.json holds: the configuration, and of the shards their numbers and a digest of their content."""
+    """What config.json holds: the configuration, of the shards their numbers and a digest of their content, and of a run in
+    virtual time what stands for its machines."""
 
     config: Config
     num_workers: int
     rows: int
     shards: str
+    simulated: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, config: Config, shards: Shards) -> RunRecord:
@@ -66,17 +68,20 @@ class RunRecord:
     def essentials(self) -> dict[str, Any]:
         """What a run cannot change on its way, by name; the shards first, because they decide on the workers."""
         about = {"worker count": self.num_workers, "shard digest": self.shards}
-        return about | self.config.essentials()
+        virtual = {"virtual machines": self.simulated} if self.simulated is not None else {}
+        return about | virtual | self.config.essentials()
 
     def to_json(self) -> dict[str, Any]:
         about = {"num_workers": self.num_workers, "rows": self.rows, "digest": self.shards}
-        return {"config": self.config.to_json(), "shards": about}
+        virtual = {"simulated": self.simulated} if self.simulated is not None else {}
+        return {"config": self.config.to_json(), "shards": about} | virtual
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunRecord:
         """Raises KeyError or TypeError for what is not a run of this version."""
         about = values["shards"]
-        return cls(Config.from_json(values["config"]), about["num_workers"], about["rows"], about["digest"])
+        config = Config.from_json(values["config"])
+        return cls(config, about["num_workers"], about["rows"], about["digest"], values.get("simulated"))
 
 
 def digest(shards: Shards) -> str:
@@ -158,9 +163,9 @@ def decide(output: Path, saved: RunRecord | None, requested: RunRecord, *, is_fi
 
 def _refuse_other(output: Path, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
     before, now = saved.essentials(), requested.essentials()
-    for name in now:
-        if before.get(name) != now[name]:
-            other = f"{name} {before.get(name)}, not {now[name]}"
+    for name in now | before:
+        if before.get(name) != now.get(name):
+            other = f"{name} {before.get(name)}, not {now.get(name)}"
             what = "--resume cannot change it: " if resume else ""
             raise UsageError(f"{output} holds a run with {other}; {what}choose another --output, or --overwrite")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from pipeline.errors import JobError
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_state, whole
 from trainer.config import Config, Facts
-from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.budget import Budget, Position
+from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.orders import Measured, Order
-from trainer.coordination.schedules import learning_rate
+from trainer.plan import worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
@@ -46,7 +47,8 @@ class Training:
 
 class Leader:
     """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated.
-    read: the parameters that this server holds."""
+    read: the parameters that this server holds; microseconds: a clock that has grown since any earlier start, for the
+    numbers of generations."""
 
     def __init__(
         self,
@@ -56,10 +58,11 @@ class Leader:
         send_order: Callable[[Sequence[Follower], Order], None],
         send_load: Callable[[Sequence[Follower], int, int], None],
         read: Read,
+        microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.config, self.facts, self.root = config, facts, root
         self.checkpoints = root / CHECKPOINTS
-        self.send_order, self.send_load, self.read = send_order, send_load, read
+        self.send_order, self.send_load, self.read, self.microseconds = send_order, send_load, read, microseconds
         self.followers: dict[int, Follower] = {}
         self.generation = self.version = 0
         self.training: Training | None = None  # while not all servers have loaded one generation
@@ -91,7 +94,7 @@ class Leader:
         discard_after(self.checkpoints, version)
         stored = read_state(self.checkpoints, version).generation
         # The clock, since a server 0 that died may have been at a generation that no checkpoint tells of.
-        self.generation = max(self.generation + 1, stored + 1, time.time_ns() // 1000)
+        self.generation = max(self.generation + 1, stored + 1, self.microseconds())
         self.version = version
         self.send_load(list(self.followers.values()), self.generation, version)
 
@@ -115,7 +118,7 @@ class Leader:
         coordinator = Coordinator(
             config.protocol,
             budget,
-            rate=self._rate,
+            rate=partial(worker_rate, config, facts),
             num_servers=config.processes.servers,
             start_wait_s=config.processes.start_wait_s,
             by_examples=config.data.sampling == "bernoulli",
@@ -167,10 +170,15 @@ class Leader:
 
     def tick(self, now: float) -> None:
         """What is due by the clock: silent workers, checkpoints, log lines."""
+        if self.training:
+            self.training.coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
+            self.keep(now)
+
+    def keep(self, now: float) -> None:
+        """Write the checkpoints and log lines that are due by the clock."""
         if not self.training:
             return
         coordinator = self.training.coordinator
-        coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
         unfinished = coordinator.finished and not self._final_is_whole(coordinator)
         if now - self._snapshot_at >= (RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s):
             coordinator.request_snapshot()
@@ -206,18 +214,13 @@ class Leader:
             order = decided._replace(snapshot=snapshot)
             self.send_order(list(self.followers.values()), order)
             journal.note(snapshot["epoch_boundary"] if snapshot else None, now)
-            if order.learning_rate is not None and training.convergence.is_reached(coordinator.budget.position.accepted):
+            if order.learning_rate is not None and training.convergence.is_reached(
+                coordinator.budget.position.accepted
+            ):
                 self._converged(training, now)
             if snapshot:
                 journal.write_pushes()  # what a checkpoint counts is logged with it
                 prune(self.checkpoints)
-
-    def _rate(self, epoch: float) -> float:
-        mini_batches = epoch * self.config.steps_per_epoch(self.facts.rows)
-        return (
-            learning_rate(self.config.optimiser.recipe, self.config.optimiser.learning_rate, epoch, mini_batches)
-            / self.facts.num_workers
-        )
 
     def _converged(self, training: Training, now: float) -> None:
         training.coordinator.converge()

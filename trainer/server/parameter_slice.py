@@ -54,7 +54,7 @@ class ParameterSlice:
         """One update of all protocols: u = rate * sum of weighted gradients, m = coefficient*m + u, w -= m.
 
         pushed: the gradients that come last, as in ``accumulate``. Where they are all, one pass over memory does it,
-        whatever their number; the result is the same bit for bit, but for a single one whose weight is not 1."""
+        whatever their number; the result is the same bit for bit."""
         if self._is_begun:
             self.accumulate(pushed, weights)
             assert self._sum is not None
@@ -89,9 +89,9 @@ class ParameterSlice:
 
 
 def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float) -> Vector:
-    """rate * sum of weighted vectors; a single one, which is every update of asp and ssp, in one pass."""
-    if len(vectors) == 1:
-        return vectors[0] * (rate * weights[0])
+    """rate * sum of weighted vectors; a single one of weight 1, which is every update of asp and ssp, in one pass."""
+    if len(vectors) == 1 and weights[0] == 1:
+        return vectors[0] * rate
     total = np.empty_like(vectors[0])
     _add(total, vectors, weights, begun=False)
     total *= rate

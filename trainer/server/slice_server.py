@@ -116,7 +116,8 @@ class SliceServer:
         pushed = []
         for worker, clock, _ in order.shares:
             gradient = self.peers[worker].pushed
-            assert gradient and gradient[0] == clock, "an order uses only gradients that every server holds"
+            assert gradient, "an order uses only gradients that every server holds"
+            assert gradient[0] == clock, "an order names the gradient that this server holds"
             pushed.append(gradient[1])
             self.peers[worker].pushed = None
         weights = [share.weight for share in order.shares]

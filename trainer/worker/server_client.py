@@ -105,9 +105,7 @@ class ServerClient:
 
     def give_up(self, turn: Turn, measured: Measured) -> Turn | None:
         """Say that the step of this turn was not finished, and wait for the next turn, as ``push`` does."""
-        if self._outdated.is_set() or not offer(
-            self.sockets[0], self._header(Op.GIVE_UP, turn, measured).pack(), b""
-        ):
+        if self._outdated.is_set() or not offer(self.sockets[0], self._header(Op.GIVE_UP, turn, measured).pack(), b""):
             raise MustRejoin
         return self._wait(None)
 

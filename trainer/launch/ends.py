@@ -1,0 +1,53 @@
+"""How a run's log begins and ends: its first event, and its last with result.json and the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipeline.atomic import write_durably
+from trainer.checkpoints.read import newest
+from trainer.config import Config, Facts
+from trainer.options import Options
+from trainer.plan import plan
+from trainer.report.terminal import ending
+from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, RESULT
+from trainer.runlog.events import log_event
+from trainer.runlog.read import read_events, read_pushes
+from trainer.runlog.result import Result, summarise
+
+
+def log_start(config: Config, facts: Facts, simulated: dict[str, Any] | None = None) -> None:
+    """simulated: of a run in virtual time, what stands for its machines."""
+    versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
+    resumed = newest(Path(config.run.output) / CHECKPOINTS)
+    log_event(
+        Path(config.run.output),
+        "start",
+        config=config.to_json(),
+        plan=asdict(plan(config, facts)),
+        versions=versions,
+        resumed_from=resumed or None,
+        **({"simulated": simulated} if simulated is not None else {}),
+    )
+
+
+def conclude(config: Config, options: Options, status: dict[str, Any], cause: str) -> Result:
+    """result.json, the report and a few lines; for a run that was cut short, too."""
+    output = Path(config.run.output)
+    seconds = status.get("seconds", 0.0)
+    log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
+    result = summarise(read_events(output / METRICS), read_pushes(output / PUSHES))
+    write_durably(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    report = None
+    if options.report:
+        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
+
+        report = write_report(output)
+    if not options.silent:
+        print(ending(result, output, report), flush=True)
+    return Result(output=output, **result)

@@ -1,0 +1,85 @@
+"""``python -m trainer.simulate``: a training run in virtual time, a real run replayed, or protocols compared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import command_line
+from pipeline.command_line import Parser
+from pipeline.errors import UsageError
+from pipeline.specs import add_flags, from_flags
+from trainer.config import Config
+from trainer.flags import config_of, flags, options_of
+from trainer.simulation.options import Simulated
+from trainer.simulation.run import simulate
+
+__all__ = ["Simulated", "simulate"]
+
+PROG = "python -m trainer.simulate"
+DESCRIPTION = "Train in virtual time, in one process: what would N workers do, and what would become of the model?"
+EPILOG = """\
+example: python -m trainer.simulate --shards build/shards --model cnn --protocol ssp --profile one-slow:4 --epochs 2 \\
+           --batch-size 120 --learning-rate 0.01 --output build/virtual
+         python -m trainer.simulate --compute quadratic --workers 1000 --batch-size 1000 --steps 50 --output build/toy \\
+           --compare asp,bsp,ssp:3,k-batch-asp:100 --profile lognormal:0.5
+
+It takes the trainer's flags; those of processes that only real ones have (--device, --same-host, ...) have no effect. The
+run's folder and report are those of a real run, in virtual seconds."""
+
+
+def parser() -> Parser:
+    """The trainer's flags, and those of virtual time."""
+    made = flags(PROG, DESCRIPTION, EPILOG)
+    for action in made._actions:
+        if action.dest in ("shards", "output"):  # a toy needs no shards, a replay no folder
+            action.required, action.default = False, ""
+    group = made.add_argument_group("virtual time")
+    add_flags(group, Simulated)
+    group.add_argument(
+        "--replay",
+        type=Path,
+        metavar="RUN",
+        help="compute the gradients of a real run again, in the order of its log, and hold the parameters that result"
+        " against its own; no other flag matters",
+    )
+    group.add_argument(
+        "--compare",
+        metavar="LIST",
+        help="instead of one --protocol several, such as asp,bsp,ssp:3; each in a folder of its own in DIR",
+    )
+    group.add_argument(
+        "--loss",
+        type=float,
+        metavar="L",
+        help="of --compare: the loss to be reached (default: the least that all reach)",
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
+    args = command_line.parse(parser(), argv)
+    if args.replay:
+        from trainer.simulation.replay import main as replay
+
+        return replay(args.replay, quiet=args.quiet)
+    if not args.output:
+        raise UsageError(f"--output is required: a folder for the run; see {PROG} --help")
+    config, simulated = config_of(args), from_flags(Simulated, args)
+    if args.compare:
+        return _compare(args, config, simulated)
+    simulate(config, simulated, options_of(args))
+    return 0
+
+
+def _compare(args: argparse.Namespace, config: Config, simulated: Simulated) -> int:
+    from trainer.simulation.compare import compare, parse_protocols
+
+    compare(config, simulated, parse_protocols(args.compare), options_of(args), loss=args.loss)
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.execute(main, interrupted="give --overwrite to start anew, or --resume")

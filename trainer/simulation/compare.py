@@ -1,0 +1,186 @@
+"""Protocols under one profile: throughput, staleness and time to a loss, as a table and a picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.atomic import write_durably
+from pipeline.errors import UsageError
+from pipeline.reporting.tables import table
+from pipeline.specs import OPTION, find
+from trainer.config import Config
+from trainer.options import Options
+from trainer.protocols import PROTOCOLS, Protocol
+from trainer.report.progress import number
+from trainer.report.terminal import duration
+from trainer.simulation.options import Simulated
+from trainer.simulation.run import simulate
+
+PICTURE, TABLE = "comparison.png", "comparison.json"
+POINTS = 400  # of a drawn curve
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One protocol's run. seconds, loss: the mean loss of the last N accepted gradients, at each of them; to_loss: seconds
+    until that is as low as asked for, None if never."""
+
+    label: str
+    images_per_s: float | None
+    updates: int
+    refused: int
+    staleness_mean: float | None
+    staleness_max: int | None
+    total_s: float | None
+    seconds: Floats
+    loss: Floats
+    to_loss: float | None = None
+
+
+def parse_protocols(text: str) -> dict[str, Protocol]:
+    """``asp,ssp:3,dssp:3:15`` as protocols by what was written; numbers go to a protocol's parameters in their order.
+    Raises UsageError."""
+    found: dict[str, Protocol] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, *values = part.split(":")
+        kind = find(PROTOCOLS, "--compare", name)
+        names = [item.name for item in fields(kind) if OPTION in item.metadata]
+        if len(values) > len(names):
+            raise UsageError(f"--compare {part}: {name} takes {len(names)} parameters, {', '.join(names) or 'none'}")
+        hints = get_type_hints(kind)
+        found[part] = kind(**{key: _value(part, value, hints[key]) for key, value in zip(names, values, strict=False)})
+    if not found:
+        raise UsageError("--compare names no protocol: give a list such as asp,bsp,ssp:3")
+    return found
+
+
+def _value(part: str, text: str, hint: Any) -> Any:
+    if hint in (int, int | None):
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"--compare {part}: {text!r} is no whole number") from None
+    return text != "no" if hint is bool else text
+
+
+def compare(
+    config: Config,
+    simulated: Simulated,
+    protocols: dict[str, Protocol],
+    options: Options,
+    *,
+    loss: float | None = None,
+) -> list[Compared]:
+    """Simulate each protocol in a folder of its own below the output, and write a table and a picture beside them.
+
+    loss: to be reached; the least that all of them reach where it is not given. A run that is finished there already is
+    not simulated again. Raises UsageError and JobError."""
+    output = Path(config.run.output)
+    quiet = replace(options, silent=True, quiet=True)
+    runs = []
+    for label, protocol in protocols.items():
+        if not (options.quiet or options.silent):
+            print(f"{label} ...", flush=True)
+        folder = output / re.sub(r"[^\w.-]", "-", label)
+        one = replace(config, protocol=protocol, run=replace(config.run, output=str(folder)))
+        runs.append(_measure(label, simulate(one, simulated, quiet)))
+    goal = loss if loss is not None else _reached_by_all(runs)
+    runs = [replace(run, to_loss=_time_to(run, goal)) for run in runs]
+    _write(output, runs, goal)
+    if not options.silent:
+        print(describe(runs, goal))
+        print(f"picture: {output / PICTURE}")
+    return runs
+
+
+def _measure(label: str, result: Any) -> Compared:
+    pushes = result.pushes()
+    used = pushes[pushes["accepted"] == 1]
+    loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
+    known = ~np.isnan(loss) & bool(loss.any())
+    return Compared(
+        label,
+        result.images_per_second,
+        result.updates,
+        result.rejected,
+        result.staleness["mean"],
+        result.staleness["max"],
+        result.seconds,
+        used["seconds"].to_numpy()[known],
+        loss[known],
+    )
+
+
+def _reached_by_all(runs: Sequence[Compared]) -> float | None:
+    if any(not np.nansum(run.loss) for run in runs):
+        return None
+    return float(max(run.loss.min() for run in runs))
+
+
+def _time_to(run: Compared, goal: float | None) -> float | None:
+    below = np.flatnonzero(run.loss <= goal) if goal is not None else ()
+    return float(run.seconds[below[0]]) if len(below) else None
+
+
+def describe(runs: Sequence[Compared], goal: float | None) -> str:
+    """The table that people read."""
+    to_loss = f"s to loss {goal:.4g}" if goal is not None else "s to loss"
+    header = ("protocol", "images/s", "updates", "refused", "staleness", "most", "virtual time", to_loss)
+    rows = []
+    for run in runs:
+        rows.append(
+            (
+                run.label,
+                number(run.images_per_s, ",.0f"),
+                f"{run.updates:,}",
+                f"{run.refused:,}",
+                number(run.staleness_mean, ".2f"),
+                str(run.staleness_max if run.staleness_max is not None else "-"),
+                duration(run.total_s),
+                number(run.to_loss, ".2f"),
+            )
+        )
+    return table(rows, header, right=range(1, len(header)), indent="  ")
+
+
+def _write(output: Path, runs: Sequence[Compared], goal: float | None) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    plain = [{name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)} for run in runs]
+    write_durably(output / TABLE, (json.dumps({"loss": goal, "runs": plain}, indent=1) + "\n").encode())
+    write_durably(output / PICTURE, _picture(runs, goal))
+
+
+def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
+    import io
+
+    from pipeline.reporting.plots import canvas, style
+
+    labels = [run.label for run in runs]
+    with style():
+        figure, (left, middle, right) = canvas(3.2, columns=3)
+        for run in runs:
+            at = np.unique(np.linspace(0, max(0, len(run.loss) - 1), POINTS).astype(int))[: len(run.loss)]
+            left.plot(run.seconds[at], run.loss[at], label=run.label)
+        if goal is not None:
+            left.axhline(goal, color="#888", lw=0.8, ls=":")
+            left.legend()
+        left.set(xlabel="virtual seconds", ylabel="training loss", title="Loss")
+        middle.barh(labels, [run.images_per_s or 0 for run in runs])
+        middle.set(xlabel="images a virtual second", title="Throughput")
+        right.barh(labels, [run.staleness_mean or 0 for run in runs])
+        right.set(xlabel="updates", title="Mean staleness")
+        for axes in (middle, right):
+            axes.invert_yaxis()
+        data = io.BytesIO()
+        figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()

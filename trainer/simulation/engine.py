@@ -1,0 +1,242 @@
+"""The event loop of a run in virtual time: it moves messages between virtual workers and the real servers' code."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Config, Facts
+from trainer.coordination.orders import Measured, Order
+from trainer.run_files import CHECKPOINTS
+from trainer.runlog.events import log_event
+from trainer.server.leader import Follower, Leader
+from trainer.server.slice_server import SliceServer
+from trainer.simulation.compute import Compute, Floats
+from trainer.simulation.network import Network
+from trainer.simulation.options import Simulated
+from trainer.transport.messages import Header, Op
+
+KEEP_S = 0.2  # virtual seconds between looks at what is due by the clock
+NO_BODY = memoryview(b"{}")
+SCRIPTED = "a scripted failure"
+
+
+class Kind(IntEnum):
+    """What happens at an event."""
+
+    FINISH = 0  # a worker has its gradient
+    ARRIVE = 1  # the servers have it
+    GIVE_UP = 2  # a worker stops between two micro-batches
+    JOIN = 3
+    DIE = 4
+    CRASH = 5  # of a server
+    RECOVER = 6
+
+
+@dataclass(order=True, slots=True)
+class Event:
+    """What happens at one instant happens in the order of workers. attempt: of its worker; another one by now makes the
+    event void."""
+
+    time: float
+    worker: int
+    kind: Kind
+    attempt: int = 0
+    away_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """A virtual worker. header: of the parameters that it computes at; parts: those, by server; begun, ends: seconds."""
+
+    parts: list[Floats]
+    session: int = 0
+    attempt: int = 0
+    header: Header = field(default_factory=lambda: Header(Op.STOP))
+    begun: float = 0.0
+    ends: float = 0.0
+
+
+class Engine:
+    """observe(engine) is called after every event. A push costs O(log N), the servers' work, and ``compute``."""
+
+    def __init__(
+        self, config: Config, facts: Facts, simulated: Simulated, compute: Compute, observe: Callable[[Engine], None]
+    ) -> None:
+        self.config, self.facts, self.simulated, self.compute = config, facts, simulated, compute
+        self.observe, self.root, self.now = observe, Path(config.run.output), 0.0
+        self.network = _network(config, facts, simulated)
+        self.queue: list[Event] = []
+        count = config.processes.servers
+        nothing = np.empty(0, np.float32)
+        self.workers = [Worker([nothing] * count) for _ in range(facts.num_workers)]
+        self.has_snapshot = False  # since somebody asked
+        self.down = False
+        checkpoints = self.root / CHECKPOINTS
+        self.servers = [
+            SliceServer(config, facts, index, checkpoints, partial(self._answer, index)) for index in range(count)
+        ]
+        self.leader = Leader(
+            config, facts, self.root, self._send_order, self._send_load, self.servers[0].parameters, lambda: 0
+        )
+
+    def run(self) -> None:
+        """To the end of the run. Raises JobError as a leader does."""
+        for failure in self.simulated.failures:
+            kind = Kind.CRASH if failure.worker is None else Kind.DIE
+            self._at(failure.at_s, -1 if failure.worker is None else failure.worker, kind, away_s=failure.away_s)
+        self._recover(first=True)
+        due = 0.0
+        while self.queue and not self.is_over():
+            event = heapq.heappop(self.queue)
+            self.now = event.time
+            self._handle(event)
+            if self.now >= due:
+                self.leader.keep(self.now)
+                due = self.now + KEEP_S
+            self.observe(self)
+        self.leader.keep(self.now)
+        if self.leader.training:
+            self.leader.training.journal.write_pushes()
+
+    def is_over(self) -> bool:
+        """Whether the run has ended; what workers still compute then is not used any more."""
+        return self.leader.training is not None and self.leader.training.coordinator.finished
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _at(self, time: float, worker: int, kind: Kind, away_s: float = 0.0) -> None:
+        attempt = self.workers[worker].attempt if worker >= 0 else 0
+        heapq.heappush(self.queue, Event(time, worker, kind, attempt, away_s))
+
+    def _handle(self, event: Event) -> None:
+        worker = event.worker
+        if event.kind is Kind.CRASH:
+            self._crash(event.away_s)
+        elif event.kind is Kind.RECOVER:
+            self._recover()
+        elif event.kind is Kind.DIE:
+            self._die(worker, event.away_s)
+        elif event.kind is Kind.JOIN:
+            self._join(worker)
+        elif event.attempt != self.workers[worker].attempt or self.down:
+            return
+        elif event.kind is Kind.FINISH and self.network:
+            self._at(self.network.push(self.now), worker, Kind.ARRIVE)
+        elif event.kind is Kind.GIVE_UP:
+            self._give_up(worker)
+        else:
+            self._push(worker)
+
+    def _join(self, worker: int) -> None:
+        if self.down:
+            return  # everybody joins when the servers are back
+        mine = self.workers[worker]
+        mine.session += 1
+        mine.attempt += 1
+        header = Header(Op.JOIN, 0, worker, mine.session)
+        for server in self.servers:
+            server.join(b"", header, NO_BODY)
+        for index in range(len(self.servers)):
+            self.leader.joined(index, worker, mine.session, self.now)
+
+    def _push(self, worker: int) -> None:
+        mine, turn = self.workers[worker], self.workers[worker].header
+        vector, examples, loss, correct = self.compute.step(worker, turn.clock, mine.parts)
+        measured = Measured(examples, loss, correct, mine.ends - mine.begun)
+        header = Header(Op.PUSH, 0, worker, mine.session, turn.generation, turn.clock)
+        mine.attempt += 1
+        for server in self.servers:
+            server.push(b"", header, vector[server.begin : server.end].data.cast("B"))
+        for index in reversed(range(len(self.servers))):  # server 0 last, with what was measured
+            self.leader.pushed(index, worker, mine.session, turn.clock, self.now, None if index else measured)
+
+    def _give_up(self, worker: int) -> None:
+        mine = self.workers[worker]
+        mine.attempt += 1
+        measured = Measured(0, 0.0, 0, self.now - mine.begun)
+        self.leader.gave_up(worker, mine.session, mine.header.clock, self.now, measured)
+
+    def _die(self, worker: int, away_s: float) -> None:
+        self.workers[worker].attempt += 1
+        if not self.down:
+            self.leader.lost(worker, self.now)
+        log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
+        self._at(self.now + away_s, worker, Kind.JOIN)
+
+    def _crash(self, away_s: float) -> None:
+        self.down = True
+        log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
+        self._at(self.now + away_s, -1, Kind.RECOVER)
+
+    def _recover(self, *, first: bool = False) -> None:
+        """All servers load the last checkpoint, and everybody joins."""
+        self.down = False
+        for index in range(1, len(self.servers)) if first else ():
+            self.leader.hello(b"", index, 1)  # the last one has all of them load
+        if not first or len(self.servers) == 1:
+            self.leader.gather("server 0 was started again")
+        for worker in range(self.facts.num_workers):
+            self._join(worker)
+
+    # --- what servers send --------------------------------------------------------------------------------------------
+
+    def _send_order(self, followers: Sequence[Follower], order: Order) -> None:
+        self.has_snapshot = self.has_snapshot or order.snapshot is not None
+        for server in self.servers:
+            server.execute(order)
+
+    def _send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
+        for server in self.servers:
+            server.load(generation, version)
+        for index in reversed(range(len(self.servers))):
+            self.leader.loaded(index, generation, self.now)
+
+    def _answer(self, index: int, identity: bytes, header: Header, body: bytes | None) -> None:
+        mine = self.workers[header.index]
+        if header.op is Op.PARAMETERS:
+            mine.parts[index] = np.frombuffer(body or b"", np.float32)
+            if index == len(self.servers) - 1:
+                self._begin(mine, header)
+        elif header.op is Op.CANCEL:
+            self._cancel(mine, header.index)
+
+    def _begin(self, mine: Worker, header: Header) -> None:
+        """A worker has the parameters, or will have, and begins a step."""
+        mine.header = header
+        mine.attempt += 1
+        mine.begun = self.network.reply(self.now) if self.network else self.now
+        mine.ends = mine.begun + self._step_s(header.index, header.clock)
+        self._at(mine.ends, header.index, Kind.FINISH)
+
+    def _step_s(self, worker: int, clock: int) -> float:
+        simulated = self.simulated
+        return simulated.profile.seconds(simulated.step_ms / 1000, self.config.run.seed, worker, clock)
+
+    def _cancel(self, mine: Worker, worker: int) -> None:
+        """The worker gives up at the end of its micro-batch, unless that is its last."""
+        part_s = (mine.ends - mine.begun) / self.config.protocol.parts_of_a_step()
+        told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
+        stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends
+        if stops < mine.ends - part_s / 2:
+            self._at(max(stops, self.now), worker, Kind.GIVE_UP)
+
+
+def _network(config: Config, facts: Facts, simulated: Simulated) -> Network | None:
+    """None where messages take no time."""
+    if not simulated.latency_ms and simulated.bandwidth_mbps is None:
+        return None
+    message = 4 * facts.elements / config.processes.servers
+    return Network(simulated.latency_ms / 1000, simulated.bandwidth_mbps or math.inf, message)
+
+
+def status_of(engine: Engine) -> dict[str, Any]:
+    return engine.leader.status(engine.now)

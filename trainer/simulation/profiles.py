@@ -1,0 +1,142 @@
+"""How long a virtual worker's steps take. A step's seconds are a pure function of (seed, worker, clock)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import UsageError
+from pipeline.seeds import Purpose, generator
+
+# The virtual cores of the thesis's cluster #C2, nine machines: a step takes a machine the longer, the fewer it has.
+C2_CORES = (8, 8, 8, 8, 8, 4, 4, 2, 2)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One way of how long steps take. parameter: what stands behind the colon of --profile."""
+
+    name: ClassVar[str]
+    form: ClassVar[str]
+    summary: ClassVar[str]
+
+    parameter: str = ""
+
+    @abstractmethod
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        """Of a step. step_s: of an ordinary one."""
+
+    def check(self) -> None:
+        """Raises UsageError for a parameter that cannot be."""
+        if self.parameter:
+            raise UsageError(f"--profile {self.name} takes nothing behind a colon, got {self.parameter}")
+
+    def number(self, what: str) -> float:
+        """The parameter as a positive number. Raises UsageError."""
+        try:
+            value = float(self.parameter)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise UsageError(f"--profile {self.form}: {what} must be a positive number, got {self.parameter!r}")
+        return value
+
+
+class Homogeneous(Profile):
+    name, form, summary = "homogeneous", "homogeneous", "all steps take the same"
+
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        return step_s
+
+
+class OneSlow(Profile):
+    name, form, summary = "one-slow", "one-slow:F", "worker 0 takes F times as long"
+
+    def check(self) -> None:
+        self.number("F")
+
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        return step_s * (self.number("F") if worker == 0 else 1.0)
+
+
+class Mixed(Profile):
+    """Workers go to the nine machines in turn."""
+
+    name, form = "mixed", "mixed"
+    summary = "machines with 8, 4 and 2 cores, 5 to 2 to 2, as in the thesis's cluster #C2"
+
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        return step_s * C2_CORES[0] / C2_CORES[worker % len(C2_CORES)]
+
+
+class Exponential(Profile):
+    """The law of Dutta et al. 2018, without the shift."""
+
+    name, form = "exponential", "exponential:RATE"
+    summary = "every step is drawn from an exponential law of RATE steps a second"
+
+    def check(self) -> None:
+        self.number("RATE")
+
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        return float(generator(seed, Purpose.STEP_TIME, worker, clock).exponential(1 / self.number("RATE")))
+
+
+class LogNormal(Profile):
+    name, form = "lognormal", "lognormal:SIGMA"
+    summary = "every step is drawn from a log-normal law of the same mean; SIGMA: of its logarithm"
+
+    def check(self) -> None:
+        self.number("SIGMA")
+
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        sigma = self.number("SIGMA")
+        drawn = generator(seed, Purpose.STEP_TIME, worker, clock).normal(-sigma * sigma / 2, sigma)
+        return step_s * float(np.exp(drawn))
+
+
+class Trace(Profile):
+    """Worker w takes the times of worker w mod n of a real run of n, in order, again and again."""
+
+    name, form, summary = "trace", "trace:RUN", "the times of the steps of a real run, in their order"
+
+    def check(self) -> None:
+        if not self._times:
+            raise UsageError(f"--profile {self.form}: {self.parameter or 'nothing'} holds no run with pushes")
+
+    @cached_property
+    def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
+        from trainer.run_files import PUSHES
+        from trainer.runlog.read import read_pushes
+
+        pushes = read_pushes(Path(self.parameter) / PUSHES)
+        pushes = pushes[pushes["step_s"] > 0]
+        workers = enumerate(sorted(pushes["worker"].unique()))
+        return {at: pushes.loc[pushes["worker"] == worker, "step_s"].to_numpy() for at, worker in workers}
+
+    def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
+        times = self._times[worker % len(self._times)]
+        return float(times[clock % len(times)])
+
+
+PROFILES: dict[str, type[Profile]] = {
+    kind.name: kind for kind in (Homogeneous, OneSlow, Mixed, Exponential, LogNormal, Trace)
+}
+
+
+def parse_profile(text: str) -> Profile:
+    """``one-slow:4`` as a profile. Raises UsageError."""
+    name, _, parameter = text.partition(":")
+    if name not in PROFILES:
+        forms = ", ".join(kind.form for kind in PROFILES.values())
+        raise UsageError(f"--profile must be one of {forms}; got {text!r}")
+    profile = PROFILES[name](parameter)
+    profile.check()
+    return profile

@@ -1,0 +1,134 @@
+"""A run in virtual time from its folder to its result."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import JobError, UsageError
+from trainer.checkpoints.read import unevaluated
+from trainer.checkpoints.write import mark_evaluated
+from trainer.config import Config, Facts
+from trainer.launch.ends import conclude, log_start
+from trainer.launch.prepare import first_checkpoint
+from trainer.options import Options
+from trainer.plan import check_shares, describe, plan
+from trainer.report.progress import ProgressLine
+from trainer.run_files import CHECKPOINTS
+from trainer.runlog.events import CLOCK
+from trainer.runlog.result import Result, read_result
+from trainer.runlog.run_folder import RunRecord, Start, digest, locked, settle
+from trainer.simulation.compute import COMPUTES, Compute, facts_of
+from trainer.simulation.engine import Engine, status_of
+from trainer.simulation.options import Simulated
+
+SHOW_S = 0.5
+
+
+def simulate(config: Config, simulated: Simulated, options: Options | None = None) -> Result:
+    """Train in virtual time, in this process: the real coordinator, protocols, slices, sampler and models, without sockets.
+
+    Writes the run's folder as ``trainer.train`` does; its seconds are virtual. The same arguments give the same bits,
+    whatever the load, for the same number of threads. Raises UsageError, DataError, and JobError for a run that
+    diverged."""
+    options = options or Options()
+    output = Path(config.run.output)
+    num_workers, rows, shards_digest = _size(config, simulated)
+    check_shares(config, num_workers)
+    simulated.check(num_workers)
+    if config.data.sampling == "bernoulli" and simulated.compute != "real":
+        raise UsageError(
+            f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
+        )
+    record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
+    start = settle(output, record, resume=options.resume, overwrite=options.overwrite)
+    if start is Start.FINISHED:
+        return read_result(output)
+    with locked(output):
+        compute = COMPUTES[simulated.compute](config, num_workers)
+        facts = facts_of(compute, num_workers, rows)
+        first_checkpoint(config, facts, compute.start())
+        return _run(config, facts, simulated, compute, options)
+
+
+def _size(config: Config, simulated: Simulated) -> tuple[int, int, str]:
+    """Workers, rows and the shards' digest. Raises UsageError where nothing tells."""
+    if config.data.shards:
+        from trainer.data.shards import open_shards
+
+        shards = open_shards(config.data.shards)
+        return simulated.workers or shards.num_workers, shards.rows, digest(shards)
+    if simulated.compute == "real":
+        raise UsageError("--compute real trains on shards: give --shards, or --compute quadratic or none")
+    if simulated.workers is None:
+        raise UsageError("without --shards nothing says how many workers there are: give --workers N")
+    return simulated.workers, simulated.rows, "none"
+
+
+def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, options: Options) -> Result:
+    output = Path(config.run.output)
+    if not (options.quiet or options.silent):
+        planned = plan(config, facts)
+        toy = {} if simulated.compute == "real" else {"model": simulated.compute}
+        print(describe(replace(planned, **toy)), flush=True)
+    watcher = _Watcher(config, simulated, options)
+    engine = Engine(config, facts, simulated, compute, watcher)
+    token = CLOCK.set(lambda: engine.now)
+    cause = "failed"
+    try:
+        log_start(config, facts, simulated.to_json())
+        engine.run()
+        watcher.evaluate(engine)
+        status = status_of(engine)
+        if status["diverged"]:
+            raise JobError(f"the run diverged: {status['diverged']}; lower --learning-rate (see {output})")
+        if not status["finished"]:
+            raise JobError("the virtual run stands still: nobody has anything to do, and it has not ended")
+        cause = "finished"
+    except KeyboardInterrupt:
+        cause = "interrupted"
+        engine.leader.end(engine.now)
+        raise
+    finally:
+        watcher.close()
+        result = conclude(config, options, status_of(engine), cause)
+        CLOCK.reset(token)
+    return result
+
+
+class _Watcher:
+    """Evaluates the checkpoints of a run as they are written, and shows how far it is."""
+
+    def __init__(self, config: Config, simulated: Simulated, options: Options) -> None:
+        self.config, self.output = config, Path(config.run.output)
+        self.evaluator: Any = None
+        if simulated.compute == "real":
+            from trainer.evaluation.process import Evaluator
+
+            self.evaluator = Evaluator(config, self.output)
+        self.progress = ProgressLine(quiet=options.quiet or options.silent)
+        self._shown = 0.0
+
+    def __call__(self, engine: Engine) -> None:
+        if engine.has_snapshot:
+            self.evaluate(engine)
+        if time.monotonic() - self._shown >= SHOW_S:
+            self._shown = time.monotonic()
+            status = status_of(engine)
+            if status["ready"]:
+                self.progress.update(status)
+
+    def evaluate(self, engine: Engine) -> None:
+        """What is in checkpoints and not evaluated yet; without a model there is nothing to measure."""
+        engine.has_snapshot = False
+        root = self.output / CHECKPOINTS
+        for state in unevaluated(root):
+            if self.evaluator:
+                self.evaluator.handle(state)
+            else:
+                mark_evaluated(root, state.version)
+
+    def close(self) -> None:
+        self.progress.close()
