@@ -43,7 +43,7 @@ class Saved:
     """A checkpoint: the position as JSON, and (values, momentum) of every slice."""
 
     position: str
-    slices: list[tuple[Vector, Vector]]
+    slices: list[tuple[Any, Any]]
 
 
 @dataclass(order=True)

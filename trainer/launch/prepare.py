@@ -49,5 +49,5 @@ def first_checkpoint(config: Config, facts: Facts, values: Any) -> None:
     momentum = np.zeros(facts.num_parameters, np.float32)
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
     clocks = {worker: 0 for worker in range(facts.num_workers)}
-    parts = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
+    parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
     write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=config.identity(), **parts))

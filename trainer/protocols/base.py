@@ -36,9 +36,12 @@ class View(typing.Protocol):
     """The run at this instant. Every answer takes O(1) or O(log N)."""
 
     num_workers: int
-    version: int  # updates made
     time: float  # seconds of training
     memory: dict[str, Any]  # the protocol's own: plain JSON, in every checkpoint
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
 
     def clock(self, worker: int) -> int:
         """Steps that a worker has done: gradients of it that were used or refused."""

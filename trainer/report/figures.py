@@ -33,6 +33,7 @@ Ints = npt.NDArray[np.int64]
 
 SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the shares at which a box's whiskers, sides and middle lie
 POINTS = 600  # of one curve; more cannot be told apart at the report's width
+LINES = 200  # of workers in one figure, and boxes; of more some are drawn, or bands
 BARS = 60  # of a histogram
 WIDE_SPREAD = 100.0  # losses that differ by more than this factor need a log scale
 CURVE_LOOKS: Mapping[str, Mapping[str, Any]] = {
@@ -180,16 +181,31 @@ def draw_histogram(ax: Any, histogram: Ints) -> None:
 
 
 def draw_spread(ax: Any, spread: Floats) -> None:
-    """A box a worker; one without updates, a row of NaN, has none."""
+    """A box a worker, or bands over many; one without updates, a row of NaN, has none."""
+    if len(spread) > LINES:
+        draw_bands(ax, spread)
+    else:
+        draw_boxes(ax, spread)
+    ax.set(xlabel="worker", ylabel="staleness", xlim=(-0.6, len(spread) - 0.4), ylim=(0, None))
+    number_ticks(ax.xaxis, len(spread))
+    separate_thousands(ax.yaxis)
+
+
+def draw_bands(ax: Any, spread: Floats) -> None:
+    """What the whiskers, sides and middles of boxes would enclose."""
+    workers, (low, first, middle, third, high) = np.arange(len(spread)), spread.T
+    ax.fill_between(workers, low, high, color=SKY, alpha=0.35, lw=0, rasterized=True)
+    ax.fill_between(workers, first, third, color=BLUE, alpha=0.45, lw=0, rasterized=True)
+    ax.plot(workers, middle, color="#111", lw=0.8, rasterized=True)
+
+
+def draw_boxes(ax: Any, spread: Floats) -> None:
     keys = ("whislo", "q1", "med", "q3", "whishi")
     known = np.flatnonzero(~np.isnan(spread).any(axis=1))
     boxes = [dict(zip(keys, spread[worker], strict=True)) for worker in known]
     look = {"boxprops": {"facecolor": SKY, "edgecolor": BLUE}, "medianprops": {"color": "#111", "lw": 1.5}}
     lines = {"whiskerprops": {"color": BLUE}, "capprops": {"color": BLUE}}
     ax.bxp(boxes, positions=known, widths=0.6, patch_artist=True, showfliers=False, manage_ticks=False, **look, **lines)
-    ax.set(xlabel="worker", ylabel="staleness", xlim=(-0.6, len(spread) - 0.4), ylim=(0, None))
-    number_ticks(ax.xaxis, len(spread))
-    separate_thousands(ax.yaxis)
 
 
 def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> Figure:
@@ -241,10 +257,11 @@ def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Ma
 
 
 def draw_workers(ax: Any, seconds: Floats, values: Floats, pace: Floats) -> None:
-    """A thin line a worker [T, W]; those with the lowest and the highest mean pace [W] stand out by name."""
+    """A thin line a worker [T, W], of very many for some; those with the lowest and the highest mean pace [W] stand out by name."""
     workers = values.shape[1]
     many = workers > MANY
-    ax.plot(seconds, values, color=GREY, lw=0.7, alpha=0.25 if many else 0.6, rasterized=many)
+    drawn = values[:, evenly(workers, LINES)]
+    ax.plot(seconds, drawn, color=GREY, lw=0.7, alpha=0.25 if many else 0.6, rasterized=many)
     for worker, role, look in (
         (np.argmin(pace), "slowest", {"color": ORANGE, "ls": "-"}),
         (np.argmax(pace), "fastest", {"color": BLUE, "ls": "--"}),

@@ -128,7 +128,7 @@ def _reached_by_all(runs: Sequence[Compared]) -> float | None:
 
 
 def _time_to(run: Compared, goal: float | None) -> float | None:
-    below = np.flatnonzero(run.loss <= goal) if goal is not None else ()
+    below = np.flatnonzero(run.loss <= (np.nan if goal is None else goal))
     return float(run.seconds[below[0]]) if len(below) else None
 
 

@@ -71,8 +71,9 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
     output = Path(config.run.output)
     if not (options.quiet or options.silent):
         planned = plan(config, facts)
-        toy = {} if simulated.compute == "real" else {"model": simulated.compute}
-        print(describe(replace(planned, **toy)), flush=True)
+        if simulated.compute != "real":
+            planned = replace(planned, model=simulated.compute)
+        print(describe(planned), flush=True)
     watcher = _Watcher(config, simulated, options)
     engine = Engine(config, facts, simulated, compute, watcher)
     token = CLOCK.set(lambda: engine.now)

@@ -1,0 +1,96 @@
+"""Real runs of every protocol, computed again from their logs and held against virtual ones, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.configs import make_config
+from tests.trainer_runs import Training, until
+from tests.trainer_sets import make_sets
+from trainer import Options, train
+from trainer.checkpoints.read import newest, read_vector
+from trainer.protocols import PROTOCOLS
+from trainer.run_files import CHECKPOINTS
+from trainer.simulate import Simulated, simulate
+from trainer.simulation.profiles import parse_profile
+from trainer.simulation.replay import replay
+
+WORKERS, STEPS = 3, 12
+COMMON: dict[str, Any] = {"batch_size": 24, "learning_rate": 0.02, "threads": 1, "device": "cpu", "steps": STEPS}
+OWN: dict[str, dict[str, Any]] = {
+    "k-bsp": {"k": 2, "cancel": "preempt"},
+    "k-batch-bsp": {"k": 4, "cancel": "preempt"},
+    "k-asp": {"k": 2},
+    "k-batch-asp": {"k": 5},
+    "n-softsync": {"softsync": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sets(spark, tmp_path_factory.mktemp("replay"), WORKERS)[WORKERS]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_protocol_trains_on_real_processes_and_its_log_tells_all_of_it(
+    shards: Path, tmp_path: Path, protocol: str
+) -> None:
+    own = OWN.get(protocol, {})
+    config = make_config(shards, tmp_path / "run", model="logistic", protocol=protocol, servers=2, **COMMON | own)
+    done = train(config, Options(silent=True, report=False))
+    assert done is not None
+    pushes = done.pushes()
+    accepted = pushes[pushes["accepted"] == 1]
+    assert len(accepted) == WORKERS * STEPS
+    assert not accepted.duplicated(["worker", "clock"]).any()
+    assert (accepted["staleness"] == accepted["version"] - 1 - accepted["version_pulled"]).all()
+    sizes = accepted.groupby("version").size().to_list()
+    size = config.protocol.update_size(WORKERS)
+    assert sizes[:-1] == [size] * (len(sizes) - 1)
+    assert sizes[-1] <= size
+    if config.protocol.synchronous:
+        assert not accepted["staleness"].any()
+    if protocol in ("k-bsp", "k-asp"):  # gradients of an update are of different workers
+        assert not accepted.duplicated(["version", "worker"]).any()
+    assert replay(done.output).is_equal
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ssp", "k-batch-asp"])
+def test_a_replay_of_an_asynchronous_run_with_a_killed_worker_ends_with_the_same_bits(
+    shards: Path, tmp_path: Path, protocol: str
+) -> None:
+    """The cnn has augmentation, dropout and BatchNorm, and two servers have a part each."""
+    own = [f"--{key}={value}" for key, value in OWN.get(protocol, {}).items()]
+    flags = ("--model", "cnn", "--protocol", protocol, "--servers", 2, "--steps", 60, *own, "--no-report", "--threads", 1)
+    run = Training(shards, tmp_path / "run", *flags, "--batch-size", 24, "--learning-rate", 0.02)
+    try:
+        run.wait_for_updates(6)
+        run.send("worker-1")
+        until(lambda: run.events("restart"), "the worker is started again")
+        assert run.wait() == 0, run.said()
+    finally:
+        run.end()
+    assert run.result()["restarts"]["worker"] == 1
+    again = replay(run.output)
+    assert again.pushes == 180
+    assert again.is_equal
+    np.testing.assert_array_equal(again.replayed, run.vector())
+
+
+@pytest.mark.parametrize("profile", ["homogeneous", "lognormal:0.8"])
+def test_bsp_in_virtual_time_has_the_bits_of_bsp_on_real_processes(shards: Path, tmp_path: Path, profile: str) -> None:
+    vectors = []
+    for name in ("real", "virtual"):
+        config = make_config(shards, tmp_path / name, model="cnn", protocol="bsp", servers=2, **COMMON | {"steps": 4})
+        if name == "real":
+            train(config, Options(silent=True, report=False))
+        else:
+            done = simulate(config, Simulated(profile=parse_profile(profile)), Options(silent=True, report=False))
+            assert done.final_accuracy is not None
+        root = tmp_path / name / CHECKPOINTS
+        vectors.append(read_vector(root, newest(root, verify=True) or 0))
+    np.testing.assert_array_equal(*vectors)
