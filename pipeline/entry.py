@@ -1,4 +1,4 @@
-"""``sharding COMMAND``: the commands of ``python -m pipeline``, and ``train``, from wherever the package is installed.
+"""``sharding COMMAND``: the commands of ``python -m pipeline``, ``train`` and ``simulate``, wherever it is installed.
 
 Neither Spark nor torch is imported before the command is known. Exit codes are those of the commands.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import command_line
@@ -18,6 +20,7 @@ from pipeline.errors import UsageError
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
     "train": "train a model on committed shards with worker, server and evaluator processes",
+    "simulate": "train in virtual time, in one process",
 }
 TRAINER_NEEDS = ("torch", "zmq", "safetensors")
 
@@ -25,8 +28,8 @@ TRAINER_NEEDS = ("torch", "zmq", "safetensors")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
     args = _parser().parse_args(argv)
-    if args.command == "train":
-        _train(args.rest)
+    if args.command in ("train", "simulate"):
+        _train(args.command, args.rest)
     return pipeline_commands.main([args.command, *args.rest])
 
 
@@ -46,18 +49,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(argv: Sequence[str]) -> None:
-    """Train, and leave with the exit code."""
-    from trainer.__main__ import INTERRUPTED
-    from trainer.__main__ import main as train
+def _train(command: str, argv: Sequence[str]) -> None:
+    """Train, on real processes or in virtual time, and leave with the exit code."""
+    program: Any = import_module("trainer.simulate" if command == "simulate" else "trainer.__main__")
 
     def checked() -> int:
         for module in TRAINER_NEEDS:
             if find_spec(module) is None:
                 raise UsageError(f"training needs {module}, which is not installed: pip install 'sharding[trainer]'")
-        return train(argv)
+        code: int = program.main(argv)
+        return code
 
-    command_line.execute(checked, interrupted=INTERRUPTED)
+    command_line.execute(checked, interrupted=program.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +16,18 @@ from pipeline.errors import JobError, UsageError
 from pipeline.seeds import Purpose, generator
 from tests.configs import make_config
 from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
+from tests.trainer_runs import ROOT, until
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
 from trainer.data.shards import load_worker, open_shards
-from trainer.simulate import main
+from trainer.simulate import main, simulate
 from trainer.simulation.compare import compare, parse_protocols
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
 from trainer.simulation.profiles import PROFILES, parse_profile
 from trainer.simulation.replay import replay
-from trainer.simulation.run import simulate
 
 QUIET = Options(silent=True, report=False)
 TOY: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "steps": 30, "epoch_checkpoints": False}
@@ -149,6 +152,25 @@ def test_the_report_and_the_result_say_that_seconds_are_virtual(
     assert done.simulated["compute"] == "quadratic"
     assert "In virtual time" in (tmp_path / "run" / "report.html").read_text()
     assert "of virtual time" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C is looked for between two events, so that no update is cut in half."""
+    flags = ["--compute", "quadratic", "--workers", "4", "--batch-size", "40", "--protocol", "bsp", "--output"]
+    command = [sys.executable, "-m", "trainer.simulate", *flags, str(tmp_path / "run"), "--no-report", "--quiet"]
+    process = subprocess.Popen([*command, "--steps", "100000"], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    until(lambda: (tmp_path / "run" / "pushes.csv").exists(), "it has begun")
+    process.send_signal(signal.SIGINT)
+    assert "--resume goes on" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    version = newest(tmp_path / "run" / "checkpoints", verify=True)
+    assert version
+    left = simulate(
+        make_config("", tmp_path / "whole", protocol="bsp", batch_size=40, steps=version),
+        Simulated(compute="quadratic", workers=4),
+        QUIET,
+    )
+    np.testing.assert_array_equal(read_vector(tmp_path / "run" / "checkpoints", version), final(left))
 
 
 def test_a_toy_run_that_diverges_says_so(tmp_path: Path) -> None:

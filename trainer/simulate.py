@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline import command_line
 from pipeline.command_line import Parser
@@ -12,10 +13,15 @@ from pipeline.errors import UsageError
 from pipeline.specs import add_flags, from_flags
 from trainer.config import Config
 from trainer.flags import config_of, flags, options_of
+from trainer.options import Options
 from trainer.simulation.options import Simulated
-from trainer.simulation.run import simulate
 
-__all__ = ["Simulated", "simulate"]
+if TYPE_CHECKING:
+    from trainer.runlog.result import Result
+
+__all__ = ["Simulated", "main", "simulate"]
+
+INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
 
 PROG = "python -m trainer.simulate"
 DESCRIPTION = "Train in virtual time, in one process: what would N workers do, and what would become of the model?"
@@ -27,6 +33,17 @@ example: python -m trainer.simulate --shards build/shards --model cnn --protocol
 
 It takes the trainer's flags; those of processes that only real ones have (--device, --same-host, ...) have no effect. The
 run's folder and report are those of a real run, in virtual seconds."""
+
+
+def simulate(config: Config, simulated: Simulated, options: Options | None = None) -> Result:
+    """Train in virtual time, in this process: the real coordinator, protocols, slices, sampler and models, without sockets.
+
+    Writes the run's folder as ``trainer.train`` does; its seconds are virtual. The same arguments give the same bits,
+    whatever the load, for the same number of threads. A run that is finished is not simulated again. Raises UsageError,
+    DataError (broken shards), and JobError for a run that diverged."""
+    from trainer.simulation.run import run  # loads torch
+
+    return run(config, simulated, options or Options())
 
 
 def parser() -> Parser:
@@ -82,4 +99,4 @@ def _compare(args: argparse.Namespace, config: Config, simulated: Simulated) -> 
 
 
 if __name__ == "__main__":
-    command_line.execute(main, interrupted="give --overwrite to start anew, or --resume")
+    command_line.execute(main, interrupted=INTERRUPTED)

@@ -10,7 +10,7 @@ System = Literal["mllib", "ps-sync", "ps-async", "averaging", "all-reduce"]
 SYSTEMS: tuple[System, ...] = ("mllib", "ps-sync", "ps-async", "averaging", "all-reduce")
 Model = Literal["logistic", "linear", "perceptron"]
 HIDDEN_LAYERS = (15, 15)
-MAX_WORKERS = 8  # more than cores; each is a process
+MAX_WORKERS = 32  # more than cores; each is a process
 TOLERANCE = 1e-3  # MLlib's default
 
 

@@ -19,7 +19,7 @@ MODELS = tuple(HYPERPARAMETERS)
 # MLlib's perceptron takes the mean over blocks of 128 rows, in which a smaller last one weighs too much: there is none.
 HIGGS_ROWS, QUICK_HIGGS_ROWS = 4_000 * BLOCK_ROWS, 160 * BLOCK_ROWS
 YEAR_ROWS, QUICK_YEAR_ROWS = 463_715, 20_000  # YearPredictionMSD has 463,715 rows for training
-TASKS = (published.NODES * published.CORES_A_NODE, 70, MAX_WORKERS)
+TASKS = (published.NODES * published.CORES_A_NODE, 70, MAX_WORKERS, 8)
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:

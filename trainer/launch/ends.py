@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.atomic import write_durably
 from trainer.checkpoints.read import newest
@@ -19,6 +23,33 @@ from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
 from trainer.runlog.read import read_events, read_pushes
 from trainer.runlog.result import Result, summarise
+
+
+class Interruptible(Protocol):
+    """What looks now and then whether somebody wants it to end."""
+
+    interrupted: bool
+
+
+@contextmanager
+def interruptible(subject: Interruptible) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM leaves a checkpoint; the second does not wait for it. Only a program's main thread can
+    be told of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if subject.interrupted:
+            raise KeyboardInterrupt
+        subject.interrupted = True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def log_start(config: Config, facts: Facts, simulated: dict[str, Any] | None = None) -> None:

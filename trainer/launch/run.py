@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
-from trainer.launch.ends import conclude, log_start
+from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.processes import Child, context
 from trainer.launch.supervisor import LEADER, Interrupted, Supervisor
 from trainer.options import Options
@@ -34,7 +31,7 @@ def run(config: Config, options: Options) -> Result | None:
         if not (options.quiet or options.silent):
             print(describe(plan(config, facts)), flush=True)
         cause = "failed"
-        with _signals(supervisor):
+        with interruptible(supervisor):
             try:
                 if leads:
                     log_start(config, facts)
@@ -77,24 +74,3 @@ def _secret(options: Options) -> Secret:
             f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"
         )
     return Secret(token)
-
-
-@contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM leaves a checkpoint; the second does not wait for it. Only a program's main thread can
-    be told of them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if supervisor.interrupted:
-            raise KeyboardInterrupt
-        supervisor.interrupted = True
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -257,7 +257,7 @@ def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Ma
 
 
 def draw_workers(ax: Any, seconds: Floats, values: Floats, pace: Floats) -> None:
-    """A thin line a worker [T, W], of very many for some; those with the lowest and the highest mean pace [W] stand out by name."""
+    """A thin line a worker [T, W], of very many for some. Those of the lowest and the highest mean pace [W] stand out."""
     workers = values.shape[1]
     many = workers > MANY
     drawn = values[:, evenly(workers, LINES)]

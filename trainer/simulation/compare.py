@@ -22,7 +22,7 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.report.progress import number
 from trainer.report.terminal import duration
 from trainer.simulation.options import Simulated
-from trainer.simulation.run import simulate
+from trainer.simulation.run import run as simulate
 
 PICTURE, TABLE = "comparison.png", "comparison.json"
 POINTS = 400  # of a drawn curve

@@ -11,13 +11,15 @@ from pipeline.errors import JobError, UsageError
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts
-from trainer.launch.ends import conclude, log_start
+from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import first_checkpoint
+from trainer.launch.supervisor import Interrupted
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
 from trainer.report.progress import ProgressLine
-from trainer.run_files import CHECKPOINTS
+from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.events import CLOCK
+from trainer.runlog.read import read_events
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start, digest, locked, settle
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
@@ -27,13 +29,8 @@ from trainer.simulation.options import Simulated
 SHOW_S = 0.5
 
 
-def simulate(config: Config, simulated: Simulated, options: Options | None = None) -> Result:
-    """Train in virtual time, in this process: the real coordinator, protocols, slices, sampler and models, without sockets.
-
-    Writes the run's folder as ``trainer.train`` does; its seconds are virtual. The same arguments give the same bits,
-    whatever the load, for the same number of threads. Raises UsageError, DataError, and JobError for a run that
-    diverged."""
-    options = options or Options()
+def run(config: Config, simulated: Simulated, options: Options) -> Result:
+    """Simulate as far as the run has to go. Raises UsageError, DataError and JobError."""
     output = Path(config.run.output)
     num_workers, rows, shards_digest = _size(config, simulated)
     check_shares(config, num_workers)
@@ -80,7 +77,8 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
     cause = "failed"
     try:
         log_start(config, facts, simulated.to_json())
-        engine.run()
+        with interruptible(watcher):
+            engine.run()
         watcher.evaluate(engine)
         status = status_of(engine)
         if status["diverged"]:
@@ -88,10 +86,13 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         if not status["finished"]:
             raise JobError("the virtual run stands still: nobody has anything to do, and it has not ended")
         cause = "finished"
-    except KeyboardInterrupt:
+    except Interrupted:
         cause = "interrupted"
         engine.leader.end(engine.now)
-        raise
+        at = status_of(engine)
+        raise Interrupted(
+            f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume goes on"
+        ) from None
     finally:
         watcher.close()
         result = conclude(config, options, status_of(engine), cause)
@@ -110,9 +111,13 @@ class _Watcher:
 
             self.evaluator = Evaluator(config, self.output)
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
+        self.has_board = options.tensorboard
+        self.interrupted = False
         self._shown = 0.0
 
     def __call__(self, engine: Engine) -> None:
+        if self.interrupted:
+            raise Interrupted
         if engine.has_snapshot:
             self.evaluate(engine)
         if time.monotonic() - self._shown >= SHOW_S:
@@ -133,3 +138,10 @@ class _Watcher:
 
     def close(self) -> None:
         self.progress.close()
+        if self.has_board:
+            from trainer.report.tensorboard import TensorBoardWriter
+
+            board = TensorBoardWriter(self.output)
+            for event in read_events(self.output / METRICS):
+                board.add(event)
+            board.close()

@@ -159,10 +159,12 @@ def _measure_driver_task(summaries: Sequence[Summary], model: Model, cores: int,
 def _measure_pushes(summaries: Sequence[Summary], model: Model) -> tuple[float | None, float | None]:
     """The server's CPU for one push over shared memory, and over sockets; None where not measured.
 
-    Of the longest run each, since that holds what a server does before its first push."""
+    Of the run with the most workers each, whose coordinator has the most to do, and the longest of those, since that holds
+    what a server does before its first push."""
     mine = [each for each in summaries if (each.model, each.system) == (model, "ps-sync")]
     by_length = sorted(
-        (each for each in mine if "server_s" in each.metrics), key=lambda each: each.metrics["mini_batches"].median
+        (each for each in mine if "server_s" in each.metrics),
+        key=lambda each: (each.tasks or 0, each.metrics["mini_batches"].median),
     )
     memory, sockets = (
         [each.metrics["server_s"].median for each in by_length if bool(each.tasks) == has_tasks]
