@@ -132,7 +132,10 @@ class Coordinator:
         if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
             return False
         self.membership.hear(worker, now)
-        self._refuse((Gradient(worker, clock, member.pulled), measured))
+        if self.finished:  # nothing is counted any more, as with a push
+            self._await_turn(member)
+        else:
+            self._refuse((Gradient(worker, clock, member.pulled), measured))
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
