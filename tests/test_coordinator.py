@@ -26,13 +26,12 @@ from hypothesis.stateful import (
 )
 
 from tests.configs import make_config
-from tests.test_protocols import variants
+from tests.virtual_time import ALL
 from trainer.config import Facts
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.orders import Measured, Order, Record, Share
-from trainer.protocols import PROTOCOLS
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.server.parameter_slice import ParameterSlice
@@ -41,7 +40,6 @@ from trainer.transport.messages import Header, Op
 
 SILENCE_S = 10.0
 START_WAIT_S = 30.0
-VARIANTS = [protocol for kind in PROTOCOLS.values() for protocol in variants(kind)]
 
 
 @dataclass
@@ -290,7 +288,7 @@ class Storm(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        protocol=st.sampled_from(VARIANTS),
+        protocol=st.sampled_from(ALL),
         workers=st.integers(1, 3),
         servers=st.integers(1, 3),
         steps=st.integers(1, 4),
