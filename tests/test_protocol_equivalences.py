@@ -66,7 +66,7 @@ def test_one_worker_is_plain_sgd_bit_for_bit_under_every_protocol(
     protocol: Protocol, servers: int, momentum: float
 ) -> None:
     done = run(protocol, workers=1, momentum=momentum, servers=servers)
-    np.testing.assert_array_equal(done.parameters, plain_sgd(12, quadratic(), 1, 0.05, momentum))
+    np.testing.assert_array_equal(done.parameters, plain_sgd(12, quadratic, 1, 0.05, momentum))
 
 
 @given(speeds=st.lists(st.floats(0.1, 10), min_size=1, max_size=6), servers=st.integers(1, 3))
@@ -74,7 +74,7 @@ def test_one_worker_is_plain_sgd_bit_for_bit_under_every_protocol(
 def test_bsp_is_one_process_whatever_the_speeds_and_servers(speeds: list[float], servers: int) -> None:
     n = len(speeds)
     done = run(BSP(), n, momentum=0.9, servers=servers, step_time=lambda worker, clock: speeds[worker])
-    np.testing.assert_allclose(done.parameters, plain_sgd(12, quadratic(), n, 0.05, 0.9), rtol=1e-10)
+    np.testing.assert_allclose(done.parameters, plain_sgd(12, quadratic, n, 0.05, 0.9), rtol=1e-10)
     assert {record.staleness for record in done.records} == {0}
 
 
@@ -86,7 +86,7 @@ def test_bsp_is_one_process_whatever_the_speeds_and_servers(speeds: list[float],
 def test_bsp_and_what_waits_for_all_workers_average_their_gradients_like_all_reduce(times: list[list[int]]) -> None:
     """The loss is quadratic: a gradient at another version than the round's would show."""
     n = len(times)
-    expected = averaged(n, STEPS, 0.05 * n, quadratic())
+    expected = averaged(n, STEPS, 0.05 * n, quadratic)
     same = [BSP(), SSP(0), DSSP(0, 0), KBSP(k=n), KBSP(k=n, cancel="preempt"), KASP(k=n)]
     for protocol in same:
         done = run(protocol, n, **uneven(times))
@@ -101,7 +101,7 @@ def test_bsp_and_what_waits_for_all_workers_average_their_gradients_like_all_red
 def test_k_batch_bsp_averages_over_all_workers_when_they_are_equally_fast(n: int, cancel: Any) -> None:
     """Equally fast is: all push before the first of them could begin another step."""
     done = run(KBatchBSP(k=n, cancel=cancel), n, together=True)
-    expected = averaged(n, 12, 0.05 * n, quadratic())
+    expected = averaged(n, 12, 0.05 * n, quadratic)
     np.testing.assert_allclose(done.parameters, expected, rtol=1e-10, atol=1e-12)
     assert all(record.accepted for record in done.records)
 

@@ -244,21 +244,20 @@ def simulate(protocol: Protocol, **options: Any) -> Run:
 
 def run(protocol: Protocol, workers: int = 4, steps: int = 12, **options: object) -> Run:
     """A run on a quadratic loss, unless the options say otherwise."""
-    values: dict[str, Any] = {"gradient": quadratic(), "start": START, "rate": 0.05} | options
+    values: dict[str, Any] = {"gradient": quadratic, "start": START, "rate": 0.05} | options
     return simulate(protocol, workers=workers, steps=steps, **values)
 
 
-def quadratic(seed: int = 0) -> Gradient:
+def quadratic(parameters: Vector, worker: int, clock: int) -> Vector:
     """The gradient of a least-squares loss over random rows, fresh for every worker and clock."""
-
-    @functools.cache
-    def rows(worker: int, clock: int) -> Vector:
-        return np.random.default_rng([seed, worker, clock]).normal(size=(5, len(START)))
-
-    def gradient(parameters: Vector, worker: int, clock: int) -> Vector:
-        return rows(worker, clock).T @ (rows(worker, clock) @ parameters - 1) / 5
-
+    rows = _rows(worker, clock)
+    gradient: Vector = rows.T @ (rows @ parameters - 1) / len(rows)
     return gradient
+
+
+@functools.cache
+def _rows(worker: int, clock: int) -> Vector:
+    return np.random.default_rng([worker, clock]).normal(size=(5, len(START)))
 
 
 def variants(kind: type[Protocol]) -> list[Protocol]:
