@@ -36,9 +36,12 @@ class View(typing.Protocol):
     """The run at this instant. Every answer takes O(1) or O(log N)."""
 
     num_workers: int
-    version: int  # updates made
     time: float  # seconds of training
     memory: dict[str, Any]  # the protocol's own: plain JSON, in every checkpoint
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
 
     def clock(self, worker: int) -> int:
         """Steps that a worker has done: gradients of it that were used or refused."""
@@ -113,4 +116,6 @@ def k_of(k: int | None, num_workers: int) -> int:
 def check_distinct(k: int | None, num_workers: int) -> None:
     """Raises UsageError where an update would need more different workers than there are."""
     if k_of(k, num_workers) > num_workers:
-        raise UsageError(f"--k {k} asks for gradients of {k} workers, and there are {num_workers}: give at most so many")
+        raise UsageError(
+            f"--k {k} asks for gradients of {k} workers, and there are {num_workers}: give at most so many"
+        )
