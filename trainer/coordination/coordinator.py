@@ -103,10 +103,14 @@ class Coordinator:
         member.held_by.add(server)
         self.membership.hear(worker, now)
         if len(member.held_by) == self.num_servers:
-            member.clock = self.protocol.clock_on_joining(member.clock, self.view)
-            self._note_through(member)
             self._first_join = now if self._first_join is None else self._first_join
-            self._await_turn(member)
+            if self.started:
+                member.clock = self.protocol.clock_on_joining(member.clock, self.view)
+                self._note_through(member)
+            if self.started or self.finished:
+                self._await_turn(member)
+            else:  # at the clock of the checkpoint, whoever comes first: their turns come when all are here
+                self.membership.move(member, Phase.READY)
 
     def push(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
@@ -131,7 +135,10 @@ class Coordinator:
         if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
             return False
         self.membership.hear(worker, now)
-        self._refuse((Gradient(worker, clock, member.pulled), measured))
+        if self.finished:  # nothing is counted any more, as with a push
+            self._await_turn(member)
+        else:
+            self._refuse((Gradient(worker, clock, member.pulled), measured))
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
@@ -299,8 +306,10 @@ class Coordinator:
 
     def _answer(self, now: float) -> tuple[tuple[Reply, ...], tuple[Reply, ...]]:
         """The workers that start a step now, and those that have done their last."""
+        if not (self.started or self.finished or self._start(now)):
+            return (), ()
         self._queues.release_up_to(self.membership.clocks)
-        if not self._queues.ready or not (self.started or self.finished or self._may_start(now)):
+        if not self._queues.ready:
             return (), ()
         ready, self._queues.ready = sorted(self._queues.ready), []
         unblocked, stop = [], []
@@ -323,12 +332,18 @@ class Coordinator:
     def _is_finished(self, worker: int) -> bool:
         return self.members[worker].phase is Phase.FINISHED
 
-    def _may_start(self, now: float) -> bool:
+    def _start(self, now: float) -> bool:
         """All workers begin together, unless one keeps the others waiting for too long; BSP needs it anyway."""
         waited = now - self._first_join if self._first_join is not None else 0.0
-        if self.membership.all_are_here() or waited >= self.start_wait_s:
-            self.started, self._started_at = True, now
-        return self.started
+        if not self.membership.in_phase[Phase.READY] or not (
+            self.membership.all_are_here() or waited >= self.start_wait_s
+        ):
+            return False
+        self.started, self._started_at = True, now
+        for member in self.members:
+            if member.phase is Phase.READY:
+                self._await_turn(member)
+        return True
 
     def _note_through(self, member: Member) -> None:
         """Count a worker that has done its own steps, all of them applied."""
@@ -345,7 +360,7 @@ class Coordinator:
             return None
         position = self.budget.position
         self._snapshot_version = position.version
-        position.clocks = {member.index: member.clock - member.unapplied for member in self.members}
+        position.clocks = {member.index: self._clock_to_go_on_at(member) for member in self.members}
         return {
             "version": position.version,
             "accepted": position.accepted,
@@ -356,6 +371,12 @@ class Coordinator:
             "clocks": {str(worker): clock for worker, clock in position.clocks.items()},
             "memory": position.memory,
         }
+
+    def _clock_to_go_on_at(self, member: Member) -> int:
+        """Of a worker after a restart: what is in no update yet is done again, and who is away comes back as of now."""
+        clock = member.clock - member.unapplied
+        is_away = member.phase in (Phase.ABSENT, Phase.JOINING)
+        return self.protocol.clock_on_joining(clock, self.view) if is_away else clock
 
     def _withdraw(self, member: Member) -> None:
         self.ledger.withdraw(member.index)
