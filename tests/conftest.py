@@ -26,6 +26,7 @@ def spark() -> Iterator[SparkSession]:
     defaults: dict[str, bool | float | int | str | None] = {**spark_defaults()}
     builder = SparkSession.builder.config(map=defaults).master("local[2]")
     builder = builder.config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
+    builder = builder.config("spark.python.daemon.module", "tests.python_workers")
     session = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     yield session
     session.stop()

@@ -105,8 +105,8 @@ class HdfsWriter(io.RawIOBase):
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
         self.files, self.path, self.inner = files, path, inner
-        # The client's writer never counts as closed. So its finaliser, in the middle of whatever runs then, would close it
-        # again and wait a minute for a DataNode that died. To Python it is closed from the start; only close() below ends it.
+        # The client's writer never counts as closed, so its finaliser would close it again and wait more than a minute for a
+        # DataNode that died. To Python it is closed from the start; close() below ends it.
         io.RawIOBase.close(inner)
 
     def writable(self) -> bool:
