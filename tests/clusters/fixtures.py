@@ -23,8 +23,8 @@ LONG = (
     "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_wheel", "test_boundaries",
 )  # fmt: skip
 
-# Files whose tests share shards, runs, a wheel or the components of a large sample.
-BY_FILE = ("test_train", "test_benchmark.py", "test_on_", "test_sample", "test_wheel")
+# Files whose tests share shards, runs, a page, a wheel or the components of a large sample.
+BY_FILE = ("test_train", "test_benchmark.py", "test_on_", "test_report", "test_sample", "test_wheel")
 
 
 class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
