@@ -23,6 +23,8 @@ READY_DEV := .venv/.ready-dev
 SAMPLE := build/sample
 # A driver that only talks to itself need not look its host name up.
 LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
+# Tests start hundreds of Pythons: none should compile this checkout again.
+TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help setup demo demo-shards test test-fast lint fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
 
@@ -58,11 +60,11 @@ demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated 
 test: $(READY_DEV) ## run the linter, the type checker and the tests
 	@$(ENV); said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	  $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
-	  tests=0; SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 3 $(ARGS) || tests=$$?; \
+	  tests=0; $(TEST_ENV) python -m pytest -n 3 $(ARGS) || tests=$$?; \
 	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
-	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m pytest -n 2 -m 'not slow' $(ARGS)
+	@$(ENV); $(TEST_ENV) python -m pytest -n 2 -m 'not slow' $(ARGS)
 
 lint: $(READY_DEV) ## run the linter, the format check and the type checker
 	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status

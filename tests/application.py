@@ -45,18 +45,23 @@ def run_job(job: str, *arguments: object) -> Ended:
 
     The job uses the Spark session of this process if there is one.
     """
+    return run_program(ROOT / "jobs" / job, *arguments)
+
+
+def run_program(program: Path, *arguments: object) -> Ended:
+    """Run a file of Python as run_job() does a job."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "argv", [job, *map(str, arguments)]))
+        stack.enter_context(mock.patch.object(sys, "argv", [program.name, *map(str, arguments)]))
         stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
         stack.enter_context(contextlib.chdir("/"))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         try:
-            runpy.run_path(str(ROOT / "jobs" / job), run_name="__main__")
+            runpy.run_path(str(program), run_name="__main__")
         except SystemExit as end:
             return Ended(int(end.code or 0), out.getvalue(), err.getvalue())
-    raise AssertionError(f"{job} ended without an exit code")
+    raise AssertionError(f"{program.name} ended without an exit code")
 
 
 def run_application(tmp_path: Path, plan: Sequence[tuple[object, ...]], **submit: Any) -> tuple[list[Ended], str]:

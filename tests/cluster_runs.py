@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +30,14 @@ from pipeline.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.storage.store import Store
 from pipeline.strategies.distribution_aware import DistributionAware
-from tests.clusters import ROOT, Hdfs, end_tree, spark_submit
+from tests.clusters import QUICK_START, ROOT, Hdfs, end_tree, spark_submit
+from tests.clusters.settings import class_archive
 from tests.conftest import make_rows, write_binary
 
 JOB = ROOT / "jobs" / "distribution_aware.py"
-QUIET = {"SPARK_CONF_DIR": str(ROOT / "conf")}
+# The job's own log settings. In a SPARK_CONF_DIR they would keep the class archive from being used.
+LOG = f"-Dlog4j2.configurationFile={(ROOT / 'conf' / 'log4j2.properties').as_uri()}"
+QUIET = {"SPARK_SUBMIT_OPTS": shlex.join([*QUICK_START, *class_archive(), LOG])}
 STORE = Store()
 T = TypeVar("T")
 SHAPE = (3, 8, 8)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.spark.session import PACKAGE, spark_defaults
+from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
 from tests.clusters import QUICK_START
 
 pytest_plugins = ["tests.clusters.fixtures", "tests.cluster_runs", "tests.selection"]
@@ -26,6 +26,7 @@ def spark() -> Iterator[SparkSession]:
     defaults: dict[str, bool | float | int | str | None] = {**spark_defaults()}
     builder = SparkSession.builder.config(map=defaults).master("local[2]")
     builder = builder.config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
+    builder = builder.config("spark.python.daemon.module", PYTHON_WORKERS)
     session = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     yield session
     session.stop()

@@ -39,6 +39,8 @@ from pipeline.benchmark.results import published
 from pipeline.benchmark.results.report import render
 from pipeline.benchmark.results.summary import Summary, summarise
 from pipeline.benchmark.rows import compute_objective, find_optimum, open_rows, read_arrays
+from pipeline.benchmark.systems import measure as measuring
+from pipeline.benchmark.systems import mllib
 from pipeline.benchmark.systems.all_gather import start_all_gather
 from pipeline.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, Part, descend
 from pipeline.benchmark.systems.measure import Setup, measure
@@ -287,9 +289,12 @@ WORKERS = 2  # of the tests' Spark session, local[2]
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The job as a user starts it, on two models, with every system."""
+    """The job as a user starts it, on two models, with every system. What is timed is of no interest: no long warm-up."""
     output = tmp_path_factory.mktemp("benchmark") / "out"
-    done = run_job("benchmark.py", "--output", output, *QUICK_FLAGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mllib, "WARM_UP_RUNS", 1)
+        patch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
+        done = run_job("benchmark.py", "--output", output, *QUICK_FLAGS)
     assert done.code == 0, done.err
     assert f"report: {output}/report.html" in done.out
     return output

@@ -14,13 +14,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.spark.session import PACKAGE
-from tests.application import Ended, run_job
+from tests.application import Ended, run_application, run_job
 from tests.clusters import spark_submit
 from tests.conftest import make_rows, write_binary
 
 JOBS = PACKAGE.parent / "jobs"
 SMALL = ["--format", "cifar10-binary", "--image-shape", "3x8x8"]
 FIT = ["--clusters", "6", "--components", "5"]
+STACK_TRACE = ("Traceback", "\tat ", "Exception in thread")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def assert_one_line(done: Ended, code: int, *parts: str) -> None:
     assert len(errors) == 1, output
     for part in parts:
         assert part in errors[0]
-    for sign in ("Traceback", "\tat ", "Exception in thread"):
+    for sign in STACK_TRACE:
         assert sign not in output
 
 
@@ -178,23 +179,35 @@ def test_a_run_its_rerun_another_configuration_and_an_overwrite(
     assert {path.relative_to(output).as_posix() for path in output.glob("worker=*/*")} == listed
 
 
-def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(tmp_path: Path) -> None:
+def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
+    spark: SparkSession, source: Path, tmp_path: Path
+) -> None:
+    """A job's own line, and none of Spark's."""
     labels, images = make_rows(600, pixels=192)
     labels[450] = 77
     folder = write_binary(tmp_path / "c", labels, images)
-    flags = ["--input", folder, "--output", tmp_path / "o", *SMALL]
-    done = submit("stratified.py", *flags, "--workers", 3, "--num-classes", 10)
-    assert_one_line(done, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
-    assert not (tmp_path / "o").exists()
-    done = submit("baseline.py", *flags, "--workers", 601)
-    assert_one_line(done, 2, "--workers 601 is more than the 600 rows")
+    made = run_job("stratified.py", "--input", source, "--output", tmp_path / "made", "--workers", 5, *SMALL)
+    assert made.code == 0, made.err
+    (next((tmp_path / "made").glob("worker=003/*"))).write_bytes(b"rotten")
+    flags = ("--input", folder, "--output", tmp_path / "o", *SMALL)
+    plan = [
+        ("stratified.py", *flags, "--workers", 3, "--num-classes", 10),
+        ("baseline.py", *flags, "--workers", 601),
+        ("reshard.py", "--input", tmp_path / "made", "--output", tmp_path / "o", "--workers", 2),
+    ]
+    (label, workers, file), rest = run_application(tmp_path, plan)
+    assert_one_line(label, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
+    assert_one_line(workers, 2, "--workers 601 is more than the 600 rows")
+    assert_one_line(file, 3, "worker=003", "damaged")
+    for sign in STACK_TRACE:
+        assert sign not in rest
     assert not (tmp_path / "o").exists()
 
 
 def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--workers", 2, *SMALL, "--no-report", "--strategy", "random"]
-    for root, run in (("a", submit), ("b", run_job)):
-        done = run("baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
+    for root in ("a", "b"):
+        done = run_job("baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
         assert done.code == 0, done.err
     outputs = [tmp_path / root / "ds=2026-01-31" for root in ("a", "b")]
     assert shas(outputs[0]) == shas(outputs[1])
@@ -224,10 +237,6 @@ def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
     done = run_job("reshard.py", *moved)
     assert done.code == 0, done.err
     assert len(shas(tmp_path / "moved")) == 5
-    (next((tmp_path / "moved").glob("worker=003/*"))).write_bytes(b"rotten")
-    done = submit("reshard.py", "--input", tmp_path / "moved", "--output", tmp_path / "x", "--workers", 2)
-    assert_one_line(done, 3, "worker=003", "damaged")
-    assert not (tmp_path / "x").exists()
 
 
 def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ from tests.cluster_runs import (
 )
 from tests.clusters import Hdfs, Standalone, end_tree, spark_submit
 
+# How long a task, and the driver, waits for a DataNode that died under its write.
+STALL = {"SHARDING_STALL_S": "8"}
+
 
 def test_standalone_shards_reshards_and_replaces_on_hdfs(
     standalone: Standalone, hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession, tmp_path: Path
@@ -82,7 +85,8 @@ def test_a_node_killed_while_shards_are_written_changes_nothing(
     output = f"{hdfs.uri}/killed/{victim}"
     arguments = ("--input", large_input, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
     try:
-        with submitted(*arguments, master=standalone.master_url) as job:
+        conf = {f"spark.executorEnv.{name}": value for name, value in STALL.items()}
+        with submitted(*arguments, master=standalone.master_url, conf=conf, env={**QUIET, **STALL}) as job:
             executors = wait_during(lambda: standalone.executors() if fitting(output) else [], job)
             wait_during(lambda: writing(output), job)
             if victim == "datanode":

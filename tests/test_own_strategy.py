@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from pipeline.spark.session import PACKAGE
+from pipeline.strategies import STRATEGIES
+from tests.application import Ended, run_program
 from tests.conftest import make_rows, write_binary
 
 PROGRAM = """
@@ -61,7 +65,15 @@ def start(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
-def test_a_strategy_of_ones_own_runs_by_name_with_its_own_flag(program: Path, tmp_path: Path) -> None:
+def start_here(program: Path, *arguments: object) -> Ended:
+    """The same in this process, on its Spark session. The registry is afterwards what it was."""
+    with mock.patch.dict(STRATEGIES):
+        return run_program(program, "shard", *arguments)
+
+
+def test_a_strategy_of_ones_own_runs_by_name_with_its_own_flag(
+    spark: SparkSession, program: Path, tmp_path: Path
+) -> None:
     source = write_binary(tmp_path / "cifar", *make_rows(20, pixels=192), files=1)
     output = tmp_path / "o"
     flags = ["--input", source, "--output", output, "--workers", 2, "--no-report", "--quiet"]
@@ -73,13 +85,13 @@ def test_a_strategy_of_ones_own_runs_by_name_with_its_own_flag(program: Path, tm
     ids = [pq.read_table(output / worker["files"][0]["path"])["id"].to_pylist() for worker in manifest["workers"]]
     assert ids == [[0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19], [3, 4, 5, 9, 10, 11, 15, 16, 17]]
 
-    again = start(program, *flags, "--my-flag", 4)
-    assert (again.returncode, again.stderr.count("error: ")) == (2, 1), again.stderr
-    assert "already holds a committed set (mine for 2 workers)" in again.stderr
+    again = start_here(program, *flags, "--my-flag", 4)
+    assert (again.code, again.err.count("error: ")) == (2, 1), again.err
+    assert "already holds a committed set (mine for 2 workers)" in again.err
     assert json.loads((output / "manifest.json").read_text()) == manifest
 
-    replaced = start(program, *flags, "--my-flag", 4, "--overwrite")
-    assert replaced.returncode == 0, replaced.stderr
+    replaced = start_here(program, *flags, "--my-flag", 4, "--overwrite")
+    assert replaced.code == 0, replaced.err
     assert json.loads((output / "manifest.json").read_text())["identity"] != manifest["identity"]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from pipeline.assignment.groups import group_table
-from pipeline.spark.session import PACKAGE
+from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
 from pipeline.specs import registry
 from pipeline.strategies import STRATEGIES
 from tests.virtual_time import Vector, simulate
@@ -70,7 +70,10 @@ def blocks_of(file: str) -> list[Block]:
 
 def run_blocks(blocks: list[Block], folder: Path) -> None:
     """Save and run blocks in order. Blocks of one language that follow each other share a process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # for `sharding`, wherever .venv installed it from
+    # For a session that a block builds itself. A job names this daemon by itself.
+    workers = f"--conf spark.python.daemon.module={PYTHON_WORKERS} pyspark-shell"
+    # PYTHONPATH: for `sharding`, wherever .venv installed it from
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": workers}
     steps = [block for block in blocks if block.action != "beside"]
     for (action, language), group in groupby(steps, key=lambda block: (block.action, block.language)):
         parts = list(group)

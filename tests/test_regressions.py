@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
-from tests.trainer_runs import Training
+from tests.trainer_runs import RunFolder, Training, train_here
 from trainer.data.batches import bernoulli
 from trainer.data.shards import load_worker, open_shards
 
@@ -59,24 +60,20 @@ def problem(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Problem:
     return Problem(tmp_path_factory.mktemp("regressions"), spark)
 
 
-Train = Callable[..., Training]
+Train = Callable[..., RunFolder]
 
 
 @pytest.fixture
-def train(problem: Problem, tmp_path: Path) -> Iterator[Train]:
+def train(problem: Problem, tmp_path: Path) -> Train:
     """A run to its end, as MLlib would do it."""
-    runs: list[Training] = []
+    number = itertools.count()
 
-    def run(*flags: object) -> Training:
+    def run(*flags: object) -> RunFolder:
         common = ("--servers", 1, "--sampling", "bernoulli", "--recipe", "inverse-sqrt", "--momentum", 0)
         quiet = ("--threads", 1, "--no-report", "--no-epoch-checkpoints", "--quiet", "--no-intercept")
-        runs.append(Training(problem.shards, tmp_path / f"run-{len(runs)}", *common, *quiet, *flags))
-        assert runs[-1].wait() == 0, runs[-1].said()
-        return runs[-1]
+        return train_here(problem.shards, tmp_path / f"run-{next(number)}", *common, *quiet, *flags)
 
-    yield run
-    for done in runs:
-        done.end()
+    return run
 
 
 LOGISTIC = ("--model", "logistic", "--learning-rate", RATE, "--weight-decay", DECAY)

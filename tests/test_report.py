@@ -63,8 +63,14 @@ def page_of(folder: Path, manifest: dict[str, Any]) -> Page:
     return Page(report.render(manifest, *measure(shard_set(folder, manifest))))
 
 
-def test_the_report_shows_every_section_of_a_set_with_sparse_neighbourhoods(tmp_path: Path) -> None:
-    page = page_of(tmp_path, committed(tmp_path, interval={"ds": "2024-05-01"}))
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of a usual set of one interval."""
+    folder = tmp_path_factory.mktemp("usual")
+    return page_of(folder, committed(folder, interval={"ds": "2024-05-01"}))
+
+
+def test_the_report_shows_every_section_of_a_set_with_sparse_neighbourhoods(page: Page) -> None:
     headings = (
         "Shard quality",
         "Classes on each worker",
@@ -95,16 +101,14 @@ def test_the_facts_are_those_a_person_asks_for(tmp_path: Path) -> None:
         assert machinery not in text
 
 
-def test_the_report_opens_offline_and_runs_no_script(tmp_path: Path) -> None:
-    page = page_of(tmp_path, committed(tmp_path))
+def test_the_report_opens_offline_and_runs_no_script(page: Page) -> None:
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "link", "iframe", "object", "a", "base"}
     assert page.sources()
     assert all(source.startswith("data:image/") for source in page.sources())
 
 
-def test_every_picture_is_a_readable_image_with_a_description(tmp_path: Path) -> None:
-    page = page_of(tmp_path, committed(tmp_path))
+def test_every_picture_is_a_readable_image_with_a_description(page: Page) -> None:
     for source, alt in zip(page.sources(), page.alts(), strict=True):
         kind, data = source.split(";base64,")
         if kind.endswith("svg+xml"):
@@ -114,10 +118,8 @@ def test_every_picture_is_a_readable_image_with_a_description(tmp_path: Path) ->
         assert alt
 
 
-def test_sparse_images_are_shown_pixel_for_pixel_from_the_smallest_neighbourhood(tmp_path: Path) -> None:
-    manifest = committed(tmp_path)
+def test_sparse_images_are_shown_pixel_for_pixel_from_the_smallest_neighbourhood(page: Page) -> None:
     images, _ = make_images(240)
-    page = page_of(tmp_path, manifest)
     assert [alt for alt in page.alts() if alt.startswith("image ")] == ["image 2", "image 0", "image 1"]
     shown = next(source for source in page.sources() if source.startswith("data:image/png"))
     pixels = np.asarray(Image.open(BytesIO(b64decode(shown.split(",")[1]))))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spark.session import PACKAGE, spark_defaults
+from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
 from tests.clusters import spark_submit
 
 PROGRAM = """
@@ -39,6 +39,7 @@ def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_one
     ours = {key: value for key, value in spark_defaults().items() if key not in theirs}
     assert ours.items() <= found.items()
     assert len(ours) > 5
+    assert found["spark.python.daemon.module"] == PYTHON_WORKERS
 
 
 def test_spark_submit_maps_its_classes_from_the_archive_that_set_up_recorded(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -19,17 +21,19 @@ def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
         within(10, lambda: 1 // 0)
 
 
-class Stuck:
-    """A client's file that takes nothing, as hdfs-native's sometimes does after a DataNode died under it."""
+class Stuck(io.RawIOBase):
+    """A client's file that takes nothing, as hdfs-native's sometimes does after a DataNode died under it. Like that one it
+    never says that it is closed."""
 
     def __init__(self) -> None:
-        self.wait = threading.Event()
+        self.wait, self.closes = threading.Event(), 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self.wait.wait()
         return len(data)
 
     def close(self) -> None:
+        self.closes += 1
         self.wait.wait()
 
 
@@ -44,4 +48,6 @@ def test_a_write_that_never_ends_becomes_an_error_that_is_worth_another_try(monk
             action()
         assert is_transient(caught.value)
     assert time.monotonic() - began < 10
+    inner.__del__()  # once more, in the middle of somebody else's garbage collection, and with no limit
+    assert inner.closes == 1
     inner.wait.set()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.clusters import free_ports
-from tests.trainer_runs import Training, until
+from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets, own_address
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -35,9 +35,7 @@ def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Where the BSP run of these tests ends on a single host."""
-    run = Training(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP)
-    assert run.wait() == 0, run.said()
-    return run.vector()
+    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP).vector()
 
 
 @pytest.fixture

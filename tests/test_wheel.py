@@ -17,6 +17,7 @@ import pytest
 from pipeline.spark.session import PACKAGE, package_zip
 from tests.clusters.artifacts import find_java, java_home
 
+pytestmark = pytest.mark.slow  # builds a wheel and an environment; a set is sharded and trained on in it
 ROOT = PACKAGE.parent
 SET_UP = {"setup.sh", "constraints.txt"}  # of a checkout's environment
 MOMENTUM = 0.5  # in the installed trainer.toml; no other file says so

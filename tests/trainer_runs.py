@@ -18,18 +18,49 @@ import pandas as pd
 import psutil
 
 from pipeline.spark.session import PACKAGE
+from trainer.__main__ import main
 from trainer.checkpoints.read import newest, read_vector
 from trainer.runlog.read import read_events, read_pushes
 
 ROOT = PACKAGE.parent
 
 
-class Training:
+class RunFolder:
+    """What a run has left in its folder."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.output / "result.json").read_text())
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.output / "metrics.jsonl") if event["event"] == kind]
+
+    def pushes(self) -> pd.DataFrame:
+        return read_pushes(self.output / "pushes.csv")
+
+    def vector(self) -> npt.NDArray[np.float32]:
+        """Parameters and statistics of the newest whole checkpoint."""
+        root = self.output / "checkpoints"
+        version = newest(root, verify=True)
+        assert version is not None
+        return read_vector(root, version)
+
+
+def train_here(shards: Path | str, output: Path, *flags: object) -> RunFolder:
+    """A run to its end, with this process as its supervisor: all of a test process's share one that has loaded torch."""
+    assert main(["--shards", str(shards), "--output", str(output), *map(str, flags)]) == 0
+    return RunFolder(output)
+
+
+class Training(RunFolder):
     """``python -m trainer`` in a session of its own, so that everything it starts can be found afterwards."""
 
     def __init__(self, shards: Path | str, output: Path, *flags: object, inside: tuple[str, ...] = ()) -> None:
         """inside: a command that runs another, such as in a network of its own."""
-        self.output = output
+        super().__init__(output)
         self.text = output.parent / f"{output.name}.{time.monotonic_ns()}.txt"
         command = [*inside, sys.executable, "-m", "trainer", "--shards", str(shards), "--output", str(output)]
         with open(self.text, "w") as text:
@@ -73,23 +104,6 @@ class Training:
             return int(line.split(",")[1])
         except (OSError, IndexError, ValueError):
             return 0
-
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.output / "result.json").read_text())
-        return found
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.output / "metrics.jsonl") if event["event"] == kind]
-
-    def pushes(self) -> pd.DataFrame:
-        return read_pushes(self.output / "pushes.csv")
-
-    def vector(self) -> npt.NDArray[np.float32]:
-        """Parameters and statistics of the newest whole checkpoint."""
-        root = self.output / "checkpoints"
-        version = newest(root, verify=True)
-        assert version is not None
-        return read_vector(root, version)
 
     def end(self) -> None:
         """Whatever is still there goes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,28 +21,9 @@ from pyspark.sql import functions as F
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
+from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
 from pipeline.errors import DataError
-
-ONE_TASK_BYTES = 256 << 20  # of int32 points: above this, one job an iteration over the cached partitions
-
-
-@dataclass(frozen=True)
-class Points:
-    """ids int64 [rows], points int32 [rows, p] on the grid 2^-exponent of their projection."""
-
-    ids: npt.NDArray[np.int64]
-    points: npt.NDArray[np.int32]
-
-
-def gather(parts: Iterable[Points]) -> Points:
-    parts = list(parts)
-    return Points(np.concatenate([p.ids for p in parts]), np.concatenate([p.points for p in parts]))
-
-
-def fit_gathered(parts: Iterable[Points], settings: lloyd.KMeansSettings) -> lloyd.Fit:
-    whole = gather(parts)
-    return lloyd.fit_here(whole.ids, whole.points, settings)
 
 
 class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSeed):

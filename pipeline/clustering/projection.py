@@ -8,12 +8,15 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.lloyd import nearest
+
+if TYPE_CHECKING:
+    from pipeline.clustering.gram import Spectrum
 
 BLOCK_ROWS = 2048
 

@@ -10,7 +10,6 @@ from pyspark import SparkContext
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import GroupTable
-from pipeline.clustering.persistence import save_model
 from pipeline.errors import JobError
 from pipeline.input.scan import WORD, Scan
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
@@ -70,6 +69,10 @@ def save_models(
     context: SparkContext, store: Store, models: dict[str, Any], staging: str, generation: str
 ) -> list[tuple[str, str]]:
     """Save fitted models in the attempt's folder; (staged, path under OUTPUT) of their files."""
+    if not models:
+        return []
+    from pipeline.clustering.persistence import save_model  # loads spark.ml
+
     moves = []
     for name, model in models.items():
         path = f"_model/{generation}/{name}"

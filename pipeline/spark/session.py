@@ -24,6 +24,7 @@ from pipeline.errors import JobError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGE_ZIP = "pipeline.zip"
+PYTHON_WORKERS = "pipeline.spark.python_workers"
 NOISY = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -106,6 +107,7 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
         conf.setExecutorEnv("PYTHONPATH", path)
+        conf.setIfMissing("spark.python.daemon.module", PYTHON_WORKERS)
     signal.signal(signal.SIGTERM, _on_sigterm)
     context = SparkContext(conf=conf)
     try:

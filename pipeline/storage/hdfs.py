@@ -105,6 +105,9 @@ class HdfsWriter(io.RawIOBase):
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
         self.files, self.path, self.inner = files, path, inner
+        # The client's writer never counts as closed, so its finaliser would close it again and wait more than a minute for a
+        # DataNode that died. To Python it is closed from the start; close() below ends it.
+        io.RawIOBase.close(inner)
 
     def writable(self) -> bool:
         return True

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
 
-# hdfs-native sometimes waits for ever for a DataNode that died under its write; the slowest live one answers sooner.
-STALL_S = 90.0
+# hdfs-native sometimes waits for ever for a DataNode that died under its write; the slowest live one answers sooner. The
+# variable is for tests that kill DataNodes.
+STALL_S = float(os.environ.get("SHARDING_STALL_S", "90"))
 LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
 
 

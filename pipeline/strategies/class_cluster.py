@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pyspark import RDD
@@ -13,13 +13,16 @@ from pyspark import RDD
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import count_by_chunk
 from pipeline.assignment.groups import Start
-from pipeline.clustering.kmeans import ONE_TASK_BYTES, BlockKMeans, Points, fit_gathered
 from pipeline.clustering.lloyd import Fit, nearest
+from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
 from pipeline.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import LabelledPoints, NeighbourhoodStrategy, fit_pca, projected
+
+if TYPE_CHECKING:
+    from pipeline.clustering.kmeans import BlockKMeans
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class ClassCluster(NeighbourhoodStrategy):
     start: Start = option("carry", START_HELP)
 
     def fit(self, context: Context) -> Fitted:
+        from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml, which --help and most tasks do without
+
         sizes = context.scan.label_counts.sum(axis=0)
         classes = len(sizes)
         each = max(1, (self.clusters or 2 * classes) // classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pyspark import RDD
@@ -11,9 +11,7 @@ from pyspark import RDD
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import count_by_chunk
 from pipeline.assignment.groups import Start
-from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
 from pipeline.clustering.lloyd import nearest
-from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.projection import Neighbourhoods
 from pipeline.input.dataset import Block
 from pipeline.specs import option
@@ -25,6 +23,10 @@ from pipeline.strategies.neighbourhoods import (
     fit_pca,
     projected,
 )
+
+if TYPE_CHECKING:
+    from pipeline.clustering.kmeans import BlockKMeansModel
+    from pipeline.clustering.pca import BlockPCAModel
 
 Engine = Literal["block", "spark-ml"]
 Preset = Literal["paper-like", "plain"]
@@ -106,6 +108,8 @@ class DistributionAware(NeighbourhoodStrategy):
     def _fit_clusters(
         self, context: Context, points: RDD[LabelledPoints], wanted: int, pca: BlockPCAModel
     ) -> BlockKMeansModel:
+        from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml, which --help and most tasks do without
+
         with context.phase("kmeans"):
             estimator = BlockKMeans(k=wanted, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init)
             model = estimator.fit_points(

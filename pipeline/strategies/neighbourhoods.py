@@ -7,18 +7,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pyspark import RDD, StorageLevel
 
-from pipeline.clustering.kmeans import Points
 from pipeline.clustering.lloyd import SAMPLE_ROWS
-from pipeline.clustering.pca import BlockPCA, BlockPCAModel
+from pipeline.clustering.points import Points
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
 from pipeline.specs import option
 from pipeline.strategies.base import Context, Strategy
+
+if TYPE_CHECKING:
+    from pipeline.clustering.pca import BlockPCAModel
 
 
 def is_component_number(components: float) -> bool:
@@ -64,6 +66,8 @@ def project(projection: Projection, blocks: Iterable[Block]) -> Iterator[Labelle
 
 
 def fit_pca(context: Context, *, components: float, whiten: bool) -> BlockPCAModel:
+    from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
+
     with context.phase("pca"):
         pixels = context.images.dataset.record_bytes
         images = context.images.blocks().map(lambda block: block.images)

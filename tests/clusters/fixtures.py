@@ -20,16 +20,20 @@ from tests.clusters.yarn import Yarn
 LONG = (
     "on standalone", "on hdfs", "test_readme", "test_benchmark.py", "test_on_local_files", "test_trainer_hosts",
     "test_jobs", "test_training", "test_regressions", "test_clusters", "test_report", "test_trainer_faults",
-    "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_boundaries",
+    "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_wheel", "test_boundaries",
 )  # fmt: skip
+
+# Files whose tests share shards, runs, a page, a wheel or the components of a large sample.
+BY_FILE = ("test_train", "test_benchmark.py", "test_on_", "test_report", "test_sample", "test_wheel")
 
 
 class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
     """How pytest-xdist deals out tests to processes: in the order of collection, some of them together.
 
     Tests on Spark's standalone cluster go to one process; all others on HDFS and those on YARN go to another. So each
-    cluster starts once, and HDFS twice. These tests mostly wait, beside others that compute. The trainer's tests and the
-    benchmark's go by file, because a file shares shards and runs. All other tests go one by one.
+    cluster starts once, and HDFS twice. These tests mostly wait, beside others that compute. The trainer's tests, the
+    benchmark's and those of BY_FILE go by file, because a file shares what takes long to make. All other tests go one by
+    one.
 
     The groups of pytest-xdist 3.8 have no effect with pytest 9.2, which keeps a test's id elsewhere.
     """
@@ -49,7 +53,7 @@ def group_of(nodeid: str) -> str:
         return "on standalone"
     if file.endswith(("test_on_hdfs.py", "test_on_yarn.py")) or "::test_on_hdfs_" in nodeid:
         return "on hdfs"
-    return file if "/test_on_" in file or "/test_train" in file or file.endswith("/test_benchmark.py") else nodeid
+    return file if file.rpartition("/")[2].startswith(BY_FILE) else nodeid
 
 
 def rank_of(nodeid: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -10,6 +12,18 @@ from tests.clusters.machine import HOST, current_user
 
 # Start-up is most of these JVMs' work. The C1 compiler and the serial collector leave the cores to the tests.
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
+# The JVM of spark-submit and spark-class that only composes a command line.
+LAUNCHER_OPTIONS = " ".join(QUICK_START)
+
+
+def class_archive(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The options of .venv/env.sh that name its class archive, which starts Spark's JVMs sooner and changes nothing else.
+
+    A JVM refuses the archive where a folder with files, such as a SPARK_CONF_DIR, leads its class path.
+    """
+    options = shlex.split(environ.get("SPARK_SUBMIT_OPTS", ""))
+    return [option for option in options if option.startswith(("-XX:SharedArchiveFile=", "-Xlog:"))]
+
 
 LOG4J2 = """\
 rootLogger.level = info

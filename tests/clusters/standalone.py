@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.clusters.artifacts import find_java, spark_home
 from tests.clusters.machine import HOST, free_ports
 from tests.clusters.processes import end_tree
 from tests.clusters.servers import START_TIMEOUT, Cluster, Server, get_json, server_environment, wait_until
-from tests.clusters.settings import QUICK_START, write_logging
+from tests.clusters.settings import LAUNCHER_OPTIONS, QUICK_START, class_archive, write_logging
 
 
 class Standalone(Cluster):
@@ -29,11 +30,14 @@ class Standalone(Cluster):
 
     def start(self) -> None:
         """Start the master and the workers. Return when the master counts every worker as live."""
+        log = f"-Dlog4j2.configurationFile={write_logging(self.folder) / 'log4j2.properties'}"
         env = {
             **server_environment(find_java()),
-            "SPARK_CONF_DIR": str(write_logging(self.folder)),
+            # A folder that is not there, for the sake of the class archive. The executors inherit it.
+            "SPARK_CONF_DIR": str(self.folder / "no-conf"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK_START),
+            "SPARK_DAEMON_JAVA_OPTS": shlex.join([*QUICK_START, *class_archive(), log]),
+            "SPARK_LAUNCHER_OPTS": LAUNCHER_OPTIONS,
         }
         run: list[str | Path] = [spark_home() / "bin" / "spark-class"]
         package = "org.apache.spark.deploy"

@@ -16,13 +16,7 @@ from tests.clusters.artifacts import find_java, java_home, spark_home
 from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import HOST
 from tests.clusters.processes import end_tree, watcher
-from tests.clusters.settings import QUICK_START
-
-
-def class_archive(environ: Mapping[str, str]) -> list[str]:
-    """The options of .venv/env.sh that name its class archive, which starts a driver sooner and changes nothing else."""
-    options = shlex.split(environ.get("SPARK_SUBMIT_OPTS", ""))
-    return [option for option in options if option.startswith(("-XX:SharedArchiveFile=", "-Xlog:"))]
+from tests.clusters.settings import LAUNCHER_OPTIONS, QUICK_START, class_archive
 
 
 def submit_environment(
@@ -46,6 +40,7 @@ def submit_environment(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable if master.startswith("local") else str(executor_python()),
         "SPARK_SUBMIT_OPTS": shlex.join([*QUICK_START, *class_archive(environ)]),
+        "SPARK_LAUNCHER_OPTS": LAUNCHER_OPTIONS,
         **extra,
     }
 
@@ -55,7 +50,7 @@ def submit_conf(master: str, cores: int = 2) -> dict[str, str]:
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
         return quiet
-    quiet["spark.executor.extraJavaOptions"] = " ".join(QUICK_START)
+    quiet["spark.executor.extraJavaOptions"] = shlex.join([*QUICK_START, *class_archive()])
     if master != "yarn":
         return quiet
     python = {"PYSPARK_PYTHON": str(executor_python()), "SPARK_LOCAL_IP": HOST}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from trainer.runlog.events import COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Event = dict[str, Any]
 NAMES = COLUMNS.split(",")
@@ -51,6 +53,8 @@ def best(evaluated: Iterable[Event]) -> Event | None:
 def read_pushes(path: Path) -> pd.DataFrame:
     """The pushes that still count, one a row, columns as in the file: a generation that begins at version v voids all
     rows of earlier ones from v on. Rows cut off by a crash are left out. About 1.5 s and 0.2 GB for a million."""
+    import pandas as pd  # half a second, which the processes of a run do without
+
     if not path.exists():
         return pd.DataFrame({name: pd.Series(dtype="int64") for name in NAMES})
     frame = pd.read_csv(path, names=NAMES, header=None, skiprows=1, on_bad_lines="skip", index_col=False)

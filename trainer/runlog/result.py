@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from trainer.run_files import METRICS, MODEL, PUSHES, RESULT
 from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes, surviving
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROLES = ("worker", "server", "evaluator")
 

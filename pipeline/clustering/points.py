@@ -1,0 +1,32 @@
+"""Blocks of points on an integer grid, and their clusters where all fit in one task. Loads nothing of spark.ml, which takes
+half a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.clustering import lloyd
+
+ONE_TASK_BYTES = 256 << 20  # of int32 points: above this, one job an iteration over the cached partitions
+
+
+@dataclass(frozen=True)
+class Points:
+    """ids int64 [rows], points int32 [rows, p] on the grid 2^-exponent of their projection."""
+
+    ids: npt.NDArray[np.int64]
+    points: npt.NDArray[np.int32]
+
+
+def gather(parts: Iterable[Points]) -> Points:
+    parts = list(parts)
+    return Points(np.concatenate([p.ids for p in parts]), np.concatenate([p.points for p in parts]))
+
+
+def fit_gathered(parts: Iterable[Points], settings: lloyd.KMeansSettings) -> lloyd.Fit:
+    whole = gather(parts)
+    return lloyd.fit_here(whole.ids, whole.points, settings)

@@ -1,0 +1,18 @@
+"""The daemon that a local Spark forks its Python workers from: pyspark's own, with the libraries of the tasks imported.
+
+A worker of pyspark's daemon imports them anew, for two seconds, and looks through all their objects for garbage after every
+task, for a tenth of a second."""
+
+import gc
+
+import pandas
+import pyarrow.parquet
+import pyspark.ml.functions
+import pyspark.worker
+from pyspark.daemon import manager
+
+__all__ = ["pandas", "pyarrow", "pyspark"]
+
+if __name__ == "__main__":
+    gc.freeze()
+    manager()
