@@ -12,9 +12,10 @@ import psutil
 import pytest
 import torch
 
-from tests import bench_memory, bench_peers, bench_throughput, bench_transport
+from tests import bench_coordination, bench_memory, bench_peers, bench_throughput, bench_transport
 from tests.bench_ways import FLOOR_OF, MEMORY, TCP, WAYS, Case
 from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
+from trainer.protocols import PROTOCOLS
 
 TINY = Case(numbers=1001, workers=2, servers=2)
 STEPS = 20
@@ -53,6 +54,16 @@ def test_raw_tcp_answers_with_what_torch_s_own_optimiser_makes_of_the_gradients(
     ours.close()
     listener.close()
     np.testing.assert_allclose(pulled, parameter.detach().numpy(), rtol=1e-5, atol=1e-9)
+
+
+def test_the_coordinator_and_virtual_time_are_measured(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench_coordination.coordinator_alone((4, 8), least=50)
+    bench_coordination.virtual_time(shards, STEPS, 1, large=False)
+    said = capsys.readouterr().out
+    for protocol in PROTOCOLS:
+        assert f"\n  {protocol} " in said
+    assert "ms a BSP update: N=4 " in said
+    assert " of it (" in said
 
 
 def test_a_ratio_is_taken_between_measurements_of_one_repeat() -> None:

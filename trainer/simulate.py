@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.output:
         raise UsageError(f"--output is required: a folder for the run; see {PROG} --help")
     config, simulated = config_of(args), from_flags(Simulated, args)
+    if args.loss is not None and not args.compare:
+        raise UsageError(f"--loss {args.loss:g} is what runs of --compare are to reach: give --compare LIST too")
     if args.compare:
         return _compare(args, config, simulated)
     simulate(config, simulated, options_of(args))

@@ -66,9 +66,9 @@ class DSSP(SSP):
         most = self.staleness_upper_bound - self.staleness_bound
 
         def gap(extra: int) -> float:
-            at = last + extra * interval
-            pushes = round((at - slow_last) / slow_interval) if slow_interval > 0 else 1
-            return abs(at - slow_last - min(max(pushes, 1), most + 1) * slow_interval)
+            after = last + extra * interval - slow_last
+            pushes = min(max(after / slow_interval, 1), most + 1) if slow_interval > 0 else 1
+            return abs(after - round(pushes) * slow_interval)
 
         return min(range(most + 1), key=gap)
 

@@ -56,7 +56,7 @@ def parse_protocols(text: str) -> dict[str, Protocol]:
         kind = find(PROTOCOLS, "--compare", name)
         names = [item.name for item in fields(kind) if OPTION in item.metadata]
         if len(values) > len(names):
-            raise UsageError(f"--compare {part}: {name} takes {len(names)} parameters, {', '.join(names) or 'none'}")
+            raise UsageError(f"--compare {part}: {name} takes {' and '.join(names) or 'no parameter'}")
         hints = get_type_hints(kind)
         found[part] = kind(**{key: _value(part, value, hints[key]) for key, value in zip(names, values, strict=False)})
     if not found:
@@ -163,21 +163,29 @@ def _write(output: Path, runs: Sequence[Compared], goal: float | None) -> None:
 def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
     import io
 
+    from matplotlib.ticker import NullFormatter
+
     from pipeline.reporting.plots import canvas, style
 
     labels = [run.label for run in runs]
     with style():
         figure, (left, middle, right) = canvas(3.2, columns=3)
-        for run in runs:
+        colors = [f"C{at}" for at in range(len(runs))]
+        for run, color in zip(runs, colors, strict=True):
             at = np.unique(np.linspace(0, max(0, len(run.loss) - 1), POINTS).astype(int))[: len(run.loss)]
-            left.plot(run.seconds[at], run.loss[at], label=run.label)
+            left.plot(run.seconds[at], run.loss[at], label=run.label, color=color)
+        known = np.concatenate([run.loss for run in runs])
+        if len(known) and known.min() > 0:
+            left.set_yscale("log")
+            left.yaxis.set_major_formatter("{x:g}")
+            left.yaxis.set_minor_formatter(NullFormatter())
         if goal is not None:
             left.axhline(goal, color="#888", lw=0.8, ls=":")
             left.legend()
         left.set(xlabel="virtual seconds", ylabel="training loss", title="Loss")
-        middle.barh(labels, [run.images_per_s or 0 for run in runs])
+        middle.barh(labels, [run.images_per_s or 0 for run in runs], color=colors)
         middle.set(xlabel="images a virtual second", title="Throughput")
-        right.barh(labels, [run.staleness_mean or 0 for run in runs])
+        right.barh(labels, [run.staleness_mean or 0 for run in runs], color=colors)
         right.set(xlabel="updates", title="Mean staleness")
         for axes in (middle, right):
             axes.invert_yaxis()
