@@ -562,6 +562,7 @@ def test_a_run_is_summed_up() -> None:
         "rejected": 1,
         "restarts": {"worker": 2, "server": 0, "evaluator": 1},
         "rollbacks": 1,
+        "simulated": None,
     }
 
 

@@ -134,6 +134,15 @@ def test_scripted_failures_cost_time_and_no_gradient(tmp_path: Path, protocol: s
         np.testing.assert_array_equal(final(hit), final(calm))
 
 
+def test_a_worker_that_is_dead_stays_so_when_the_servers_come_back(tmp_path: Path) -> None:
+    done = virtual(tmp_path / "run", "bsp", failures=parse_failures("worker:1@0.5+20,server@1+2"))
+    assert done.rollbacks == 1
+    assert (done.pushes()["worker"] == 1).sum() == 30
+    events = [json.loads(line) for line in (done.output / "metrics.jsonl").read_text().splitlines()]
+    end = next(event for event in events if event["event"] == "end")
+    assert end["time"] == pytest.approx(20.5 + 30 * 0.1)
+
+
 def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(tmp_path: Path) -> None:
     whole, part = virtual(tmp_path / "whole", "bsp", steps=20), virtual(tmp_path / "part", "bsp", steps=8)
     resume = Options(silent=True, report=False, resume=True)

@@ -55,7 +55,8 @@ class Event:
 
 @dataclass(slots=True)
 class Worker:
-    """A virtual worker. header: of the parameters that it computes at; parts: those, by server; begun, ends: seconds."""
+    """A virtual worker. header: of the parameters that it computes at; parts: those, by server; begun, ends, back_at:
+    seconds, of its step and of its death's end."""
 
     parts: list[Floats]
     session: int = 0
@@ -63,6 +64,7 @@ class Worker:
     header: Header = field(default_factory=lambda: Header(Op.STOP))
     begun: float = 0.0
     ends: float = 0.0
+    back_at: float = 0.0
 
 
 class Engine:
@@ -167,6 +169,7 @@ class Engine:
 
     def _die(self, worker: int, away_s: float) -> None:
         self.workers[worker].attempt += 1
+        self.workers[worker].back_at = self.now + away_s
         if not self.down:
             self.leader.lost(worker, self.now)
         log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
@@ -178,14 +181,15 @@ class Engine:
         self._at(self.now + away_s, -1, Kind.RECOVER)
 
     def _recover(self, *, first: bool = False) -> None:
-        """All servers load the last checkpoint, and everybody joins."""
+        """All servers load the last checkpoint, and everybody joins who is not dead."""
         self.down = False
         for index in range(1, len(self.servers)) if first else ():
             self.leader.hello(b"", index, 1)  # the last one has all of them load
         if not first or len(self.servers) == 1:
             self.leader.gather("server 0 was started again")
-        for worker in range(self.facts.num_workers):
-            self._join(worker)
+        for worker, mine in enumerate(self.workers):
+            if mine.back_at <= self.now:
+                self._join(worker)
 
     # --- what servers send --------------------------------------------------------------------------------------------
 
