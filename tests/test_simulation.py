@@ -21,8 +21,10 @@ from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
 from trainer.data.shards import load_worker, open_shards
+from trainer.runlog.read import read_events
 from trainer.simulate import main, simulate
 from trainer.simulation.compare import compare, parse_protocols
+from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
@@ -337,3 +339,37 @@ def test_what_cannot_be_simulated_is_one_clear_line_and_leaves_nothing(
 def test_replaying_what_is_no_run_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="holds no run"):
         main(["--replay", str(tmp_path)])
+
+
+class Killed(Exception):
+    """The process of a virtual run ends, and nothing is tidied up."""
+
+
+def kill_at(second: float, monkeypatch: pytest.MonkeyPatch, output: Path, **values: Any) -> None:
+    handle = Engine._handle
+
+    def killed(engine: Engine, event: Any) -> None:
+        if engine.now >= second:
+            raise Killed
+        handle(engine, event)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "_handle", killed)
+        patched.setattr("trainer.simulation.run.conclude", lambda *_: None)
+        with pytest.raises(Killed):
+            virtual(output, **values)
+
+
+def test_a_killed_run_that_is_resumed_counts_every_gradient_once_and_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was logged after the last checkpoint is void; the virtual clock goes on, and a failure befalls once."""
+    values: dict[str, Any] = {"steps": 40, "failures": parse_failures("worker:1@0.5+0.3")}
+    kill_at(1.55, monkeypatch, tmp_path, **values)
+    result = virtual(tmp_path, options=Options(silent=True, report=False, resume=True), **values)
+    pushes = result.pushes()
+    assert len(pushes) == result.updates == 160
+    assert replay(tmp_path).is_equal
+    events = read_events(tmp_path / "metrics.jsonl")
+    assert [event["event"] for event in events].count("restart") == 1
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)

@@ -15,8 +15,9 @@ import numpy as np
 
 from trainer.config import Config, Facts
 from trainer.coordination.orders import Measured, Order
-from trainer.run_files import CHECKPOINTS
+from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.events import log_event
+from trainer.runlog.read import read_events, read_pushes
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
@@ -74,7 +75,8 @@ class Engine:
         self, config: Config, facts: Facts, simulated: Simulated, compute: Compute, observe: Callable[[Engine], None]
     ) -> None:
         self.config, self.facts, self.simulated, self.compute = config, facts, simulated, compute
-        self.observe, self.root, self.now = observe, Path(config.run.output), 0.0
+        self.observe, self.root = observe, Path(config.run.output)
+        self.now, generation = _begin_at(self.root)
         self.network = _network(config, facts, simulated)
         self.queue: list[Event] = []
         count = config.processes.servers
@@ -87,12 +89,14 @@ class Engine:
             SliceServer(config, facts, index, checkpoints, partial(self._answer, index)) for index in range(count)
         ]
         self.leader = Leader(
-            config, facts, self.root, self._send_order, self._send_load, self.servers[0].parameters, lambda: 0
+            config, facts, self.root, self._send_order, self._send_load, self.servers[0].parameters, lambda: generation
         )
 
     def run(self) -> None:
         """To the end of the run. Raises JobError as a leader does."""
         for failure in self.simulated.failures:
+            if self.now and failure.at_s <= self.now:
+                continue  # it befell the run before it was resumed
             kind = Kind.CRASH if failure.worker is None else Kind.DIE
             self._at(failure.at_s, -1 if failure.worker is None else failure.worker, kind, away_s=failure.away_s)
         self._recover(first=True)
@@ -232,6 +236,17 @@ class Engine:
         stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends
         if stops < mine.ends - part_s / 2:
             self._at(max(stops, self.now), worker, Kind.GIVE_UP)
+
+
+def _begin_at(root: Path) -> tuple[float, int]:
+    """The virtual second at which this start goes on, and a generation that none of the run's log has reached: pushes that
+    a killed process logged after its last checkpoint are of an earlier one, so they are void."""
+    pushes = root / PUSHES
+    if not pushes.exists():
+        return 0.0, 0
+    generations = read_pushes(pushes)["generation"]
+    now = max((float(event["time"]) for event in read_events(root / METRICS)), default=0.0)
+    return now, int(generations.max()) + 1 if len(generations) else 0
 
 
 def _network(config: Config, facts: Facts, simulated: Simulated) -> Network | None:
