@@ -105,7 +105,7 @@ class Engine:
             event = heapq.heappop(self.queue)
             self.now = event.time
             self._handle(event)
-            if self.now >= due:
+            if self.now >= due and not self.down:  # a dead server writes nothing
                 self.leader.keep(self.now)
                 due = self.now + KEEP_S
             self.observe(self)
@@ -143,9 +143,9 @@ class Engine:
             self._push(worker)
 
     def _join(self, worker: int) -> None:
-        if self.down:
-            return  # everybody joins when the servers are back
         mine = self.workers[worker]
+        if self.down or mine.back_at > self.now:
+            return  # everybody joins when the servers are back; who died again meanwhile, later
         mine.session += 1
         mine.attempt += 1
         header = Header(Op.JOIN, 0, worker, mine.session)
@@ -173,7 +173,7 @@ class Engine:
 
     def _die(self, worker: int, away_s: float) -> None:
         self.workers[worker].attempt += 1
-        self.workers[worker].back_at = self.now + away_s
+        self.workers[worker].back_at = max(self.workers[worker].back_at, self.now + away_s)
         if not self.down:
             self.leader.lost(worker, self.now)
         log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
