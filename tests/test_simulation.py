@@ -373,3 +373,28 @@ def test_a_killed_run_that_is_resumed_counts_every_gradient_once_and_replays(
     events = read_events(tmp_path / "metrics.jsonl")
     assert [event["event"] for event in events].count("restart") == 1
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+
+
+def test_a_worker_that_dies_again_while_it_is_away_is_away_for_the_longer_of_both(tmp_path: Path) -> None:
+    for name, script in (("later", "worker:0@1+0.5,worker:0@1.2+2"), ("sooner", "worker:0@1+2.2,worker:0@1.2+0.3")):
+        pushes = virtual(tmp_path / name, steps=60, failures=parse_failures(script)).pushes()
+        seconds = pushes.loc[pushes["worker"] == 0, "seconds"]
+        assert not seconds.between(1.05, 3.25).any()
+
+
+def test_a_dead_server_writes_no_checkpoint(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"steps": 60, "profile": parse_profile("one-slow:12"), "checkpoint_every_s": 1.0}
+    virtual(tmp_path, failures=parse_failures("server@2.05+1.5"), **values)
+    events = read_events(tmp_path / "metrics.jsonl")
+    (rollback,) = (event for event in events if event["event"] == "rollback")
+    assert rollback["to_version"] < rollback["from_version"]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--servers", "100"], ["--compare", "asp,k-bsp:9"], ["--compare", "asp", "--loss", "nan"]]
+)
+def test_what_cannot_be_simulated_is_refused_before_a_run_is_logged(tmp_path: Path, flags: list[str]) -> None:
+    toy = ["--compute", "quadratic", "--workers", "4", "--batch-size", "4", "--steps", "4", "--quiet"]
+    with pytest.raises(UsageError):
+        main([*toy, *flags, "--output", str(tmp_path / "run")])
+    assert not list(tmp_path.rglob("metrics.jsonl"))

@@ -87,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, simulated = config_of(args), from_flags(Simulated, args)
     if args.loss is not None and not args.compare:
         raise UsageError(f"--loss {args.loss:g} is what runs of --compare are to reach: give --compare LIST too")
+    if args.loss is not None and not abs(args.loss) < float("inf"):
+        raise UsageError(f"--loss must be a number that a loss can reach, got {args.loss}")
     if args.compare:
         return _compare(args, config, simulated)
     simulate(config, simulated, options_of(args))

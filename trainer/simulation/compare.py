@@ -18,11 +18,13 @@ from pipeline.reporting.tables import table
 from pipeline.specs import OPTION, find
 from trainer.config import Config
 from trainer.options import Options
+from trainer.plan import check_shares
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.report.progress import number
 from trainer.report.terminal import duration
 from trainer.simulation.options import Simulated
 from trainer.simulation.run import run as simulate
+from trainer.simulation.run import size_of
 
 PICTURE, TABLE = "comparison.png", "comparison.json"
 POINTS = 400  # of a drawn curve
@@ -86,6 +88,9 @@ def compare(
     loss: to be reached; the least that all of them reach where it is not given. A run that is finished there already is
     not simulated again. Raises UsageError and JobError."""
     output = Path(config.run.output)
+    num_workers = size_of(config, simulated)[0]
+    for protocol in protocols.values():  # all of them before the first is simulated for long
+        check_shares(replace(config, protocol=protocol), num_workers)
     quiet = replace(options, silent=True, quiet=True)
     runs = []
     for label, protocol in protocols.items():

@@ -32,7 +32,7 @@ SHOW_S = 0.5
 def run(config: Config, simulated: Simulated, options: Options) -> Result:
     """Simulate as far as the run has to go. Raises UsageError, DataError and JobError."""
     output = Path(config.run.output)
-    num_workers, rows, shards_digest = _size(config, simulated)
+    num_workers, rows, shards_digest = size_of(config, simulated)
     check_shares(config, num_workers)
     simulated.check(num_workers)
     if config.data.sampling == "bernoulli" and simulated.compute != "real":
@@ -50,7 +50,7 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
         return _run(config, facts, simulated, compute, options)
 
 
-def _size(config: Config, simulated: Simulated) -> tuple[int, int, str]:
+def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
     """Workers, rows and the shards' digest. Raises UsageError where nothing tells."""
     if config.data.shards:
         from trainer.data.shards import open_shards
@@ -66,8 +66,8 @@ def _size(config: Config, simulated: Simulated) -> tuple[int, int, str]:
 
 def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, options: Options) -> Result:
     output = Path(config.run.output)
+    planned = plan(config, facts)  # before anything is logged: it may not fit
     if not (options.quiet or options.silent):
-        planned = plan(config, facts)
         if simulated.compute != "real":
             planned = replace(planned, model=simulated.compute)
         print(describe(planned), flush=True)
@@ -88,7 +88,8 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         cause = "finished"
     except Interrupted:
         cause = "interrupted"
-        engine.leader.end(engine.now)
+        if not engine.down:
+            engine.leader.end(engine.now)
         at = status_of(engine)
         raise Interrupted(
             f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume goes on"
