@@ -29,6 +29,7 @@ from tests.configs import make_config
 from tests.virtual_time import ALL
 from trainer.config import Facts
 from trainer.coordination.budget import Budget
+from trainer.coordination.clocks import Clocks
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.orders import Measured, Order, Record, Share
@@ -417,3 +418,12 @@ def test_a_gradient_that_an_order_is_on_its_way_to_use_outlives_its_worker() -> 
     world.run_to_the_end()
     assert world.coordinator.budget.position.accepted == 2
     world.check()
+
+
+def test_clocks_hold_no_more_than_the_workers_whoever_runs_ahead_of_a_slow_one() -> None:
+    clocks = Clocks()
+    clocks.put(0, 0)
+    for clock in range(1, 10_000):
+        clocks.put(1, clock)
+    assert (clocks.least(), clocks.greatest()) == (0, 9_999)
+    assert len(clocks._low) + len(clocks._high) < 200

@@ -27,6 +27,8 @@ class Clocks:
             if len(self._high) > 2 * len(self._workers) + 64:
                 self._high = [-clock for clock in self._workers]
                 heapq.heapify(self._high)
+            if len(self._low) > 2 * len(self._workers) + 64:
+                self._low = sorted(self._workers)
         workers[worker] = None
 
     def remove(self, worker: int) -> None:
