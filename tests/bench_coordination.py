@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from torch import nn
+
 from pipeline.reporting.tables import table
 from tests.bench_throughput import RATE, ROOT, SKIP
 from trainer.config import Config, Data, Optimiser, RunSpec
@@ -25,6 +27,7 @@ from trainer.data.batches import Loader
 from trainer.data.shards import load_worker, open_shards
 from trainer.models.build import build
 from trainer.models.cnn import CNN
+from trainer.models.networks.dropout import Dropout
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.simulate import Simulated, simulate
@@ -129,6 +132,7 @@ def _plain_images_per_s(shards: Path, steps: int) -> float:
 
     found = open_shards(str(shards))
     built = build(CNN(), found.inputs, seed=0)
+    with_torch_dropout(built.model)
     optimiser = torch.optim.SGD(
         built.model.parameters(), RATE, Optimiser.momentum, weight_decay=Optimiser.weight_decay, fused=True
     )
@@ -146,6 +150,15 @@ def _plain_images_per_s(shards: Path, steps: int) -> float:
         ended.append(time.perf_counter())
     loader.close()
     return _speed(ended)
+
+
+def with_torch_dropout(model: nn.Module) -> None:
+    """Put torch's own dropout in place of the product's: a plain loop has no other."""
+    for name, layer in model.named_children():
+        if isinstance(layer, Dropout):
+            setattr(model, name, nn.Dropout(layer.rate))
+        else:
+            with_torch_dropout(layer)
 
 
 def _speed(ended: list[float]) -> float:

@@ -21,6 +21,7 @@ from pipeline.errors import UsageError
 from trainer.flags import config_of, flags
 from trainer.models import MODELS, ModelInput, model_from_json
 from trainer.models.build import Built, build
+from trainer.models.networks.dropout import Dropout
 from trainer.models.tasks import Classification, LeastSquares
 
 SHAPES = [(3, 32, 32), (1, 9, 18), (4, 8, 8)]  # CIFAR's, grey and odd, the smallest that every model takes
@@ -141,8 +142,8 @@ def test_with_group_normalisation_an_image_does_not_see_its_batch(name: str) -> 
     def moved_by_company(norm: str) -> float:
         model = _make(name, shape, norm=norm).model
         for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+            if isinstance(module, Dropout):
+                module.rate = 0.0
         return (model(images)[:2] - model(images[:2])).abs().max().item()
 
     assert moved_by_company("group") < 1e-5

@@ -42,7 +42,8 @@ class FlatModel:
         self.slots = _lay_out(trained | rest)
         self.num_parameters = sum(tensor.numel() for tensor in trained.values())
         self.num_buffers = sum(tensor.numel() for tensor in rest.values())
-        self.values = self.gradients = self._decayed = torch.empty(0)  # until they are attached
+        self.values = self.gradients = torch.empty(0)  # until they are attached
+        self._decayed: list[tuple[Tensor, Tensor]] = []  # parameters that decay, and their gradients
 
     def attach(self, values: Tensor, gradients: Tensor | None = None) -> None:
         """Make every tensor a view of values [P + Q], and every parameter's gradient a view of gradients [P].
@@ -62,21 +63,23 @@ class FlatModel:
 
     def _attach_gradients(self, gradients: Tensor) -> None:
         _check_length("gradients", gradients, self.num_parameters)
-        self._decayed = torch.zeros_like(gradients)
         trained = _trained(self.model)
         for slot in self.slots[: len(trained)]:
             trained[slot.name].grad = slot.of(gradients)
-            self._decayed[slot.begin : slot.end] = float(len(slot.shape) > 1)
+        matrices = [slot for slot in self.slots[: len(trained)] if len(slot.shape) > 1]
+        self._decayed = [(self.values[m.begin : m.end], gradients[m.begin : m.end]) for m in matrices]
         self.gradients = gradients
 
     def weight_decay_(self, coefficient: float) -> Tensor:
         """Add the gradient of the L2 term to gradients, and return the term, 0-d: it belongs to the loss.
 
         coefficient / 2 * sum of w^2 over parameters of two dimensions or more, so not of biases and normalisations.
-        Three passes over P elements."""
-        weights = self.values[: self.num_parameters] * self._decayed
-        self.gradients.add_(weights, alpha=coefficient)
-        return 0.5 * coefficient * weights.dot(weights)
+        Two passes over P elements; none for a coefficient of 0."""
+        squares = self.values.new_zeros(())
+        for weights, gradients in self._decayed if coefficient else ():
+            gradients.add_(weights, alpha=coefficient)
+            squares += weights.dot(weights)
+        return 0.5 * coefficient * squares
 
     def read(self) -> npt.NDArray[np.float32]:
         """A copy [P + Q] of the model's values, attached or not."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import UsageError
 from trainer.models.base import Norm
+from trainer.models.networks.dropout import Dropout
 from trainer.models.networks.resnet import normalisation
 
 WIDTHS = (32, 64, 128)
@@ -23,7 +24,7 @@ def _layer(before: int, channels: int, norm: Norm) -> nn.Sequential:
         nn.MaxPool2d(2),
         nn.ReLU(inplace=True),
         normalisation(norm, channels, momentum=0.1),
-        nn.Dropout(0.25),
+        Dropout(0.25),
     )
 
 
@@ -41,7 +42,7 @@ class ConvNet(nn.Module):
         self.features = nn.Sequential(*(_layer(b, w, norm) for b, w in zip(widths, WIDTHS, strict=False)))
         features = WIDTHS[-1] * (height // SMALLEST_IMAGE) * (width // SMALLEST_IMAGE)
         self.head = nn.Sequential(
-            nn.Linear(features, 128), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(128, num_classes)
+            nn.Linear(features, 128), nn.ReLU(inplace=True), Dropout(0.5), nn.Linear(128, num_classes)
         )
 
     def forward(self, images_NCHW: Tensor) -> Tensor:
