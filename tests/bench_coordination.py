@@ -18,7 +18,7 @@ from unittest.mock import patch
 from torch import nn
 
 from pipeline.reporting.tables import table
-from tests.bench_throughput import RATE, ROOT, SKIP
+from tests.bench_throughput import RATE, ROOT, SKIP, train_plainly
 from trainer.config import Config, Data, Optimiser, RunSpec
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
@@ -133,21 +133,9 @@ def _plain_images_per_s(shards: Path, steps: int) -> float:
     found = open_shards(str(shards))
     built = build(CNN(), found.inputs, seed=0)
     with_torch_dropout(built.model)
-    optimiser = torch.optim.SGD(
-        built.model.parameters(), RATE, Optimiser.momentum, weight_decay=Optimiser.weight_decay, fused=True
-    )
     torch.set_num_threads(1)
     loader = Loader(load_worker(found, 0), found.mean, BATCH, seed=0, worker=0, augment=True)
-    ended = []
-    for clock in range(steps):
-        images_BCHW, labels = loader.prepare(clock)
-        optimiser.zero_grad()
-        outputs = built.model(images_BCHW)
-        loss = built.task.loss(outputs, labels)
-        loss.backward()
-        optimiser.step()
-        loss.item(), built.task.correct(outputs.detach(), labels).item()
-        ended.append(time.perf_counter())
+    ended = train_plainly(built, loader.prepare, steps)
     loader.close()
     return _speed(ended)
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,10 @@ from trainer.config import Data, Optimiser
 from trainer.plan import usable_cores
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.read import read_pushes
+
+if TYPE_CHECKING:
+    from trainer.data.batches import Batch
+    from trainer.models.build import Built
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = Data.batch_size
@@ -88,23 +92,31 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     chosen = [load_worker(shards, index) for index in ([worker] if worker >= 0 else range(shards.num_workers))]
     rows = Rows(*(np.concatenate(column) for column in zip(*map(_columns, chosen), strict=True)))
     built = build(model_from_json({"name": model}), shards.inputs, seed=0)
-    rate, momentum, decay = RATE, Optimiser.momentum, Optimiser.weight_decay
-    optimiser = torch.optim.SGD(built.model.parameters(), rate, momentum, weight_decay=decay, fused=True)
     with Loader(rows, shards.mean, batch, seed=0, worker=max(0, worker), augment=True) as loader:
         print("ready", flush=True)
         input()
-        ended = []
-        for clock in range(steps):
-            images_BCHW, labels = loader.batch(clock)
-            optimiser.zero_grad()
-            outputs = built.model(images_BCHW)
-            loss = built.task.loss(outputs, labels)
-            loss.backward()
-            optimiser.step()
-            loss.item(), built.task.correct(outputs.detach(), labels).item()
-            ended.append(time.monotonic())
+        ended = train_plainly(built, loader.batch, steps)
     first = int(SKIP * steps)
     print(batch * (steps - 1 - first) / (ended[-1] - ended[first]))
+
+
+def train_plainly(built: Built, batch_at: Callable[[int], Batch], steps: int) -> list[float]:
+    """Train with torch's own optimiser; the seconds of a clock at which each step ended."""
+    import torch
+
+    rate, momentum, decay = RATE, Optimiser.momentum, Optimiser.weight_decay
+    optimiser = torch.optim.SGD(built.model.parameters(), rate, momentum, weight_decay=decay, fused=True)
+    ended = []
+    for clock in range(steps):
+        images_BCHW, labels = batch_at(clock)
+        optimiser.zero_grad()
+        outputs = built.model(images_BCHW)
+        loss = built.task.loss(outputs, labels)
+        loss.backward()
+        optimiser.step()
+        loss.item(), built.task.correct(outputs.detach(), labels).item()
+        ended.append(time.monotonic())
+    return ended
 
 
 def _columns(rows: Any) -> tuple[Any, Any, Any]:

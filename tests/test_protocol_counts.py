@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.virtual_time import START, Run, Simulation, Vector, quadratic, run
+from trainer.coordination.weights import Weights
 from trainer.protocols.base import Protocol
+from trainer.protocols.bsp import BSP
 from trainer.protocols.dssp import DSSP
 from trainer.protocols.k_asp import KASP
 from trainer.protocols.k_batch_asp import KBatchASP
@@ -290,3 +292,15 @@ def test_the_memory_of_dssp_survives_a_checkpoint_exactly(times: list[list[float
     crashed = Restarted(DSSP(0, 4), workers=len(times), save_every=1, crash_at=[crash_at], **options)
     crashed.to_the_end()
     assert crashed.checked == 2 * (crash_at <= crashed.run.events)
+
+
+@pytest.mark.parametrize("protocol", [BSP(), KASP(3), KBatchBSP(3), KBatchASP(3)])
+def test_by_examples_an_update_is_the_mean_over_all_examples_however_its_gradients_are_summed(
+    protocol: Protocol,
+) -> None:
+    """Of Bernoulli sampling's mini-batches of 2, 0 and 7: each gradient, a mean, counts by its size."""
+    examples = [2, 0, 7]
+    weights = Weights(protocol, 3, by_examples=True)
+    factors = np.array(weights.of([0, 0, 0], examples)) * weights.correction(examples)
+    np.testing.assert_allclose(factors / 3, np.array(examples) / 9)
+    assert weights.holds is (protocol == BSP())

@@ -8,15 +8,14 @@ drive it in virtual time. An event costs O(log N) for N workers, an update O(its
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainer.coordination.budget import Budget
-from trainer.coordination.clocks import Clocks
 from trainer.coordination.ledger import Entry, Ledger
 from trainer.coordination.membership import Member, Membership, Phase
 from trainer.coordination.orders import Measured, Order, Record, Reply, Share
+from trainer.coordination.queues import Queues
 from trainer.coordination.weights import Weights
 from trainer.protocols.base import Gradient, Protocol, Release
 
@@ -71,7 +70,7 @@ class Coordinator:
         self._first_join: float | None = None
         self._started_at: float | None = None
         self._seconds = seconds
-        self._queues = _Queues()
+        self._queues = Queues()
         self._snapshot_wanted = False
         self._snapshot_version = budget.position.version
         for member in self.members:
@@ -396,30 +395,3 @@ class Coordinator:
             if member.phase is Phase.READY:
                 self.membership.wait_for_version(member, False)
                 self._queues.ready.append((member.index, member.ticket))
-
-
-class _Queues:
-    """Workers that wait for their next step, as (worker, ticket): by the version that they need, by the least clock that
-    they need, and those that need nothing more. An entry whose ticket is not the worker's any more is void."""
-
-    def __init__(self) -> None:
-        self.ready: list[tuple[int, int]] = []
-        self._by_version: dict[int, list[tuple[int, int, Release]]] = {}
-        self._by_clock: list[tuple[int, int, int]] = []  # a heap of (clock, worker, ticket)
-
-    def add_for_version(self, member: Member, release: Release) -> None:
-        self._by_version.setdefault(release.version, []).append((member.index, member.ticket, release))
-
-    def add_for_clock(self, member: Member, clock: int) -> None:
-        heapq.heappush(self._by_clock, (clock, member.index, member.ticket))
-
-    def waiting_for(self, version: int) -> list[tuple[int, int, Release]]:
-        return self._by_version.pop(version, [])
-
-    def release_up_to(self, clocks: Clocks) -> None:
-        while self._by_clock and self._by_clock[0][0] <= clocks.least():
-            _, worker, ticket = heapq.heappop(self._by_clock)
-            self.ready.append((worker, ticket))
-
-    def clear(self) -> None:
-        self.ready, self._by_version, self._by_clock = [], {}, []

@@ -27,7 +27,6 @@ from trainer.simulation.run import run as simulate
 from trainer.simulation.run import size_of
 
 PICTURE, TABLE = "comparison.png", "comparison.json"
-POINTS = 400  # of a drawn curve
 
 Floats = npt.NDArray[np.float64]
 
@@ -171,14 +170,14 @@ def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
     from matplotlib.ticker import NullFormatter
 
     from pipeline.reporting.plots import canvas, style
+    from trainer.report.figures import thin
 
     labels = [run.label for run in runs]
     with style():
         figure, (left, middle, right) = canvas(3.2, columns=3)
         colors = [f"C{at}" for at in range(len(runs))]
         for run, color in zip(runs, colors, strict=True):
-            at = np.unique(np.linspace(0, max(0, len(run.loss) - 1), POINTS).astype(int))[: len(run.loss)]
-            left.plot(run.seconds[at], run.loss[at], label=run.label, color=color)
+            left.plot(thin(run.seconds), thin(run.loss), label=run.label, color=color)
         known = np.concatenate([run.loss for run in runs])
         if len(known) and known.min() > 0:
             left.set_yscale("log")

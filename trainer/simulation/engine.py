@@ -117,6 +117,10 @@ class Engine:
         """Whether the run has ended; what workers still compute then is not used any more."""
         return self.leader.training is not None and self.leader.training.coordinator.finished
 
+    def status(self) -> dict[str, Any]:
+        """What a supervisor would be told now."""
+        return self.leader.status(self.now)
+
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _at(self, time: float, worker: int, kind: Kind, away_s: float = 0.0) -> None:
@@ -255,7 +259,3 @@ def _network(config: Config, facts: Facts, simulated: Simulated) -> Network | No
         return None
     message = 4 * facts.elements / config.processes.servers
     return Network(simulated.latency_ms / 1000, simulated.bandwidth_mbps or math.inf, message)
-
-
-def status_of(engine: Engine) -> dict[str, Any]:
-    return engine.leader.status(engine.now)

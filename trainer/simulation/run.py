@@ -23,7 +23,7 @@ from trainer.runlog.read import read_events
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start, digest, locked, settle
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
-from trainer.simulation.engine import Engine, status_of
+from trainer.simulation.engine import Engine
 from trainer.simulation.options import Simulated
 
 SHOW_S = 0.5
@@ -80,7 +80,7 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         with interruptible(watcher):
             engine.run()
         watcher.evaluate(engine)
-        status = status_of(engine)
+        status = engine.status()
         if status["diverged"]:
             raise JobError(f"the run diverged: {status['diverged']}; lower --learning-rate (see {output})")
         if not status["finished"]:
@@ -90,13 +90,13 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         cause = "interrupted"
         if not engine.down:
             engine.leader.end(engine.now)
-        at = status_of(engine)
+        at = engine.status()
         raise Interrupted(
             f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume goes on"
         ) from None
     finally:
         watcher.close()
-        result = conclude(config, options, status_of(engine), cause)
+        result = conclude(config, options, engine.status(), cause)
         CLOCK.reset(token)
     return result
 
@@ -123,7 +123,7 @@ class _Watcher:
             self.evaluate(engine)
         if time.monotonic() - self._shown >= SHOW_S:
             self._shown = time.monotonic()
-            status = status_of(engine)
+            status = engine.status()
             if status["ready"]:
                 self.progress.update(status)
 

@@ -1,0 +1,36 @@
+"""Workers that wait for their next step, by what they wait for."""
+
+from __future__ import annotations
+
+import heapq
+
+from trainer.coordination.clocks import Clocks
+from trainer.coordination.membership import Member
+from trainer.protocols.base import Release
+
+
+class Queues:
+    """Workers that wait for their next step, as (worker, ticket): by the version that they need, by the least clock that
+    they need, and those that need nothing more. An entry whose ticket is not the worker's any more is void."""
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[int, int]] = []
+        self._by_version: dict[int, list[tuple[int, int, Release]]] = {}
+        self._by_clock: list[tuple[int, int, int]] = []  # a heap of (clock, worker, ticket)
+
+    def add_for_version(self, member: Member, release: Release) -> None:
+        self._by_version.setdefault(release.version, []).append((member.index, member.ticket, release))
+
+    def add_for_clock(self, member: Member, clock: int) -> None:
+        heapq.heappush(self._by_clock, (clock, member.index, member.ticket))
+
+    def waiting_for(self, version: int) -> list[tuple[int, int, Release]]:
+        return self._by_version.pop(version, [])
+
+    def release_up_to(self, clocks: Clocks) -> None:
+        while self._by_clock and self._by_clock[0][0] <= clocks.least():
+            _, worker, ticket = heapq.heappop(self._by_clock)
+            self.ready.append((worker, ticket))
+
+    def clear(self) -> None:
+        self.ready, self._by_version, self._by_clock = [], {}, []
