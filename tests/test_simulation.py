@@ -317,6 +317,13 @@ def test_a_comparison_has_a_table_and_a_picture_and_says_who_reaches_the_loss_fi
     assert "s to loss -1" in said
 
 
+def test_where_nothing_is_computed_no_loss_is_compared(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "all", **TOY)
+    runs = compare(config, Simulated(compute="none", workers=4, rows=400), parse_protocols("asp,bsp"), QUIET)
+    assert [(len(run.loss), run.to_loss) for run in runs] == [(0, None)] * 2
+    assert json.loads((tmp_path / "all" / "comparison.json").read_text())["loss"] is None
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

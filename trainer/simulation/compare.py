@@ -111,7 +111,7 @@ def _measure(label: str, result: Any) -> Compared:
     pushes = result.pushes()
     used = pushes[pushes["accepted"] == 1]
     loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
-    known = ~np.isnan(loss) & bool(loss.any())
+    known = ~np.isnan(loss) & bool(np.nansum(loss))  # none where nothing was computed
     return Compared(
         label,
         result.images_per_second,
@@ -126,7 +126,7 @@ def _measure(label: str, result: Any) -> Compared:
 
 
 def _reached_by_all(runs: Sequence[Compared]) -> float | None:
-    if any(not np.nansum(run.loss) for run in runs):
+    if any(not len(run.loss) for run in runs):
         return None
     return float(max(run.loss.min() for run in runs))
 
@@ -186,7 +186,9 @@ def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
         if goal is not None:
             left.axhline(goal, color="#888", lw=0.8, ls=":")
             left.legend()
-        left.set(xlabel="virtual seconds", ylabel="training loss", title="Loss")
+        left.set(
+            xlabel="virtual seconds", ylabel="training loss", title="Loss" if len(known) else "No loss was computed"
+        )
         middle.barh(labels, [run.images_per_s or 0 for run in runs], color=colors)
         middle.set(xlabel="images a virtual second", title="Throughput")
         right.barh(labels, [run.staleness_mean or 0 for run in runs], color=colors)
