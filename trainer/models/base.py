@@ -31,8 +31,10 @@ class ModelInput:
 class ModelSpec(Spec):
     """One file a family of models. A spec loads torch only when it makes something, so that --help does not.
 
-    regresses: the model fits rows' targets where rows have them."""
+    regresses: the model fits rows' targets where rows have them; learning_rate: that of a single process which learns in few
+    epochs, unless the user gives one."""
 
+    learning_rate: ClassVar[float] = 0.02
     regresses: ClassVar[bool] = False
 
     @abstractmethod

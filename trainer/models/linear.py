@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearSpec(ModelSpec):
+    learning_rate: ClassVar[float] = 0.1
     intercept: bool = option(True, "an intercept beside the weights")
 
 
@@ -48,6 +49,7 @@ class Linear(LinearSpec):
 @dataclass(frozen=True)
 class Perceptron(ModelSpec):
     name: ClassVar[str] = "perceptron"
+    learning_rate: ClassVar[float] = 0.1
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
         from trainer.models.networks.linear import perceptron

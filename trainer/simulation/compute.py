@@ -94,7 +94,8 @@ class RealCompute(Compute):
         self.config, self._start = config, flat.read()
         self.num_parameters, self.num_buffers = flat.num_parameters, flat.num_buffers
         self.pulled, self.pushed = np.zeros_like(self._start), np.zeros_like(self._start)
-        self.model_step = Step(config, built, self.pulled, self.pushed, pick_device(config.processes.device, 0))
+        device = pick_device(config.processes.device, 0)
+        self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
         self.loaders = [
             Loader(
                 rows,

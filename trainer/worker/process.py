@@ -27,7 +27,9 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
     built = build(config.model, shards.inputs, config.run.seed)
     rows = _load(config, shards, worker, built)
     client = ServerClient(facts, worker, list(addresses), secret, use_memory=config.processes.same_host == "memory")
-    step = Step(config, built, client.pulled, client.pushed, pick_device(config.processes.device, worker))
+    step = Step(
+        config, built, client.pulled, client.pushed, pick_device(config.processes.device, worker), facts.num_workers
+    )
     size = config.worker_batch_size(worker, facts.num_workers)
     loader = Loader(
         rows,
