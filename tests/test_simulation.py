@@ -171,7 +171,8 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
     """Ctrl-C is looked for between two events, so that no update is cut in half."""
     flags = ["--compute", "quadratic", "--workers", "4", "--batch-size", "40", "--protocol", "bsp", "--output"]
     command = [sys.executable, "-m", "trainer.simulate", *flags, str(tmp_path / "run"), "--no-report", "--quiet"]
-    process = subprocess.Popen([*command, "--steps", "100000", "--recipe", "constant"], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    command += ["--steps", "100000", "--recipe", "constant"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     until(lambda: (tmp_path / "run" / "pushes.csv").exists(), "it has begun")
     process.send_signal(signal.SIGINT)
     assert "--resume goes on" in process.communicate(timeout=60)[1]

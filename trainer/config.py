@@ -220,13 +220,14 @@ class Config:
 
 @dataclass(frozen=True)
 class Facts:
-    """What every process knows of a run. rows: distinct training examples; the flat vector has num_parameters, then
-    num_buffers elements."""
+    """What every process knows of a run. rows: distinct training examples, and fingerprint the sum of their hashes; the flat
+    vector has num_parameters, then num_buffers elements."""
 
     num_workers: int
     rows: int
     num_parameters: int
     num_buffers: int
+    fingerprint: int | None = None
 
     @property
     def elements(self) -> int:

@@ -11,6 +11,7 @@ import zmq
 
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured, Order
+from trainer.coordination.passes import Seen
 from trainer.run_files import CHECKPOINTS
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
@@ -210,7 +211,8 @@ class Server:
 
 
 def _measured(header: Header) -> Measured:
-    return Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s)
+    seen = Seen(header.fingerprint, header.begun, header.passes) if header.passes >= 0 else None
+    return Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s, seen)
 
 
 def _order(body: memoryview) -> Order:

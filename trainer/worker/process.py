@@ -62,7 +62,7 @@ def _work(config: Config, worker: int, client: ServerClient, loader: Loader, ste
         outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
         loss, correct = outcome or (0.0, 0)
         examples, seconds = len(batch.labels) if outcome else 0, time.monotonic() - begun
-        measured = Measured(examples, loss, correct, seconds, loader.read_s)
+        measured = Measured(examples, loss, correct, seconds, loader.read_s, loader.seen(turn.clock))
         turn = _push(client, turn, measured, given_up=outcome is None)
 
 

@@ -123,6 +123,7 @@ class ServerClient:
             measured.loss,
             measured.seconds,
             measured.read_s,
+            *(measured.seen or ()),
         )
 
     def close(self) -> None:
