@@ -7,22 +7,20 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.cable import LOOPBACK, Cable
 from tests.clusters import free_ports
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets, own_address
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 60, "--checkpoint-every-s", 0.5)
-LOOPBACK = "127.0.0.1"
 Host = Callable[..., Training]
 
 
@@ -71,50 +69,6 @@ def nobody_listens(where: list[str]) -> bool:
             if probe.connect_ex((name, int(port))) == 0:
                 return False
     return True
-
-
-class Cable:
-    """A TCP port that leads to another one, until it is cut; whoever connects again is led there again."""
-
-    def __init__(self, to: int) -> None:
-        self.to = to
-        self.listener = socket.create_server((LOOPBACK, 0))
-        self.port = int(self.listener.getsockname()[1])
-        self.ends: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near = self.listener.accept()[0]
-                with suppress(ConnectionError):
-                    far = socket.create_connection((LOOPBACK, self.to))
-                    self.ends += [near, far]
-                    for ends in ((near, far), (far, near)):
-                        threading.Thread(target=self._lead, args=ends, daemon=True).start()
-                    continue
-                near.close()
-
-    def _lead(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-        self._close(source, target)
-
-    def _close(self, *ends: socket.socket) -> None:
-        for end in ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def cut(self) -> None:
-        """What is on its way is lost."""
-        ends, self.ends = self.ends, []
-        self._close(*ends)
-
-    def end(self) -> None:
-        self._close(self.listener)
-        self.cut()
 
 
 @pytest.mark.parametrize("at", [LOOPBACK, "own address"])
@@ -239,6 +193,6 @@ def test_a_connection_between_servers_that_breaks_loses_no_update(host: Host, un
         cable.cut()
     for part in (head, follower):
         assert part.wait() == 0, part.said()
-    cable.end()
+    cable.close()
     np.testing.assert_array_equal(head.vector(), undisturbed)
     assert head.result()["rollbacks"] > 0
