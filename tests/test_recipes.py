@@ -27,9 +27,10 @@ def test_the_rate_falls_to_a_tenth_at_the_epochs_of_the_recipe(epoch: float, ch6
 
 
 @pytest.mark.parametrize("epochs", [3, 8, 182])
-def test_auto_lets_the_rate_fall_after_a_half_and_three_quarters_of_the_run(epochs: int) -> None:
-    assert drops(AUTO, epochs) == (epochs / 2, epochs * 3 / 4)
-    at = [0, epochs / 2 - 0.01, epochs / 2, epochs * 3 / 4 - 0.01, epochs * 3 / 4, epochs - 0.01]
+def test_auto_lets_the_rate_fall_after_three_quarters_and_nine_tenths_of_the_run(epochs: int) -> None:
+    first, second = drops(AUTO, epochs)
+    assert (first, second) == pytest.approx((epochs * 0.75, epochs * 0.9))
+    at = [0, first - 0.01, first, second - 0.01, second, epochs - 0.01]
     assert [learning_rate(AUTO, 0.1, epoch, 0, epochs) for epoch in at] == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
 
 

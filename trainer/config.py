@@ -12,13 +12,12 @@ from pipeline.errors import UsageError
 from pipeline.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import RECIPES
-from trainer.models import MODELS, ModelSpec, model_from_json
+from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 
 DROPS = ", ".join(f"{name} {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
-RATES = ", ".join(f"{name} {kind.learning_rate:g}" for name, kind in MODELS.items())
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Optimiser(Spec):
         "rate of a single process: bsp applies A to the mean of N gradients, asp and ssp A/N to each",
         metavar="A",
         above=0,
-        shown=f"the model's: {RATES}",
+        shown="the model's own, less where gradients may be stale",
     )
     momentum: float = option(0.9, "of SGD, on the servers", metavar="M", least=0, below=1)
     momentum_rule: Literal["auto", "heavy-ball", "look-ahead"] = option(
@@ -60,7 +59,7 @@ class Optimiser(Spec):
     weight_decay: float = option(2e-4, "L2 factor, part of the loss", metavar="W", least=0)
     recipe: Literal["auto", "ch4", "ch6", "constant", "inverse-sqrt"] = option(
         "auto",
-        f"where the rate falls to a tenth. auto: after 1/2 and 3/4 of the run; by epochs: {DROPS}; constant: never;"
+        f"where the rate falls to a tenth. auto: after 3/4 and 9/10 of the run; by epochs: {DROPS}; constant: never;"
         " inverse-sqrt: A / sqrt(t) in mini-batch t",
     )
     tolerance: float = option(
@@ -150,7 +149,8 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.optimiser.learning_rate is None:
-            filled = replace(self.optimiser, learning_rate=self.model.learning_rate)
+            fresh, stale = self.model.learning_rate, self.model.stale_learning_rate
+            filled = replace(self.optimiser, learning_rate=fresh if self.protocol.synchronous else stale)
             object.__setattr__(self, "optimiser", filled)  # how a frozen dataclass fills in a field of its own
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
