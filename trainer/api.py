@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Config
-from trainer.launch.processes import preload
+from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
 from trainer.runlog.run_folder import RunRecord, Start, settle
@@ -30,7 +30,7 @@ def train(config: Config, options: Options | None = None) -> Result | None:
         from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
         return read_result(Path(config.run.output))
-    preload()
+    FORK_SERVER.ensure()
     from trainer.launch.run import run
 
     return run(config, options)

@@ -15,7 +15,7 @@ from trainer.checkpoints.read import newest, read_state, whole
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
 from trainer.launch.control import Control
-from trainer.launch.processes import Child
+from trainer.launch.processes import FORK_SERVER, Child
 from trainer.options import Options, Role
 from trainer.plan import plan
 from trainer.report.progress import ProgressLine
@@ -90,8 +90,8 @@ class Supervisor:
 
     def _look_after(self) -> None:
         """Wait a moment for something to happen; start again what has ended, end what is frozen."""
-        sentinels = [child.process.sentinel for child in self.children.values()]
-        connection.wait(sentinels, POLL_S)
+        connection.wait([child.sentinel for child in self.children.values()], POLL_S)
+        self._keep_fork_server()
         for role, child in list(self.children.items()):
             if child.exit_code() is None and child.is_frozen(self.config.processes.heartbeat_timeout_s):
                 child.kill()
@@ -99,6 +99,14 @@ class Supervisor:
             elif child.exit_code() is not None:
                 child.kill()
                 self._ended(role, child, child.cause())
+
+    def _keep_fork_server(self) -> None:
+        """What it forked goes on without it; the next process to be started needs it."""
+        FORK_SERVER.ensure()
+        while FORK_SERVER.losses:
+            cause = FORK_SERVER.losses.pop()
+            log_event(self.output, "restart", role="fork server", index=0, cause=cause)
+            self.progress.message(f"the process that the others are forked from: {cause}; started again")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
         del self.children[role]
