@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
+from trainer.protocols import PROTOCOLS
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 1000, "--checkpoint-every-s", 0.3)
@@ -124,3 +126,66 @@ def test_a_preparation_that_is_killed_for_ever_ends_the_run_with_its_cause(start
     assert run.wait() == 1
     assert run.said().splitlines()[-1].startswith("error: "), run.said()
     assert "SIGKILL" in run.said()
+
+
+# --- hung threads -----------------------------------------------------------------------------------------------------
+
+HANGS = """
+import os, time, torch
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from trainer.protocols.bsp import BSP
+
+HERE = Path(__file__).parent
+
+def hang_once(role):
+    with suppress(FileNotFoundError):
+        if Path("/proc/self/comm").read_text().strip() == role:
+            os.unlink(HERE / role)
+            time.sleep(1000)
+
+class Model(torch.nn.Module):
+    def __init__(self, numbers, classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(numbers, classes)
+
+    def forward(self, images):
+        if len(images) > 2:  # not when the model is checked
+            hang_once("worker-1")
+            hang_once("evaluator-0")
+        return self.linear(images.flatten(1))
+
+def build(image_shape, num_classes):
+    channels, height, width = image_shape
+    return Model(channels * height * width, num_classes)
+
+@dataclass(frozen=True)
+class Hanging(BSP):
+    name: ClassVar[str] = "hanging"
+
+    def update_size(self, num_workers):
+        hang_once("server-0")
+        return super().update_size(num_workers)
+"""
+
+
+def test_whoever_hangs_though_it_has_a_pulse_is_started_again(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker in a step, server 0 in a decision, the evaluator in a batch: each once."""
+    roles = ("worker-1", "server-0", "evaluator-0")
+    (tmp_path / "hanging_parts_of_a_test.py").write_text(HANGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PROTOCOLS, "hanging", importlib.import_module("hanging_parts_of_a_test").Hanging)
+    flags = ("--model", "hanging_parts_of_a_test:build", "--steps", 60, "--stall-timeout-s", 5)
+    calm = train_here(shards, tmp_path / "calm", *COMMON, *flags, "--protocol", "hanging")
+    assert not calm.events("restart")
+    for role in roles:
+        (tmp_path / role).touch()
+    run = train_here(shards, tmp_path / "run", *COMMON, *flags, "--protocol", "hanging")
+    np.testing.assert_array_equal(run.vector(), calm.vector())
+    found = {f"{event['role']}-{event['index']}": event["cause"] for event in run.events("restart")}
+    assert found == dict.fromkeys(roles, "no progress for 5 s")
+    assert [event["epoch"] for event in run.events("eval")] == [1, 2]

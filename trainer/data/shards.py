@@ -23,6 +23,7 @@ from pipeline.storage.retries import with_retries
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
 from trainer.models.base import ModelInput
+from trainer.watchdog import kick
 
 OnLoaded = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
 
@@ -181,6 +182,7 @@ def _load(shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, ta
     at = 0
     for file in files:
         for ids, answers, data in _row_groups(shards, file, TARGET_COLUMN if targets else "label"):
+            kick()
             part = slice(at, at + len(ids))
             rows.ids[part], rows.labels[part] = ids, answers
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)

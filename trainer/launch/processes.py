@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.errors import JobError
+from trainer.watchdog import kick, stalled_s
 
 PULSE_S = 1.0
 START_S = 120.0  # a process that is not forked within so long never will be: the fork server is frozen
@@ -84,7 +85,8 @@ def _cause(ended: Any) -> str:
 
 
 class Child:
-    """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds).
+    """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds);
+    stalled_s: for how long its main thread had done nothing then.
 
     The module goes by name, so that a supervisor need not import torch. Raises JobError if it cannot be started."""
 
@@ -92,13 +94,19 @@ class Child:
         self.name, self.log = name, log
         self.lifeline, self.process = _start(name, (str(log), module, arguments))
         self.started = self.heartbeat = time.monotonic()
+        self.stalled_s = 0.0
         self._told: int | None = None  # the exit code that it announced
         self._is_cut = False
 
-    def is_frozen(self, patience_s: float) -> bool:
-        """Whether it has given no heartbeat for so long: stopped, or stuck in the kernel."""
+    def hangs(self, heartbeat_s: float, stall_s: float = 0) -> str | None:
+        """Why it must be killed, if it must. No heartbeat: it is stopped, or stuck in the kernel. No progress (0: however
+        long): its main thread is."""
         self._hear()
-        return not self._is_cut and time.monotonic() - self.heartbeat > patience_s
+        if self._is_cut:
+            return None
+        if time.monotonic() - self.heartbeat > heartbeat_s:
+            return f"no heartbeat for {heartbeat_s:g} s"
+        return f"no progress for {stall_s:g} s" if 0 < stall_s < self.stalled_s else None
 
     def _hear(self) -> None:
         try:
@@ -107,6 +115,8 @@ class Child:
                 self.heartbeat = time.monotonic()
                 if word.startswith(EXIT):
                     self._told = int(word.removeprefix(EXIT))
+                else:
+                    self.stalled_s = float(word)
         except (EOFError, OSError):
             self._is_cut = True  # it is ending, or has ended
 
@@ -203,6 +213,7 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem)  # so that ps and top tell the roles apart
     _keep_freed_memory()
+    kick()
     threading.Thread(target=_pulse, args=(lifeline,), name="lifeline", daemon=True).start()
     code = 0
     try:
@@ -255,7 +266,7 @@ def _pulse(lifeline: Connection) -> None:
     """Heartbeats to the supervisor; when it is gone, however it ended, this process ends too."""
     try:
         while not lifeline.poll(PULSE_S):
-            lifeline.send_bytes(b".")
+            lifeline.send_bytes(f"{stalled_s():.1f}".encode())
     except (EOFError, OSError):
         pass
     os._exit(1)

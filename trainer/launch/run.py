@@ -61,7 +61,7 @@ def _prepare(config: Config, *, write: bool) -> Facts:
         theirs.close()
         try:
             while not mine.poll(POLL_S):
-                if child.is_frozen(config.processes.heartbeat_timeout_s):
+                if child.hangs(config.processes.heartbeat_timeout_s):
                     child.kill()
             return Facts(**unpack_json(mine.recv_bytes()))
         except EOFError:

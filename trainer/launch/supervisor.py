@@ -93,12 +93,11 @@ class Supervisor:
         connection.wait([child.sentinel for child in self.children.values()], POLL_S)
         self._keep_fork_server()
         for role, child in list(self.children.items()):
-            if child.exit_code() is None and child.is_frozen(self.config.processes.heartbeat_timeout_s):
+            ended, processes = child.exit_code() is not None, self.config.processes
+            cause = child.cause() if ended else child.hangs(processes.heartbeat_timeout_s, processes.stall_timeout_s)
+            if cause is not None:
                 child.kill()
-                self._ended(role, child, f"no heartbeat for {self.config.processes.heartbeat_timeout_s:g} s")
-            elif child.exit_code() is not None:
-                child.kill()
-                self._ended(role, child, child.cause())
+                self._ended(role, child, cause)
 
     def _keep_fork_server(self) -> None:
         """What it forked goes on without it; the next process to be started needs it."""
