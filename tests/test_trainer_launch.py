@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
+from trainer.launch.restarts import Restarts, pause_s
 from trainer.protocols import PROTOCOLS
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -189,3 +191,52 @@ def test_whoever_hangs_though_it_has_a_pulse_is_started_again(
     found = {f"{event['role']}-{event['index']}": event["cause"] for event in run.events("restart")}
     assert found == dict.fromkeys(roles, "no progress for 5 s")
     assert [event["epoch"] for event in run.events("eval")] == [1, 2]
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_in_a_row_until_there_is_progress_however_long_they_are_apart() -> None:
+    restarts, row = Restarts(), []
+    for version in (7, 7, 7, 8, 8, 3, 8, 9):  # a roll-back to 3, and what is done again after it, is no progress
+        row.append(restarts.failed("worker-1", version))
+    assert row == [1, 2, 3, 1, 2, 3, 4, 1]
+    assert restarts.failed("worker-2", 9) == 1, "each has a row of its own"
+
+
+def test_a_process_that_dies_every_minute_is_given_up_after_as_many_failures_as_one_that_dies_at_once() -> None:
+    """In virtual time: (how long it lives, updates of the run meanwhile) -> when its sixth restart would be."""
+
+    def given_up_at(life_s: float, updates: int) -> float | None:
+        restarts, now, version = Restarts(), 0.0, 0
+        for _ in range(1000):
+            now, version = now + life_s, version + updates
+            failures = restarts.failed("worker-1", version)
+            if failures > 5:
+                return now
+            now += pause_s(failures)
+        return None
+
+    pauses = 0 + 1 + 2 + 4 + 8
+    assert given_up_at(0.1, 0) == pytest.approx(6 * 0.1 + pauses)
+    assert given_up_at(61, 0) == pytest.approx(6 * 61 + pauses)
+    assert given_up_at(0.1, 1) is None
+
+
+def test_pauses_before_restarts_double_up_to_a_limit() -> None:
+    assert [pause_s(failures) for failures in (1, 2, 3, 4, 5, 6, 7, 100_000)] == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_run_that_goes_back_again_and_again_without_getting_further_ends_with_its_cause(start: Start) -> None:
+    """Two servers die by turns, so neither does it often."""
+    flags = ("--protocol", "bsp", "--servers", 3, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    run = start(*flags, "--no-epoch-checkpoints", "--max-restarts", 3)
+    run.wait_for_updates(500)
+    for server in (1, 2, 1, 2):
+        before = run.generation()
+        run.send(f"server-{server}")
+        until(partial(run.trains_after, before), "it trains again")
+    assert run.wait(30) == 1
+    line = run.said().splitlines()[-1]
+    assert line.startswith("error: the run went back to a checkpoint 4 times in a row without progress"), line
+    assert "server 2 was started again" in line

@@ -102,7 +102,12 @@ class Processes(Spec):
         may_change=True,
     )
     max_restarts: int = option(
-        5, "give up when one process fails more often than this in a row", metavar="R", least=0, may_change=True
+        5,
+        "give up when one process fails, or the run goes back to a checkpoint, more often than this without getting"
+        " further than ever before in between; after the first time a restart waits, at most 30 s",
+        metavar="R",
+        least=0,
+        may_change=True,
     )
 
 

@@ -93,8 +93,7 @@ class Child:
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
         self.name, self.log = name, log
         self.lifeline, self.process = _start(name, (str(log), module, arguments))
-        self.started = self.heartbeat = time.monotonic()
-        self.stalled_s = 0.0
+        self.heartbeat, self.stalled_s = time.monotonic(), 0.0
         self._told: int | None = None  # the exit code that it announced
         self._is_cut = False
 
@@ -102,8 +101,6 @@ class Child:
         """Why it must be killed, if it must. No heartbeat: it is stopped, or stuck in the kernel. No progress (0: however
         long): its main thread is."""
         self._hear()
-        if self._is_cut:
-            return None
         if time.monotonic() - self.heartbeat > heartbeat_s:
             return f"no heartbeat for {heartbeat_s:g} s"
         return f"no progress for {stall_s:g} s" if 0 < stall_s < self.stalled_s else None
