@@ -15,7 +15,6 @@ from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
-from trainer.runlog.run_folder import locked
 from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import Secret, check_addresses, local_addresses
 
@@ -23,29 +22,30 @@ PREPARE_TRIES = 4
 
 
 def run(config: Config, options: Options) -> Result | None:
-    """Train as far as the run has to go. Raises UsageError, DataError and JobError."""
+    """Train as far as the run has to go. Where server 0 is, the folder is ready for it, and the caller holds its lock.
+
+    Raises UsageError, DataError and JobError."""
     leads = options.has(LEADER)
-    with locked(Path(config.run.output)) if leads else nullcontext():
-        facts = _prepare(config, write=leads)
-        addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
-        check_addresses(addresses, config.processes.servers)
-        supervisor = Supervisor(config, facts, options, addresses, _secret(options))
-        if not (options.quiet or options.silent):
-            print(describe(plan(config, facts)), flush=True)
-        cause = "failed"
-        with interruptible(supervisor):
-            try:
-                if leads:
-                    log_start(config, facts)
-                supervisor.run()
-                cause = "finished"
-            except Interrupted:
-                cause = "interrupted"
-                raise
-            finally:
-                supervisor.close()
-                with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
-                    result = conclude(config, options, supervisor.control.status, cause) if leads else None
+    facts = _prepare(config, write=leads)
+    addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
+    check_addresses(addresses, config.processes.servers)
+    supervisor = Supervisor(config, facts, options, addresses, _secret(options))
+    if not (options.quiet or options.silent):
+        print(describe(plan(config, facts)), flush=True)
+    cause = "failed"
+    with interruptible(supervisor):
+        try:
+            if leads:
+                log_start(config, facts)
+            supervisor.run()
+            cause = "finished"
+        except Interrupted:
+            cause = "interrupted"
+            raise
+        finally:
+            supervisor.close()
+            with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+                result = conclude(config, options, supervisor.control.status, cause) if leads else None
     return result
 
 
