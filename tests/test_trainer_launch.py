@@ -18,6 +18,8 @@ import pytest
 
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
+from trainer.checkpoints.read import whole
+from trainer.launch.leaving import Patience
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.protocols import PROTOCOLS
 
@@ -240,3 +242,41 @@ def test_a_run_that_goes_back_again_and_again_without_getting_further_ends_with_
     line = run.said().splitlines()[-1]
     assert line.startswith("error: the run went back to a checkpoint 4 times in a row without progress"), line
     assert "server 2 was started again" in line
+
+
+# --- the end of an interrupted run ------------------------------------------------------------------------------------
+
+
+def test_patience_lasts_as_long_as_something_changes_and_a_while_longer() -> None:
+    waits = Patience(10, now=100)
+    assert [waits.is_over(size, now) for size, now in ((0, 101), (0, 111), (5, 115), (6, 124), (6, 134))] == [False] * 5
+    assert waits.is_over(6, 134.1)
+
+
+def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -> None:
+    """As schedulers send it."""
+    run = start(
+        "--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000, "--no-epoch-checkpoints"
+    )
+    run.wait_for_updates(20)
+    os.killpg(run.process.pid, signal.SIGTERM)
+    assert run.wait(30) == 1
+    assert whole(run.output / "checkpoints")[-1] >= 20
+    assert f"interrupted at version {whole(run.output / 'checkpoints')[-1]} " in run.said()
+
+
+def test_ctrl_c_waits_for_a_slow_checkpoint_as_long_as_something_is_written(start: Start) -> None:
+    """Server 0 stands still for longer than nothing may be written, while a file grows beside its own."""
+    flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    run = start(*flags, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 1000)
+    run.wait_for_updates(20)
+    server = run.send("server-0", signal.SIGSTOP)
+    os.kill(run.process.pid, signal.SIGINT)
+    with open(run.output / "checkpoints" / "slow", "wb", buffering=0) as file:
+        for _ in range(24):
+            file.write(b"x")
+            time.sleep(0.5)
+    assert run.process.poll() is None, run.said()
+    os.kill(server, signal.SIGCONT)
+    assert run.wait(30) == 1
+    assert whole(run.output / "checkpoints")[-1] >= 20

@@ -204,8 +204,8 @@ def _without_main() -> Iterator[None]:
 
 def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
     """A role's process: its output goes to its log, a foreseen error becomes one line and the contract's exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the supervisor decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
     _redirect(log)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem)  # so that ps and top tell the roles apart

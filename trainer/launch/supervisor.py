@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.checkpoints.read import is_evaluated, newest, read_state, versions, whole
+from trainer.checkpoints.read import is_evaluated, newest, read_state, versions
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
 from trainer.launch.control import Control
+from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
 from trainer.launch.processes import FORK_SERVER, Child
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.options import Kind, Options, Role
@@ -188,19 +189,10 @@ class Supervisor:
         """Checkpoint this moment, then end the run. Raises JobError, which says how to go on."""
         root = self.output / CHECKPOINTS
         if LEADER in self.roles:
-            self.control.tell(Op.END)
-            end = time.monotonic() + LINGER_S
-            while time.monotonic() < end and not self._is_written(root):
-                time.sleep(POLL_S / 4)
-                self.control.ask()
-        version = newest(root)
-        at = f" at version {version} (epoch {read_state(root, version).epoch:.2f})" if version is not None else ""
-        raise Interrupted(f"interrupted{at}; the same command with --resume goes on")
-
-    def _is_written(self, root: Path) -> bool:
-        """Whether what server 0 had when it was told of the end is on disk; an older status would not tell."""
-        last = self.control.at_end
-        return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
+            wait_for_checkpoint(self.control, root, self.facts)
+        elif self.control.is_known and any(role.kind == "server" for role in self.roles):
+            wait_for_leader(self.control, root, self.facts)
+        raise Interrupted(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
 
     # --- people -------------------------------------------------------------------------------------------------------
 
