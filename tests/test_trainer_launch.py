@@ -19,7 +19,9 @@ import pytest
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
 from trainer.checkpoints.read import whole
+from trainer.launch import processes
 from trainer.launch.leaving import Patience
+from trainer.launch.processes import FORK_SERVER, Child
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.protocols import PROTOCOLS
 
@@ -130,6 +132,22 @@ def test_a_preparation_that_is_killed_for_ever_ends_the_run_with_its_cause(start
     assert run.wait() == 1
     assert run.said().splitlines()[-1].startswith("error: "), run.said()
     assert "SIGKILL" in run.said()
+
+
+@pytest.mark.slow
+def test_a_frozen_fork_server_is_killed_and_another_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "START_S", 6.0)
+    FORK_SERVER.ensure()
+    FORK_SERVER.losses.clear()
+    assert FORK_SERVER.pid
+    os.kill(FORK_SERVER.pid, signal.SIGSTOP)
+    child = Child("nobody", tmp_path / "log", "time")
+    child.join()
+    assert "'time' has no attribute 'main'" in child.cause()
+    child.kill()
+    assert set(FORK_SERVER.losses) == {"killed by SIGKILL"}
 
 
 # --- hung threads -----------------------------------------------------------------------------------------------------

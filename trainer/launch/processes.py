@@ -58,14 +58,14 @@ class ForkServer:
         context()
         if self.pid is not None:
             try:
-                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # whoever started this program ignores SIGCHLD
-                ended, forkserver._forkserver._forkserver_pid = None, None  # type: ignore[attr-defined]
-                self.losses.append("it is gone")
-            if ended:
-                self.losses.append(_cause(ended))
-            elif self.pid is not None:
+                ended, status = self.pid, 0
+            if not ended:
                 return
+            self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
+            os.close(vars(forkserver._forkserver)["_forkserver_alive_fd"])
+            vars(forkserver._forkserver)["_forkserver_pid"] = None
         with _without_warnings():
             forkserver.ensure_running()
 
@@ -78,10 +78,8 @@ class ForkServer:
 FORK_SERVER = ForkServer()
 
 
-def _cause(ended: Any) -> str:
-    if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-        return f"killed by {signal.Signals(ended.si_status).name}"
-    return f"exit code {ended.si_status}"
+def _cause(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class Child:
@@ -136,10 +134,10 @@ class Child:
         """Why it ended: its last line if it said something, or its signal."""
         code = self.exit_code() or 0
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            return _cause(code)
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         if code == UNKNOWN or not lines:
-            return "killed" if code == UNKNOWN else f"exit code {code}"
+            return "killed" if code == UNKNOWN else _cause(code)
         return lines[-1].removeprefix("error: ")
 
     def join(self) -> None:
