@@ -28,7 +28,7 @@ from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
 from trainer.plan import describe, plan
 from trainer.protocols import PROTOCOLS
-from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settle
+from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settled
 
 ROOT = PACKAGE.parent
 NEEDED = ["--shards", "shards", "--output", "run"]
@@ -294,7 +294,8 @@ def asking(run: RunRecord = ASKED, **values: Any) -> RunRecord:
 
 
 def start(output: Path, run: RunRecord = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
-    return settle(output, run, resume=resume, overwrite=overwrite)
+    with settled(output, run, resume=resume, overwrite=overwrite) as found:
+        return found
 
 
 def fill(output: Path, *names: str) -> None:
@@ -451,12 +452,21 @@ def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         for flag in ("resume", "overwrite"):
-            with pytest.raises(UsageError, match="in use by a run that has not ended"):
+            with pytest.raises(JobError, match="in use by a run that has not ended") as refused:
                 start(unfinished, resume=flag == "resume", overwrite=flag == "overwrite")
+            assert refused.value.exit_code == 1, "nothing is wrong with the command"
         assert content(unfinished) == before
         other.kill()  # a lock never outlives its process
     with locked(unfinished):
         pass
+
+
+def test_a_folder_is_held_from_the_decision_to_the_end_of_the_run(tmp_path: Path) -> None:
+    with settled(tmp_path / "run", ASKED, resume=False, overwrite=False) as found:
+        assert found is Start.NEW
+        with pytest.raises(JobError, match="in use"):
+            start(tmp_path / "run", overwrite=True)
+    assert start(tmp_path / "run", overwrite=True) is Start.NEW
 
 
 @pytest.mark.parametrize("text", ["", "s3://bucket/run", "hdfs:/x"])

@@ -7,7 +7,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.cable import LOOPBACK, Cable
 from tests.clusters import free_ports
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets, own_address
+from trainer.checkpoints.read import whole
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 60, "--checkpoint-every-s", 0.5)
@@ -180,6 +183,27 @@ def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Hos
         assert part.wait() == 0, part.said()
     np.testing.assert_array_equal(again.vector(), undisturbed)
     until(lambda: nobody_listens(where), "no server is left")
+
+
+def test_hosts_that_are_stopped_together_leave_a_whole_checkpoint_and_go_on_from_it(host: Host) -> None:
+    """Whichever host hears of it first: the one with server 1 stays until the last checkpoint has its part."""
+    where, left, generation = addresses(2), 0, 0
+    flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    for late_s in (0.0, 0.4, -0.4):  # how much later than the other host that of server 0 hears of it
+        follower = host("server:1,worker:1-2", where, *flags, "--no-epoch-checkpoints")
+        head = host("server:0,worker:0,evaluator", where, *flags, "--no-epoch-checkpoints", "--resume")
+        until(partial(head.trains_after, generation), "it trains")
+        head.wait_for_updates(left + 50)
+        first, second = (follower, head) if late_s >= 0 else (head, follower)
+        os.kill(first.process.pid, signal.SIGTERM)
+        time.sleep(abs(late_s))
+        os.kill(second.process.pid, signal.SIGTERM)
+        for part in (head, follower):
+            assert part.wait(25) == 1, part.said()
+            assert "--resume" in part.said()
+        assert head.events("start")[-1]["resumed_from"] == (left or None)
+        assert whole(head.output / "checkpoints")[-1] >= left + 50
+        left, generation = whole(head.output / "checkpoints")[-1], head.generation()
 
 
 def test_a_connection_between_servers_that_breaks_loses_no_update(host: Host, undisturbed: np.ndarray) -> None:

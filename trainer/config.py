@@ -101,8 +101,21 @@ class Processes(Spec):
     heartbeat_timeout_s: float = option(
         15.0, "a process without a heartbeat for so long is started again", metavar="SECONDS", above=0, may_change=True
     )
+    stall_timeout_s: float = option(
+        300.0,
+        "a process that does nothing for so long, though it has heartbeats, is started again: choose more than one step,"
+        " one batch of an evaluation and one checkpoint take; 0: never",
+        metavar="SECONDS",
+        least=0,
+        may_change=True,
+    )
     max_restarts: int = option(
-        5, "give up when one process fails more often than this in a row", metavar="R", least=0, may_change=True
+        5,
+        "give up when one process fails, or the run goes back to a checkpoint, more often than this without getting"
+        " further than ever before in between; after the first time a restart waits, at most 30 s",
+        metavar="R",
+        least=0,
+        may_change=True,
     )
 
 

@@ -24,6 +24,7 @@ from pipeline.storage.retries import with_retries
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
 from trainer.models.base import ModelInput
+from trainer.watchdog import kick
 
 TABLE = ("id", "label", "coarse_label", TARGET_COLUMN, "copy")  # what there may be beside the image
 OnLoaded = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
@@ -192,6 +193,7 @@ def _load(
     at = 0
     for file in files:
         for columns, data in _row_groups(shards, file, TABLE if hashed else ("id", "label", TARGET_COLUMN)):
+            kick()
             ids = columns["id"]
             part = slice(at, at + len(ids))
             rows.ids[part], rows.labels[part] = ids, columns[TARGET_COLUMN if targets else "label"]

@@ -17,6 +17,7 @@ from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
+from trainer.watchdog import kick
 
 TICK_S = 0.2
 HELLO_S = 1.0
@@ -50,6 +51,7 @@ class Server:
             self.leader.gather()
         due = 0.0
         while True:
+            kick()
             for socket, _ in poller.poll(int(TICK_S * 1000)):
                 self._drain(socket)
             now = time.monotonic()

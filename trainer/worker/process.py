@@ -16,6 +16,7 @@ from trainer.data.shards import Rows, Shards, load_worker, open_shards
 from trainer.models.build import Built, build
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
+from trainer.watchdog import kick
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 from trainer.worker.step import Step, pick_device, step_seed
 
@@ -57,6 +58,7 @@ def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
 def _work(config: Config, worker: int, client: ServerClient, loader: Loader, step: Step) -> None:
     turn = client.join()
     while turn:
+        kick()
         begun = time.monotonic()
         batch = loader.batch(turn.clock)
         outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))

@@ -17,6 +17,7 @@ from trainer.coordination.orders import Measured
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, pack_json, unpack
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
+from trainer.watchdog import kick
 
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
@@ -144,6 +145,7 @@ class ServerClient:
         answers: dict[int, Header] = {}
         due = 0.0
         while len(answers) < len(self.sockets):
+            kick()
             if resend and time.monotonic() >= due:
                 resend()
                 due = time.monotonic() + RESEND_S

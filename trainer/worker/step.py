@@ -13,6 +13,7 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.models.build import Built
 from trainer.models.flat_vector import FlatModel
+from trainer.watchdog import kick
 
 
 def pick_device(name: str, worker: int) -> torch.device:
@@ -80,6 +81,7 @@ class Step:
 
     def _gradient(self, images: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> tuple[Any, Any]:
         """Add the gradient of the mean loss, times a share; returns that loss and the correct predictions."""
+        kick()
         outputs = self.model(images)
         loss = self.task.loss(outputs, labels)
         if share != 1.0:
