@@ -229,17 +229,29 @@ def planned(workers: int, rows: int = 50_000, parameters: int = 1000, **values: 
 
 
 def test_shares_and_rates_are_those_of_the_papers() -> None:
-    four, twelve, exact = planned(4), planned(12), planned(12, worker_batch="exact")
+    four, twelve = (planned(workers, learning_rate=0.1) for workers in (4, 12))
+    exact = planned(12, worker_batch="exact")
     assert (set(four.worker_batches), four.worker_rate) == ({32}, 0.025)
     assert (set(twelve.worker_batches), twelve.effective_batch, twelve.steps_per_epoch) == ({10}, 120, 390)
     assert exact.worker_batches == (11,) * 8 + (10,) * 4
     assert exact.effective_batch == 128
 
 
+@pytest.mark.parametrize("protocol", list(PROTOCOLS))
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_rate_that_is_not_given_is_the_models_own_less_where_gradients_may_be_stale(model: str, protocol: str) -> None:
+    config, kind = make_config(model=model, protocol=protocol), MODELS[model]
+    stale = not PROTOCOLS[protocol].synchronous
+    assert config.learning_rate == (kind.stale_learning_rate if stale else kind.learning_rate)
+    assert 0 < kind.stale_learning_rate <= kind.learning_rate
+    assert Config.from_json(config.to_json()) == config
+    assert change(config, learning_rate=0.7).learning_rate == 0.7
+
+
 @given(st.integers(1, 40), st.integers(0, 200), st.sampled_from(["asp", "bsp", "ssp"]), st.integers(1, 60))
 def test_shares_add_up_and_every_push_goes_into_one_update(workers: int, more: Any, protocol: str, steps: int) -> None:
     batch = workers + more
-    asked = {"batch_size": batch, "protocol": protocol, "steps": steps, "epochs": None}
+    asked = {"batch_size": batch, "protocol": protocol, "steps": steps, "epochs": None, "learning_rate": 0.1}
     exact, floor = (planned(workers, worker_batch=kind, **asked) for kind in ("exact", "floor"))
     assert sum(exact.worker_batches) == exact.effective_batch == batch
     assert max(exact.worker_batches) - min(exact.worker_batches) <= 1

@@ -82,9 +82,10 @@ class Shards(ShardSet):
         return np.array(self.manifest["image"]["mean"], np.float32)
 
     @property
-    def fingerprint(self) -> int:
-        """The sum of all distinct rows' hashes, modulo 2^64."""
-        return int(self.manifest["input"]["fingerprint"].rpartition("-")[2], 16)
+    def fingerprint(self) -> int | None:
+        """The sum of all distinct rows' hashes, modulo 2^64; None where the manifest does not say."""
+        found = self.manifest.get("input", {}).get("fingerprint")
+        return int(found.rpartition("-")[2], 16) if found else None
 
     def worker_files(self, worker: int) -> list[ShardFile]:
         return [ShardFile(**file) for file in self.manifest["workers"][worker]["files"]]
