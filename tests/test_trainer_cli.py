@@ -239,7 +239,9 @@ def test_shares_and_rates_are_those_of_the_papers() -> None:
 
 @pytest.mark.parametrize("protocol", list(PROTOCOLS))
 @pytest.mark.parametrize("model", list(MODELS))
-def test_a_rate_that_is_not_given_is_the_models_own_less_where_gradients_may_be_stale(model: str, protocol: str) -> None:
+def test_a_rate_that_is_not_given_is_the_models_own_less_where_gradients_may_be_stale(
+    model: str, protocol: str
+) -> None:
     config, kind = make_config(model=model, protocol=protocol), MODELS[model]
     stale = not PROTOCOLS[protocol].synchronous
     assert config.learning_rate == (kind.stale_learning_rate if stale else kind.learning_rate)
