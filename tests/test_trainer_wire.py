@@ -27,14 +27,14 @@ from pipeline.spark.session import PACKAGE
 from tests.clusters import free_ports
 from tests.configs import make_config
 from tests.trainer_runs import until
-from tests.trainer_sets import own_address
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Facts, slice_bounds
 from trainer.coordination.orders import Measured
 from trainer.transport import sockets as transport
+from trainer.transport.addresses import local_addresses
 from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
-from trainer.transport.sockets import Secret, connect, local_addresses
+from trainer.transport.sockets import Secret, connect
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 
 ROOT = PACKAGE.parent
@@ -154,11 +154,8 @@ def pair(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def networked(tmp_path: Path) -> Iterator[Served]:
-    """One server where other hosts would reach it."""
-    host = own_address()
-    if not host:
-        pytest.skip("this machine has no address but loopback, where CurveZMQ is not used")
-    served = Served(tmp_path, 1, [f"tcp://{host}:{free_ports(1, host)[0]}"])
+    """One server that is reached through TCP, as by other hosts."""
+    served = Served(tmp_path, 1, [f"tcp://127.0.0.1:{free_ports(1)[0]}"])
     yield served
     served.end()
 
@@ -424,7 +421,7 @@ def strangers(context: zmq.Context[zmq.Socket[bytes]]) -> Sequence[zmq.Socket[by
     public, secret = zmq.curve_keypair()
     nobody, unnamed, wrong, other, known = (context.socket(zmq.DEALER) for _ in range(5))
     unnamed.plain_username, unnamed.plain_password = b"someone", b"?"
-    wrong.plain_username, wrong.plain_password = b"run", b"another token, of the same run"
+    wrong.plain_username, wrong.plain_password = b"run", SECRET.password("ipc://@another-run").encode()
     other.curve_serverkey, other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()[0], public, secret
     known.curve_serverkey = SECRET.keys("server")[0]  # a public key may leak; it admits nobody
     known.curve_publickey, known.curve_secretkey = public, secret

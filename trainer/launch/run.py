@@ -16,8 +16,9 @@ from trainer.plan import describe, plan
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
 from trainer.runlog.run_folder import locked
+from trainer.transport.addresses import check_addresses, local_addresses
 from trainer.transport.messages import unpack_json
-from trainer.transport.sockets import Secret, check_addresses, local_addresses
+from trainer.transport.sockets import Secret
 
 
 def run(config: Config, options: Options) -> Result | None:
@@ -25,8 +26,9 @@ def run(config: Config, options: Options) -> Result | None:
     leads = options.has(LEADER)
     with locked(Path(config.run.output)) if leads else nullcontext():
         facts = _prepare(config, write=leads)
+        if options.addresses:
+            check_addresses(options.addresses, config.processes.servers)
         addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
-        check_addresses(addresses, config.processes.servers)
         supervisor = Supervisor(config, facts, options, addresses, _secret(options))
         if not (options.quiet or options.silent):
             print(describe(plan(config, facts)), flush=True)
