@@ -22,6 +22,7 @@ from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
+from trainer.transport.addresses import hold
 from trainer.transport.messages import Op
 from trainer.transport.sockets import Secret
 
@@ -37,6 +38,7 @@ class Supervisor:
     ) -> None:
         self.config, self.facts, self.options = config, facts, options
         self.addresses, self.secret = list(addresses), secret
+        self.held = [hold(address) for address in addresses]
         self.output = Path(config.run.output)
         self.roles = options.roles_of(config.processes.servers, facts.num_workers)
         self.control = Control(addresses[0], secret)
@@ -67,6 +69,8 @@ class Supervisor:
     def close(self) -> None:
         for child in self.children.values():
             child.kill()
+        for held in filter(None, self.held):
+            held.close()
         self.control.close()
         self.progress.close()
         if self.board:
@@ -79,7 +83,8 @@ class Supervisor:
         log.parent.mkdir(parents=True, exist_ok=True)
         config, facts, addresses = self.config, self.facts, self.addresses
         if role.kind == "server":
-            child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret)
+            held = self.held[role.index]
+            child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret, held)
         elif role.kind == "worker":
             child = Child(
                 str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, self.threads

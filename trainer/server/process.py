@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket as sockets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,19 @@ Frames = list[memoryview]
 
 
 class Server:
-    def __init__(self, config: Config, facts: Facts, index: int, addresses: Sequence[str], secret: Secret) -> None:
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        index: int,
+        addresses: Sequence[str],
+        secret: Secret,
+        held: sockets.socket | None,
+    ) -> None:
         self.index, self.session = index, time.time_ns()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin))
+        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), held)
         self.to_leader = connect(self.context, addresses[0], secret) if index else None
         self.slice_server = SliceServer(config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send)
         self.leader = None if index else self._make_leader()
@@ -221,6 +230,14 @@ def _order(body: memoryview) -> Order:
         raise Malformed("an order") from None
 
 
-def main(config: Config, facts: Facts, index: int, addresses: Sequence[str], secret: Secret) -> None:
-    """The process of one server; never returns. Raises UsageError if the address is taken."""
-    Server(config, facts, index, addresses, secret).run()
+def main(
+    config: Config,
+    facts: Facts,
+    index: int,
+    addresses: Sequence[str],
+    secret: Secret,
+    held: sockets.socket | None = None,
+) -> None:
+    """The process of one server; never returns. held: its address, if the supervisor holds it. Raises UsageError if the
+    address is taken."""
+    Server(config, facts, index, addresses, secret, held).run()
