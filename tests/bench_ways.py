@@ -66,7 +66,7 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
         for index in range(case.servers)
     ]
     return servers + [
-        _child(folder, f"worker-{index}", "trainer_worker", facts, index, addresses, SECRET, use_memory, counts)
+        _child(folder, f"worker-{index}", "trainer_worker", config, facts, index, addresses, SECRET, use_memory, counts)
         for index in range(case.workers)
     ]
 

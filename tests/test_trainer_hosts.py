@@ -209,6 +209,26 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
     assert head.process.poll() is None, head.said()
 
 
+@pytest.mark.parametrize("comes", ["first", "later"])
+def test_a_host_with_another_command_ends_with_a_line_that_says_what_differs_and_the_run_goes_on(
+    host: Host, undisturbed: np.ndarray, comes: str
+) -> None:
+    where = addresses(2)
+    begun = host("server:0,worker:0-1,evaluator", where, *BSP) if comes == "later" else None
+    other = host("server:1,worker:1-2", where, *BSP, "--learning-rate", 0.04, "--threads", 2)
+    head = begun or host("server:0,worker:0-1,evaluator", where, *BSP)
+    assert other.wait() == 2, other.said()
+    assert other.said().splitlines()[-1] == (  # perhaps after a line that server 0 is waited for
+        "error: --learning-rate is 0.04 here and 0.02 on the host of server 0: give every host the same command"
+    )
+    assert "Traceback" not in other.said()
+    right = host("server:1,worker:2", where, *BSP, "--threads", 2)
+    for part in (head, right):
+        assert part.wait() == 0, part.said()
+    np.testing.assert_allclose(head.vector(), undisturbed, atol=1e-5)  # two threads add up in another order
+    assert sorted(event["worker"] for event in head.events("loaded")) == [0, 1, 2]
+
+
 def test_a_host_that_comes_when_the_run_is_over_says_nothing_and_leaves(host: Host) -> None:
     where = addresses(1)
     head = host("server:0,worker:0-2,evaluator", where, "--steps", 5)

@@ -192,12 +192,13 @@ class Config:
 @dataclass(frozen=True)
 class Facts:
     """What every process knows of a run. rows: distinct training examples; the flat vector has num_parameters, then
-    num_buffers elements."""
+    num_buffers elements; shards: the digest of the shard set's content."""
 
     num_workers: int
     rows: int
     num_parameters: int
     num_buffers: int
+    shards: str = ""
 
     @property
     def elements(self) -> int:

@@ -23,6 +23,7 @@ from trainer.run_files import CHECKPOINTS, LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
 from trainer.transport.addresses import hold
+from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Op
 from trainer.transport.sockets import Secret
 
@@ -41,7 +42,7 @@ class Supervisor:
         self.held = [hold(address) for address in addresses]
         self.output = Path(config.run.output)
         self.roles = options.roles_of(config.processes.servers, facts.num_workers)
-        self.control = Control(addresses[0], secret)
+        self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
         self.failures: dict[Role, int] = dict.fromkeys(self.roles, 0)
         self.done: set[Role] = set()
@@ -56,7 +57,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the run is over for this host. Raises JobError when it fails or is interrupted."""
-        for role in self.roles:
+        self._wait_to_be_admitted()
+        for role in self.roles if not self._is_over() else ():
             self._start(role)
         while not self._is_over():
             if self.interrupted:
@@ -75,6 +77,14 @@ class Supervisor:
         self.progress.close()
         if self.board:
             self.board.close()
+
+    def _wait_to_be_admitted(self) -> None:
+        """Where another host leads: one that server 0 does not admit touches nothing of the run."""
+        while not (LEADER in self.roles or self.control.is_admitted or self._is_over()):
+            if self.interrupted:
+                self._leave_checkpoint()
+            time.sleep(POLL_S / 4)
+            self._show()
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
