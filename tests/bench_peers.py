@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import Facts, slice_bounds
+from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured
 from trainer.server.parameter_slice import ParameterSlice
+from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Op
 from trainer.transport.sockets import Secret
 from trainer.worker.server_client import ServerClient
@@ -40,10 +41,10 @@ def _zeros(numbers: int, num_workers: int) -> ParameterSlice:
 
 
 def trainer_worker(
-    facts: Facts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
+    config: Config, facts: Facts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
 ) -> None:
     """The trainer's own client to the trainer's own servers."""
-    client = ServerClient(facts, worker, addresses, secret, use_memory=use_memory)
+    client = ServerClient(Agreement.of(config, facts), facts, worker, addresses, secret, use_memory=use_memory)
     client.pushed[:] = GRADIENT
     turn = client.join()
     while turn:

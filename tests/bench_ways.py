@@ -16,7 +16,8 @@ from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Facts, slice_bounds
 from trainer.launch.processes import Child, context
 from trainer.run_files import CHECKPOINTS
-from trainer.transport.sockets import Secret, local_addresses
+from trainer.transport.addresses import local_addresses
+from trainer.transport.sockets import Secret
 
 SECRET = Secret("0123456789abcdef")
 
@@ -65,7 +66,7 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
         for index in range(case.servers)
     ]
     return servers + [
-        _child(folder, f"worker-{index}", "trainer_worker", facts, index, addresses, SECRET, use_memory, counts)
+        _child(folder, f"worker-{index}", "trainer_worker", config, facts, index, addresses, SECRET, use_memory, counts)
         for index in range(case.workers)
     ]
 

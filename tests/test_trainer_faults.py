@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.trainer_runs import Training, until
@@ -184,6 +186,29 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start) 
     assert run.process.poll() is None
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait() == 1
+
+
+def test_while_a_server_is_started_again_nobody_else_can_listen_in_its_place(start: Start) -> None:
+    """He would be told the password of all workers."""
+    run = start(*LONG, "--same-host", "socket")
+    run.wait_for_updates(5)
+    server = until(lambda: run.pid("server-0"), "the server runs")
+    names = {
+        each.laddr for each in psutil.Process(server).net_connections("unix") if each.laddr.startswith("@trainer-")
+    }
+    assert len(names) == 1
+    name = "\0" + names.pop()[1:]
+    run.send("server-0")
+    until(lambda: is_taken(name) and run.events("restart"), "it is started again")
+    before = len(run.pushes())
+    until(lambda: is_taken(name) and len(run.pushes()) > before, "the workers go on with it")
+
+
+def is_taken(name: str) -> bool:
+    """Whether nobody can listen at a name, as long as that lasts."""
+    with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(name)
+    return True
 
 
 def test_sigterm_leaves_a_checkpoint_as_ctrl_c_does(start: Start) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,18 @@ from zmq.utils.monitor import recv_monitor_message
 from pipeline.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.clusters import free_ports
-from tests.configs import make_config
+from tests.configs import change, make_config
 from tests.trainer_runs import until
-from tests.trainer_sets import own_address
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Facts, slice_bounds
 from trainer.coordination.orders import Measured
+from trainer.launch.control import Control
 from trainer.transport import sockets as transport
+from trainer.transport.addresses import local_addresses
+from trainer.transport.agreement import Agreement
 from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
-from trainer.transport.sockets import Secret, connect, local_addresses
+from trainer.transport.sockets import Secret, connect
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 
 ROOT = PACKAGE.parent
@@ -42,6 +44,7 @@ SECRET = Secret("the token of these tests")
 NUMBERS, WORKERS = 1000, 2
 FACTS = Facts(WORKERS, 100, NUMBERS, 0)
 WIRE = struct.Struct("<3sBBxxxiQQqqiiddd")  # written down once more: what is on the wire must not change by accident
+RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
 import json, sys
@@ -53,13 +56,21 @@ main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token))
 """
 
 
+def agreement(servers: int = 1, **values: Any) -> Agreement:
+    """Of a host of such a run."""
+    return Agreement.of(make_config("", "o", servers=servers, **RUN | values), FACTS)
+
+
+INTRODUCTION = agreement().introduction()
+
+
 class Served:
     """Real server processes of a run without supervisor, and what can be asked of them."""
 
     def __init__(self, folder: Path, servers: int, addresses: list[str]) -> None:
         self.folder, self.addresses, self.servers = folder, addresses, servers
-        length: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
-        self.config = make_config("", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **length)
+        self.config = make_config("", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **RUN)
+        self.agreement = agreement(servers)
         self._first_checkpoint()
         self.processes = [self._start(index) for index in range(servers)]
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -80,7 +91,7 @@ class Served:
             return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
 
     def status(self) -> dict[str, Any]:
-        self.asker.send_multipart([Header(Op.STATUS).pack(), b""])
+        self.asker.send_multipart([Header(Op.STATUS).pack(), self.agreement.introduction()])
         assert self.asker.poll(60_000), self.said()
         answer: dict[str, Any] = json.loads(self.asker.recv_multipart()[1])
         return answer
@@ -93,7 +104,13 @@ class Served:
         return connect(self.context, self.addresses[server], SECRET)
 
     def worker(self, index: int = 0, *, use_memory: bool = True) -> Worker:
-        return Worker(self, ServerClient(FACTS, index, self.addresses, SECRET, use_memory=use_memory))
+        return Worker(self, self.client(index, use_memory=use_memory))
+
+    def client(
+        self, index: int = 0, secret: Secret = SECRET, of: Agreement | None = None, *, use_memory: bool = True
+    ) -> ServerClient:
+        """A worker's end, perhaps of a host that has another token or another configuration."""
+        return ServerClient(of or self.agreement, FACTS, index, self.addresses, secret, use_memory=use_memory)
 
     def wait_for_malformed(self, count: int) -> None:
         until(lambda: self._all_alive() and self.status()["malformed"] >= count, f"{count} malformed messages")
@@ -154,11 +171,8 @@ def pair(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def networked(tmp_path: Path) -> Iterator[Served]:
-    """One server where other hosts would reach it."""
-    host = own_address()
-    if not host:
-        pytest.skip("this machine has no address but loopback, where CurveZMQ is not used")
-    served = Served(tmp_path, 1, [f"tcp://{host}:{free_ports(1, host)[0]}"])
+    """One server that is reached through TCP, as by other hosts."""
+    served = Served(tmp_path, 1, [f"tcp://127.0.0.1:{free_ports(1)[0]}"])
     yield served
     served.end()
 
@@ -182,11 +196,11 @@ def join(body: bytes, worker: int = 1, session: int = 5) -> list[bytes]:
 
 
 def handle(**values: Any) -> bytes:
-    return pack_json({"pid": os.getpid(), "descriptor": 0, "nonce": "0" * 64} | values)
+    return agreement().introduction(**{"pid": os.getpid(), "descriptor": 0, "nonce": "0" * 64} | values)
 
 
 def huge(number: str) -> bytes:
-    return b'{"pid":' + number.encode() + b',"descriptor":1,"nonce":""}'
+    return INTRODUCTION[:-1] + b',"pid":' + number.encode() + b',"descriptor":1,"nonce":""}'
 
 
 HEADER = raw(Op.STATUS)
@@ -205,21 +219,25 @@ MALFORMED: dict[str, list[bytes]] = {
     "a load from a worker": [raw(Op.LOAD, generation=2**62), b""],
     "an answer": [raw(Op.PARAMETERS), bytes(4 * NUMBERS)],
     "a stop": [raw(Op.STOP), b""],
-    "a hello of server 0": [raw(Op.HELLO, 0), b""],
-    "a hello of a server too many": [raw(Op.HELLO, 1), b""],
-    "a hello of server -1": [raw(Op.HELLO, -1), b""],
+    "a hello of server 0": [raw(Op.HELLO, 0), INTRODUCTION],
+    "a hello of a server too many": [raw(Op.HELLO, 1), INTRODUCTION],
+    "a hello of server -1": [raw(Op.HELLO, -1), INTRODUCTION],
     "a loaded of a server too many": [raw(Op.LOADED, 1), b""],
     "a held of a worker that does not exist": [WIRE.pack(b"PS1", Op.HELD, 1, 1, 1, 1, 0, 0, 9, 0, 0, 0, 0), b""],
-    "a loss of worker -1": [raw(Op.LOST, -1), b""],
+    "a loss of worker -1": [raw(Op.LOST, -1), INTRODUCTION],
     "a heartbeat of worker 2": [raw(Op.HEARTBEAT, WORKERS), b""],
-    "a join of worker 2": [raw(Op.JOIN, WORKERS, 1), b"{}"],
-    "a join of worker -1": [raw(Op.JOIN, -1, 1), b"{}"],
-    "a join of a session that no clock has": [raw(Op.JOIN, 1, 2**64 - 1), b"{}"],
+    "a join of worker 2": [raw(Op.JOIN, WORKERS, 1), INTRODUCTION],
+    "a join of worker -1": [raw(Op.JOIN, -1, 1), INTRODUCTION],
+    "a join of a session that no clock has": [raw(Op.JOIN, 1, 2**64 - 1), INTRODUCTION],
     "a generation that no clock has": [raw(Op.STATUS, generation=2**64 - 1), b""],
     "a join without JSON": join(b"no"),
     "a join with nothing": join(b""),
     "a join with a list": join(b"[1]"),
-    "a join with half a handle": join(b'{"pid": 1}'),
+    "a join with half a handle": join(agreement().introduction(pid=1)),
+    "a join without an introduction": join(b"{}"),
+    "a join with a number for an introduction": join(b'{"run": 1}'),
+    "a status without an introduction": [raw(Op.STATUS), b""],
+    "a loss without an introduction": [raw(Op.LOST, 1), b"{}"],
     "a join with a path": join(handle(pid="../../../etc", descriptor="passwd")),
     "a join with endless numbers": join(huge("1e999")),
     "a join with no number": join(huge("NaN")),
@@ -260,7 +278,7 @@ def test_a_handle_to_memory_that_is_not_the_workers_is_declined_and_numbers_trav
 
 def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, ...]:
     """Take worker 1's place by hand; (index, session, generation, clock, version) of the answer."""
-    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), b"{}"])
+    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), INTRODUCTION])
     assert peer.poll(60_000)
     return tuple(WIRE.unpack(peer.recv_multipart()[0])[3:8])
 
@@ -269,7 +287,7 @@ def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
     alone: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.worker.server_client.HEARTBEAT_S", 0.01)
-    client = ServerClient(FACTS, 0, alone.addresses, SECRET, use_memory=False)
+    client = alone.client(use_memory=False)
     send_join = client._send_join
 
     def late() -> None:
@@ -335,7 +353,7 @@ def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, hon
         if op == Op.JOIN:  # a worker's place is taken by who joins last: not by a time that no honest worker reaches
             session = rng.getrandbits(40)
         head = (b"PS1", op, rng.getrandbits(8), small[0], session, generation, ints[3], ints[4], *small[1:], *floats)
-        body = rng.choice([b"", b"{}", rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, handle()])
+        body = rng.choice([b"", b"{}", INTRODUCTION, rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, handle()])
         peer.send_multipart([WIRE.pack(*head), body])
     for _ in range(200):
         peer.send_multipart([rng.randbytes(rng.choice([0, 1, 79, 80, 81])) for _ in range(rng.randint(1, 5))])
@@ -424,7 +442,7 @@ def strangers(context: zmq.Context[zmq.Socket[bytes]]) -> Sequence[zmq.Socket[by
     public, secret = zmq.curve_keypair()
     nobody, unnamed, wrong, other, known = (context.socket(zmq.DEALER) for _ in range(5))
     unnamed.plain_username, unnamed.plain_password = b"someone", b"?"
-    wrong.plain_username, wrong.plain_password = b"run", b"another token, of the same run"
+    wrong.plain_username, wrong.plain_password = b"run", SECRET.password("ipc://@another-run").encode()
     other.curve_serverkey, other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()[0], public, secret
     known.curve_serverkey = SECRET.keys("server")[0]  # a public key may leak; it admits nobody
     known.curve_publickey, known.curve_secretkey = public, secret
@@ -448,7 +466,7 @@ def test_over_a_network_nobody_without_the_token_is_heard(networked: Served) -> 
 
 
 def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
-    client = ServerClient(FACTS, 1, alone.addresses, Secret("another token, of another run"), use_memory=True)
+    client = alone.client(1, Secret("another token, of another run"))
     time.sleep(0.5)  # the answer may be there before it has asked: then no message will ever leave it
     with pytest.raises(UsageError, match="token"):
         client.join()
@@ -459,10 +477,84 @@ def test_a_worker_with_another_token_is_told_so_over_a_network(
     networked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)
-    client = ServerClient(FACTS, 1, networked.addresses, Secret("another token, of another run"), use_memory=True)
+    client = networked.client(1, Secret("another token, of another run"))
     with pytest.raises(UsageError, match="token"):
         client.join()
     client.close()
+
+
+def test_a_worker_of_another_configuration_is_told_what_differs_and_the_others_do_not_notice(
+    alone: Served, honest: Worker
+) -> None:
+    client = alone.client(0, of=agreement(batch_size=64))  # it takes the place of one that is there
+    with pytest.raises(UsageError) as refused:
+        client.join()
+    assert str(refused.value) == (
+        "--batch-size is 64 here and 128 on the host of server 0: give every host the same command"
+    )
+    client.close()
+    turn = honest.turn
+    honest.step()
+    assert turn
+    assert honest.turn
+    assert (honest.turn.generation, honest.turn.clock) == (turn.generation, turn.clock + 1)
+
+
+def test_a_supervisor_of_another_configuration_is_told_so_and_its_words_change_nothing(
+    alone: Served, honest: Worker
+) -> None:
+    control = Control(alone.addresses[0], SECRET, agreement(servers=2))
+    control.tell(Op.LOST, 0)
+    with pytest.raises(UsageError, match=r"^--servers is 2 here and 1 on the host of server 0: .* same command$"):
+        until(control.ask, "an answer")
+    control.close()
+    assert alone.status()["alive"] == 1
+
+
+def test_a_server_of_another_configuration_ends_with_a_line_and_the_others_wait_for_the_right_one(
+    pair: Served, tmp_path: Path
+) -> None:
+    worker = pair.worker()
+    worker.step()
+    pair.processes[1].kill()
+    pair.processes[1].wait()
+    right, pair.config = pair.config, change(pair.config, momentum=0.5)
+    wrong = pair._start(1)
+    wrong.wait(60)
+    assert "--momentum is 0.5 here and 0.0 on the host of server 0" in (tmp_path / "server-1.txt").read_text()
+    pair.config = right
+    pair.processes[1] = pair._start(1)
+    worker.check()
+    worker.client.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "line"),
+    [
+        ({"seed": 1}, "--seed is 0 here and 1 on the host of server 0: give every host the same command"),
+        (
+            {"protocol": "bsp"},
+            "--protocol is asp here and bsp on the host of server 0: give every host the same command",
+        ),
+        ({"model": "cnn", "norm": "group"}, "--model is resnet20 here and cnn on the host of server 0: give every"),
+        ({"protocol": "ssp"}, "--protocol is asp here"),
+        ({"device": "cpu", "threads": 3, "checkpoint_every_s": 5.0, "start_wait_s": 1.0}, None),
+    ],
+)
+def test_hosts_agree_on_what_decides_the_result_and_on_nothing_else(theirs: dict[str, Any], line: str | None) -> None:
+    mine, other = agreement(), agreement(**theirs)
+    assert (mine.digest == other.digest) == (line is None)
+    if line:
+        assert str(mine.refused(other.refusal())).startswith(line)
+
+
+def test_hosts_of_other_shards_do_not_agree() -> None:
+    config = make_config("", "o", **RUN)
+    mine, other = (Agreement.of(config, replace(FACTS, shards=digest)) for digest in ("f00d", "beef"))
+    assert mine.digest != other.digest
+    assert str(mine.refused(other.refusal())) == (
+        "shard digest is f00d here and beef on the host of server 0: give every host the same shards"
+    )
 
 
 def forbidden(tree: ast.AST) -> Iterator[str]:

@@ -41,10 +41,10 @@ def copy_of(shards: Path, target: Path) -> Path:
     return Path(shutil.copytree(shards, target))
 
 
-def own_address() -> str | None:
-    """An IPv4 address of this machine that is not loopback, if it has one."""
+def own_address(family: socket.AddressFamily = socket.AF_INET) -> str | None:
+    """An address of this machine that others may use, neither loopback nor of one link only, if it has one."""
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:
-            if address.family == socket.AF_INET and not address.address.startswith("127."):
+            if address.family == family and not address.address.startswith(("127.", "::1", "fe80:")):
                 return str(address.address)
     return None

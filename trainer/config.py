@@ -234,12 +234,13 @@ class Config:
 @dataclass(frozen=True)
 class Facts:
     """What every process knows of a run. rows: distinct training examples, and fingerprint the sum of their hashes; the flat
-    vector has num_parameters, then num_buffers elements."""
+    vector has num_parameters, then num_buffers elements; shards: the digest of the shard set's content."""
 
     num_workers: int
     rows: int
     num_parameters: int
     num_buffers: int
+    shards: str = ""
     fingerprint: int | None = None
 
     @property

@@ -15,8 +15,9 @@ from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
+from trainer.transport.addresses import check_addresses, local_addresses
 from trainer.transport.messages import unpack_json
-from trainer.transport.sockets import Secret, check_addresses, local_addresses
+from trainer.transport.sockets import Secret
 
 PREPARE_TRIES = 4
 
@@ -27,8 +28,9 @@ def run(config: Config, options: Options) -> Result | None:
     Raises UsageError, DataError and JobError."""
     leads = options.has(LEADER)
     facts = _prepare(config, write=leads)
+    if options.addresses:
+        check_addresses(options.addresses, config.processes.servers)
     addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
-    check_addresses(addresses, config.processes.servers)
     supervisor = Supervisor(config, facts, options, addresses, _secret(options))
     if not (options.quiet or options.silent):
         print(describe(plan(config, facts)), flush=True)

@@ -24,6 +24,8 @@ from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
+from trainer.transport.addresses import hold
+from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Op
 from trainer.transport.sockets import Secret
 
@@ -38,9 +40,10 @@ class Supervisor:
     ) -> None:
         self.config, self.facts, self.options = config, facts, options
         self.addresses, self.secret = list(addresses), secret
+        self.held = [hold(address) for address in addresses]
         self.output = Path(config.run.output)
         self.roles = options.roles_of(config.processes.servers, facts.num_workers)
-        self.control = Control(addresses[0], secret)
+        self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
         self.waiting: dict[Role, float] = {}  # to be started again at a time (monotonic seconds)
         self.restarts = Restarts()
@@ -58,7 +61,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the run is over for this host. Raises JobError when it fails or is interrupted."""
-        for role in self.roles:
+        self._wait_to_be_admitted()
+        for role in self.roles if not self._is_over() else ():
             self._start(role)
         while not self._is_over():
             if self.interrupted:
@@ -71,10 +75,20 @@ class Supervisor:
     def close(self) -> None:
         for child in self.children.values():
             child.kill()
+        for held in filter(None, self.held):
+            held.close()
         self.control.close()
         self.progress.close()
         if self.board:
             self.board.close()
+
+    def _wait_to_be_admitted(self) -> None:
+        """Where another host leads: one that server 0 does not admit touches nothing of the run."""
+        while not (LEADER in self.roles or self.control.is_admitted or self._is_over()):
+            if self.interrupted:
+                self._leave_checkpoint()
+            time.sleep(POLL_S / 4)
+            self._show()
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +97,8 @@ class Supervisor:
         log.parent.mkdir(parents=True, exist_ok=True)
         config, facts, addresses = self.config, self.facts, self.addresses
         if role.kind == "server":
-            child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret)
+            held = self.held[role.index]
+            child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret, held)
         elif role.kind == "worker":
             child = Child(
                 str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, self.threads
@@ -190,7 +205,7 @@ class Supervisor:
         root = self.output / CHECKPOINTS
         if LEADER in self.roles:
             wait_for_checkpoint(self.control, root, self.facts)
-        elif self.control.is_known and any(role.kind == "server" for role in self.roles):
+        elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
             wait_for_leader(self.control, root, self.facts)
         raise Interrupted(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
 

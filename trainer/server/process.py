@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket as sockets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,21 +16,32 @@ from trainer.coordination.passes import Seen
 from trainer.run_files import CHECKPOINTS
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
+from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
 from trainer.watchdog import kick
 
+INTRODUCED = (Op.JOIN, Op.HELLO, Op.STATUS, Op.LOST, Op.END)
 TICK_S = 0.2
 HELLO_S = 1.0
 Frames = list[memoryview]
 
 
 class Server:
-    def __init__(self, config: Config, facts: Facts, index: int, addresses: Sequence[str], secret: Secret) -> None:
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        index: int,
+        addresses: Sequence[str],
+        secret: Secret,
+        held: sockets.socket | None,
+    ) -> None:
         self.index, self.session = index, time.time_ns()
+        self.agreement = Agreement.of(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin))
+        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), held)
         self.to_leader = connect(self.context, addresses[0], secret) if index else None
         self.slice_server = SliceServer(config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send)
         self.leader = None if index else self._make_leader()
@@ -82,11 +94,12 @@ class Server:
         if self.leader:
             self.leader.tick(now)
         else:
-            self._tell_leader(Header(Op.HELLO, 0, self.index, self.session, self.slice_server.generation))
+            hello = Header(Op.HELLO, 0, self.index, self.session, self.slice_server.generation)
+            self._tell_leader(hello, self.agreement.introduction())
 
-    def _tell_leader(self, header: Header) -> None:
+    def _tell_leader(self, header: Header, body: bytes = b"") -> None:
         assert self.to_leader
-        offer(self.to_leader, header.pack(), b"")
+        offer(self.to_leader, header.pack(), body)
 
     def _drain(self, socket: zmq.Socket[bytes], most: int = 64) -> None:
         for _ in range(most):
@@ -106,12 +119,23 @@ class Server:
         header, body = unpack(frames[-2]), frames[-1]
         if from_leader:
             self._follow(header, body)
+        elif header.op in INTRODUCED and not self._is_introduced(bytes(frames[0]), header, body):
+            return
         elif header.op in (Op.JOIN, Op.PUSH):
             self._serve_worker(bytes(frames[0]), header, body)
         elif self.leader:
             self._lead(self.leader, bytes(frames[0]), header)
         else:
             raise Malformed(f"{header.op.name} to server {self.index}")
+
+    def _is_introduced(self, identity: bytes, header: Header, body: memoryview) -> bool:
+        """Whether a peer is of a host that agrees about the run. Server 0 tells one that is not, and nothing else comes of
+        it; another server, which may itself be the one that differs, only does not listen."""
+        if self.agreement.admits(unpack_json(body)):
+            return True
+        if self.leader:
+            self.send(identity, Header(Op.REFUSED, 0, header.index, header.session), self.agreement.refusal())
+        return False
 
     def _serve_worker(self, identity: bytes, header: Header, body: memoryview) -> None:
         now = time.monotonic()
@@ -200,6 +224,9 @@ class Server:
         return index
 
     def _follow(self, header: Header, body: memoryview) -> None:
+        """Raises UsageError where server 0 is of another configuration."""
+        if header.op is Op.REFUSED:
+            raise self.agreement.refused(body)
         if header.op is Op.LOAD:
             self.slice_server.load(header.generation, header.version)
             self._tell_leader(Header(Op.LOADED, 0, self.index, self.session, header.generation))
@@ -225,6 +252,14 @@ def _order(body: memoryview) -> Order:
         raise Malformed("an order") from None
 
 
-def main(config: Config, facts: Facts, index: int, addresses: Sequence[str], secret: Secret) -> None:
-    """The process of one server; never returns. Raises UsageError if the address is taken."""
-    Server(config, facts, index, addresses, secret).run()
+def main(
+    config: Config,
+    facts: Facts,
+    index: int,
+    addresses: Sequence[str],
+    secret: Secret,
+    held: sockets.socket | None = None,
+) -> None:
+    """The process of one server; never returns. held: its address, if the supervisor holds it. Raises UsageError if the
+    address is taken, or the host of server 0 has another configuration."""
+    Server(config, facts, index, addresses, secret, held).run()

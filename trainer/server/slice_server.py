@@ -71,7 +71,7 @@ class SliceServer:
         if known and header.session == known.session:
             return None
         handle = unpack_json(body)
-        memory = open_memory(handle, self.facts.elements) if handle else None
+        memory = open_memory(handle, self.facts.elements) if "pid" in handle else None
         # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
         self.peers[header.index] = Peer(identity, header.session, memory, known.pushed if known else None)
         return None

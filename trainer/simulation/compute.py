@@ -139,7 +139,7 @@ COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
 
 
 def facts_of(compute: Compute, num_workers: int, rows: int) -> Facts:
-    return Facts(num_workers, rows, compute.num_parameters, compute.num_buffers, compute.fingerprint)
+    return Facts(num_workers, rows, compute.num_parameters, compute.num_buffers, fingerprint=compute.fingerprint)
 
 
 def _batch_sizes(config: Config, num_workers: int) -> list[int]:

@@ -14,7 +14,8 @@ JSON_LIMIT_BYTES = 1 << 20
 
 class Op(IntEnum):
     """JOIN..GIVE_UP: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
-    are answers, and the orders and loads that server 0 sends the other servers. END is answered by END."""
+    are answers, and the orders and loads that server 0 sends the other servers. END is answered by END. JOIN, HELLO and
+    STATUS..END carry an introduction, and are answered by REFUSED where it is not this run's."""
 
     JOIN = 1
     PUSH = 2
@@ -31,6 +32,7 @@ class Op(IntEnum):
     REJOIN = 32
     CANCEL = 33
     INFO = 34
+    REFUSED = 35
     LOAD = 40
     ORDER = 41
 

@@ -1,17 +1,16 @@
 """Sockets: ROUTER at a server's fixed address, DEALER at everyone who talks to it; libzmq reconnects by itself.
 
-A run's token admits peers. On loopback it goes as a password; beyond, it becomes the key pairs of CurveZMQ, so that
-nothing crosses a network in the clear and nobody without the token is heard."""
+A run's token admits peers, and never leaves a process as it is. It becomes the key pairs of CurveZMQ, with which both sides
+prove themselves before a word is said, so that nothing crosses a network in the clear and nobody without the token is
+heard. That triples the CPU time of large messages. A private address, which nobody but this run's servers can listen at,
+is therefore spared it: there a password of that address is sent, and admits to nothing else."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import socket as sockets
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -21,8 +20,8 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from pipeline.errors import UsageError
+from trainer.transport.addresses import LOOPBACK, PRIVATE, is_ipv6, listening
 
-LOCAL = re.compile(r"ipc://.+|tcp://(127\.\d+\.\d+\.\d+|\[::1\]|localhost):\d+")
 DOMAIN = "trainer"
 Frame = bytes | memoryview
 OVERHEAD_BYTES = 1 << 20
@@ -37,30 +36,6 @@ SAME_TOKEN = "give every host the same --token-file"
 REFUSED_AFTER, REFUSED_AFTER_S = 5, 30.0
 
 
-def local_addresses(run: str, servers: int) -> list[str]:
-    """Addresses that only this machine reaches: abstract sockets, which leave no file and no port; elsewhere ports."""
-    if sys.platform == "linux":
-        return [f"ipc://@trainer-{run}-{index}" for index in range(servers)]
-    return [f"tcp://127.0.0.1:{port}" for port in _free_ports(servers)]
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [sockets.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in held]
-    for server in held:
-        server.close()
-    return ports
-
-
-def check_addresses(addresses: Sequence[str], servers: int) -> None:
-    """Raises UsageError."""
-    if len(addresses) != servers:
-        raise UsageError(f"--addresses names {len(addresses)} servers, --servers {servers}: give one address a server")
-    for address in addresses:
-        if not re.fullmatch(r"ipc://.+|tcp://([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", address):
-            raise UsageError(f"--addresses: {address!r} is not tcp://HOST:PORT")
-
-
 @dataclass(frozen=True)
 class Secret:
     """The run's token and what follows from it."""
@@ -71,6 +46,10 @@ class Secret:
         """(public, secret) key of the servers or the clients of this run, in Z85."""
         secret = z85.encode(hashlib.sha256(f"{side}:{self.token}".encode()).digest())
         return zmq.curve_public(secret), secret
+
+    def password(self, address: str) -> str:
+        """Of a private address; it tells nothing of the token."""
+        return hashlib.sha256(f"{address}:{self.token}".encode()).hexdigest()
 
 
 class _OneClient:
@@ -83,38 +62,37 @@ class _OneClient:
         return key == self.public
 
 
-def serve(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret, body_bytes: int) -> zmq.Socket[bytes]:
-    """A bound socket that hears only who knows the token, and drops connections that send more than a slice."""
+def serve(
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    secret: Secret,
+    body_bytes: int,
+    held: sockets.socket | None = None,
+) -> zmq.Socket[bytes]:
+    """A socket that hears only who knows the token, and drops connections that send more than a slice. held: what
+    ``addresses.hold`` gave for the address."""
+    bound, ipv6 = listening(address)
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    socket = _socket(context, zmq.ROUTER, address)
+    socket = _socket(context, zmq.ROUTER, address, ipv6=ipv6)
     socket.zap_domain = DOMAIN.encode()
     socket.maxmsgsize = body_bytes + OVERHEAD_BYTES
-    if LOCAL.fullmatch(address):
-        authenticator.configure_plain(domain=DOMAIN, passwords={"run": secret.token})
+    if PRIVATE.fullmatch(address):
+        authenticator.configure_plain(domain=DOMAIN, passwords={"run": secret.password(address)})
         socket.plain_server = True
     else:
         authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=_OneClient(secret.keys("client")[0]))
         socket.curve_publickey, socket.curve_secretkey = secret.keys("server")
         socket.curve_server = True
+    if held:
+        socket.use_fd = held.detach()
     try:
-        socket.bind(_bindable(address))
+        socket.bind(bound)
     except zmq.ZMQError as error:
         raise UsageError(
             f"cannot listen at {address}: {os.strerror(error.errno or 0)}; choose other --addresses"
         ) from None
     return socket
-
-
-def _bindable(address: str) -> str:
-    """libzmq binds to numeric addresses and interfaces only."""
-    found = re.fullmatch(r"tcp://([A-Za-z][\w.-]*):(\d+)", address)
-    if not found:
-        return address
-    try:
-        return f"tcp://{sockets.gethostbyname(found[1])}:{found[2]}"
-    except OSError:
-        raise UsageError(f"--addresses: the host {found[1]!r} is not known here") from None
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
@@ -125,9 +103,9 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secre
 
 def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
     """A socket that may talk to an address, not connected yet."""
-    socket = _socket(context, zmq.DEALER, address)
-    if LOCAL.fullmatch(address):
-        socket.plain_username, socket.plain_password = b"run", secret.token.encode()
+    socket = _socket(context, zmq.DEALER, address, ipv6=is_ipv6(address))
+    if PRIVATE.fullmatch(address):
+        socket.plain_username, socket.plain_password = b"run", secret.password(address).encode()
     else:
         socket.curve_serverkey = secret.keys("server")[0]
         socket.curve_publickey, socket.curve_secretkey = secret.keys("client")
@@ -173,9 +151,10 @@ class Watch:
         return self._bad_handshakes[-1] - self._bad_handshakes[0]
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *, ipv6: bool) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
-    if LOCAL.fullmatch(address):
+    socket.ipv6 = ipv6
+    if LOOPBACK.fullmatch(address):
         socket.sndbuf = socket.rcvbuf = LOCAL_BUFFER_BYTES
     socket.linger = 0
     socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000

@@ -15,6 +15,7 @@ from trainer.data.batches import Loader
 from trainer.data.shards import Rows, Shards, load_worker, open_shards
 from trainer.models.build import Built, build
 from trainer.runlog.events import log_event
+from trainer.transport.agreement import Agreement
 from trainer.transport.sockets import Secret
 from trainer.watchdog import kick
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
@@ -27,10 +28,10 @@ def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], se
     shards = open_shards(config.data.shards, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.run.seed)
     rows = _load(config, shards, worker, built)
-    client = ServerClient(facts, worker, list(addresses), secret, use_memory=config.processes.same_host == "memory")
-    step = Step(
-        config, built, client.pulled, client.pushed, pick_device(config.processes.device, worker), facts.num_workers
-    )
+    use_memory = config.processes.same_host == "memory"
+    client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
+    device = pick_device(config.processes.device, worker)
+    step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     size = config.worker_batch_size(worker, facts.num_workers)
     loader = Loader(
         rows,

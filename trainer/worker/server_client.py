@@ -14,7 +14,8 @@ import zmq
 from pipeline.errors import JobError
 from trainer.config import Facts, slice_bounds
 from trainer.coordination.orders import Measured
-from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, pack_json, unpack
+from trainer.transport.agreement import Agreement
+from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 from trainer.watchdog import kick
@@ -41,8 +42,17 @@ class ServerClient:
     """``pushed`` and ``pulled``: float32 [P + Q] (parameters, then BatchNorm's statistics). The worker fills pushed
     before ``push`` and reads pulled after it; between the two calls they are the servers'."""
 
-    def __init__(self, facts: Facts, worker: int, addresses: list[str], secret: Secret, *, use_memory: bool) -> None:
-        self.worker, self.addresses = worker, addresses
+    def __init__(
+        self,
+        agreement: Agreement,
+        facts: Facts,
+        worker: int,
+        addresses: list[str],
+        secret: Secret,
+        *,
+        use_memory: bool,
+    ) -> None:
+        self.agreement, self.worker, self.addresses = agreement, worker, addresses
         self.bounds = slice_bounds(facts.elements, len(addresses))
         self.memory = _memory(facts.elements) if use_memory else None
         self.pushed: npt.NDArray[np.float32] = (
@@ -66,7 +76,7 @@ class ServerClient:
 
     def join(self) -> Turn | None:
         """Take part from now on; blocks until all servers agree, however long. None: there is nothing left to do.
-        Raises UsageError if the token is not the run's."""
+        Raises UsageError if the token or the configuration is not the run's."""
         while True:
             self.session = max(self.session + 1, time.time_ns())
             self._takes_part = False
@@ -134,7 +144,7 @@ class ServerClient:
         self.context.destroy(linger=0)  # the monitors' sockets too, which nobody else closes
 
     def _send_join(self) -> None:
-        body = pack_json(self.memory.handle() if self.memory else {})
+        body = self.agreement.introduction(**(self.memory.handle() if self.memory else {}))
         for socket in self.sockets:
             offer(socket, Header(Op.JOIN, 0, self.worker, self.session).pack(), body)
 
@@ -165,6 +175,8 @@ class ServerClient:
         header = unpack(head.buffer)
         if header.session != self.session:
             return None
+        if header.op is Op.REFUSED:
+            raise self.agreement.refused(body.buffer)
         if header.op is Op.CANCEL:  # of a step that is pushed by now
             return None
         if header.op is Op.REJOIN:

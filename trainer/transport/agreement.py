@@ -1,0 +1,66 @@
+"""What all hosts of a run must have in common: a digest of it goes with whatever introduces a process to server 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from pipeline.errors import UsageError
+from trainer.config import Config, Facts
+from trainer.transport.messages import Malformed, pack_json, unpack_json
+
+KEY = "run"
+SHARDS = ("worker count", "shard digest")  # decided by --shards
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """essentials: plain JSON by name, in the order in which people look for what differs."""
+
+    essentials: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Config, facts: Facts) -> Agreement:
+        about = dict(zip(SHARDS, (facts.num_workers, facts.shards), strict=True))
+        model = {"parameters of the model": facts.elements}
+        return cls(about | config.essentials() | {"--servers": config.processes.servers} | model)
+
+    @property
+    def digest(self) -> str:
+        return sha256(json.dumps(self.essentials, sort_keys=True).encode()).hexdigest()[:16]
+
+    def introduction(self, **more: Any) -> bytes:
+        """The body of a message that introduces a process."""
+        return pack_json({KEY: self.digest} | more)
+
+    def admits(self, introduction: Mapping[str, Any]) -> bool:
+        """Whether a process is of a host that agrees. Raises Malformed for no introduction at all."""
+        digest = introduction.get(KEY)
+        if not isinstance(digest, str):
+            raise Malformed("no introduction")
+        return digest == self.digest
+
+    def refusal(self) -> bytes:
+        """The body of server 0's answer to a host that does not agree."""
+        return pack_json(self.essentials)
+
+    def refused(self, refusal: bytes | memoryview) -> UsageError:
+        """The error of this host for server 0's answer. Raises Malformed."""
+        theirs = unpack_json(refusal)
+        mine = json.loads(json.dumps(self.essentials))
+        name = next((name for name in mine | theirs if mine.get(name) != theirs.get(name)), None)
+        if name is None:
+            return UsageError("the host of server 0 has another version of the trainer: give every host the same")
+        remedy = "shards" if name in SHARDS else "command"
+        return UsageError(
+            f"{name} is {_shown(mine, name)} here and {_shown(theirs, name)} on the host of server 0:"
+            f" give every host the same {remedy}"
+        )
+
+
+def _shown(essentials: Mapping[str, Any], name: str) -> str:
+    value = essentials.get(name, "not set")
+    return value if isinstance(value, str) else json.dumps(value)
