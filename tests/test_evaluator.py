@@ -228,6 +228,22 @@ def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_sam
     assert set(sample_rows(shards, 2000, seed=3).ids) == source.keys()
 
 
+def test_rows_that_are_sorted_by_class_recalibrate_as_shuffled_ones_do(tmp_path: Path) -> None:
+    """In batches of one class each, the variance between classes would be missing from the statistics."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), 50)
+    images = (rng.integers(0, 40, (200, *SHAPE)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    shards = open_shards(str(write_shards(tmp_path, [Rows(images, labels, np.arange(200))], None)))
+    shuffled = np.random.default_rng(1).permutation(200)
+    mean, found = np.zeros(3, np.float32), []
+    for rows in (sample_rows(shards, 200, seed=3), Rows(images[shuffled], labels[shuffled], shuffled)):
+        norm = torch.nn.BatchNorm2d(3)
+        recalibrate(norm, batches(rows, mean, 50))
+        found.append((norm.running_mean.numpy().copy(), norm.running_var.numpy().copy()))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0.05)
+
+
 def astuple(rows: Rows) -> tuple[Any, ...]:
     return rows.images_NCHW, rows.labels, rows.ids
 
