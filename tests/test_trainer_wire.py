@@ -56,10 +56,13 @@ main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token))
 class Served:
     """Real server processes of a run without supervisor, and what can be asked of them."""
 
-    def __init__(self, folder: Path, servers: int, addresses: list[str]) -> None:
-        self.folder, self.addresses, self.servers = folder, addresses, servers
+    def __init__(self, folder: Path, servers: int, addresses: list[str], *, start: str = START, **values: Any) -> None:
+        """start: the program of a server; values: of the configuration."""
+        self.folder, self.addresses, self.servers, self.start = folder, addresses, servers, start
         length: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
-        self.config = make_config("", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **length)
+        self.config = make_config(
+            "", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **length | values
+        )
         self._first_checkpoint()
         self.processes = [self._start(index) for index in range(servers)]
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -76,7 +79,7 @@ class Served:
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         what = [self.config.to_json(), asdict(FACTS), index, self.addresses, SECRET.token]
         with open(self.folder / f"server-{index}.txt", "wb") as text:
-            command = [sys.executable, "-c", START, json.dumps(what)]
+            command = [sys.executable, "-c", self.start, json.dumps(what)]
             return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
 
     def status(self) -> dict[str, Any]:
