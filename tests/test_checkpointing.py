@@ -1,4 +1,4 @@
-"""Checkpoints while a run goes on: slow disks, disks that refuse, histories that were left."""
+"""Checkpoints while a run goes on: slow disks, disks that refuse, histories that were left, numbers that are none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, JobError
 from tests.configs import make_config
 from tests.test_trainer_wire import START, Served
-from tests.trainer_runs import until
+from tests.trainer_runs import Training, until
+from tests.trainer_sets import make_sets
 from trainer import Options
 from trainer.checkpoints.prune import WAITING
 from trainer.checkpoints.read import newest, read_state, read_vector, unevaluated, versions, whole
@@ -27,10 +28,10 @@ from trainer.config import Facts
 from trainer.launch.prepare import first_checkpoint
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.read import read_events, read_pushes
-from trainer.runlog.result import summarise
+from trainer.runlog.result import read_result, summarise
 from trainer.server import snapshots
 from trainer.simulate import simulate
-from trainer.simulation.compute import Quadratic, facts_of
+from trainer.simulation.compute import Computed, Quadratic, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.options import Simulated
@@ -336,3 +337,83 @@ def test_where_nobody_evaluates_the_oldest_checkpoints_are_given_up_and_the_resu
     (warning,) = (event["message"] for event in events if event["event"] == "warning")
     assert "wait for the evaluator" in warning
     assert summarise(events, read_pushes(tmp_path / PUSHES))["evaluations_given_up"] == 7
+
+
+# --- numbers that are none ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("servers", "at"), [(1, 63), (2, 0), (2, 63)])
+def test_a_last_update_that_is_no_number_ends_a_virtual_run_as_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, at: int
+) -> None:
+    step = Quadratic.step
+
+    def bad(self: Quadratic, worker: int, clock: int, parameters: Any) -> Computed:
+        found = step(self, worker, clock, parameters)
+        if clock == 9:
+            found.vector[at] = np.nan
+        return found
+
+    monkeypatch.setattr(Quadratic, "step", bad)
+    with pytest.raises(JobError, match=f"diverged.*server {servers - 1 if at else 0}.*version 10"):
+        virtual(tmp_path, steps=10, protocol="bsp", servers=servers, checkpoint_every_s=0.3)
+    assert read_result(tmp_path).cause == "failed"
+    last = newest(tmp_path / CHECKPOINTS, verify=True)
+    assert last
+    assert last < 10
+    assert np.isfinite(read_vector(tmp_path / CHECKPOINTS, last)).all()
+
+
+BAD = """
+import torch
+
+class Bad(torch.nn.Module):
+    def __init__(self, numbers, classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(numbers, classes)
+        self.linear.bias.register_hook(self.last)
+        self.steps = 0
+
+    def last(self, gradient):
+        self.steps += 1
+        return gradient * float("nan") if self.steps == 30 else gradient
+
+    def forward(self, images):
+        return self.linear(images.flatten(1))
+
+def build(image_shape, num_classes):
+    channels, height, width = image_shape
+    return Bad(channels * height * width, num_classes)
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sets(spark, tmp_path_factory.mktemp("checkpointing"), 1)[1]
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "bad_model_of_a_test.py").write_text(BAD)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'models'}:{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_last_update_that_is_no_number_ends_a_run_as_diverged(
+    shards: Path, tmp_path: Path, models: None, servers: int
+) -> None:
+    """The last numbers of the model are the bias: they are server 1's, where there is one."""
+    flags = ("--model", "bad_model_of_a_test:build", "--batch-size", 24, "--threads", 1, "--no-report", "--steps", 30)
+    run = Training(shards, tmp_path / "run", *flags, "--protocol", "bsp", "--servers", servers, "--learning-rate", 0.01)
+    try:
+        assert run.wait() == 1, run.said()
+        lines = [line for line in run.said().splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1
+        assert "diverged" in lines[0]
+        assert f"server {servers - 1}" in lines[0]
+        assert run.result()["cause"] == "failed"
+        assert np.isfinite(run.vector()).all()
+        assert newest(run.output / CHECKPOINTS, verify=True) in range(30)
+    finally:
+        run.end()

@@ -171,6 +171,11 @@ class Coordinator:
         """The run has reached its end before its budget: gradients that are on their way are not used any more."""
         self._finish()
 
+    def diverge(self) -> None:
+        """The parameters are no numbers any more: nobody goes on from them, and there is nothing to checkpoint."""
+        self.finished, self._snapshot_wanted = True, False
+        self._release_all()
+
     # --- what is done about it ----------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> Iterator[Order]:

@@ -164,6 +164,8 @@ class Leader:
         if not self.training or generation != self.generation:
             return
         self.training.snapshots.wrote(server, sequence, outcome)
+        if self.training.snapshots.broken:
+            self.training.coordinator.diverge()
 
     def _given_up(self, deleted: tuple[int, ...]) -> None:
         """Checkpoints were deleted before the evaluator came to them."""
@@ -231,7 +233,7 @@ class Leader:
         coordinator, snapshots = self.training.coordinator, self.training.snapshots
         unfinished = coordinator.finished and not snapshots.is_final_whole
         due_s = RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s
-        if now - self._snapshot_at >= due_s and not snapshots.under_way:
+        if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.broken):
             coordinator.request_snapshot()
             self._snapshot_at = now
         self._advance(self.training, now)
@@ -242,12 +244,12 @@ class Leader:
         if not self.training:
             return {"ready": False, "finished": False, "diverged": None}
         coordinator, journal = self.training.coordinator, self.training.journal
-        position, members, bad = coordinator.budget.position, coordinator.membership, coordinator.diverged
+        position, members, bad = coordinator.budget.position, coordinator.membership, self._diverged(self.training)
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
         return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
             "finished": coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
-            "diverged": bad and f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}",
+            "diverged": bad,
             "version": position.version,
             "accepted": position.accepted,
             "total": coordinator.budget.total,
@@ -261,6 +263,12 @@ class Leader:
     def trouble(self, now: float) -> str | None:
         """Why the last checkpoint is not there."""
         return self.training.snapshots.trouble(now) if self.training else None
+
+    def _diverged(self, training: Training) -> str | None:
+        bad = training.coordinator.diverged
+        if bad:
+            return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}"
+        return training.snapshots.broken
 
     def _advance(self, training: Training, now: float) -> None:
         """Workers wait while servers have too many checkpoints to write: none of an epoch's end is left out."""

@@ -26,10 +26,11 @@ Send = Callable[[bytes, Header, "bytes | None"], None]
 
 
 class Outcome(IntEnum):
-    """What became of a server's part of a checkpoint."""
+    """What became of a server's part of a checkpoint. NOT_FINITE: it holds a NaN or an infinity, and was not written."""
 
     WRITTEN = 0
     FAILED = 1
+    NOT_FINITE = 2
 
 
 # wrote(generation, sequence of the order, outcome)
@@ -185,6 +186,8 @@ class SliceServer:
         """A part that cannot be written is reported and missed; training goes on, older checkpoints stay."""
         if generation != self.generation:
             return Outcome.FAILED, None  # of a history that was left meanwhile
+        if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
+            return Outcome.NOT_FINITE, None
         folder, servers = folder_of(self.root, version), self.config.processes.servers
         total, span = self.facts.elements, (self.begin, self.end)
         try:

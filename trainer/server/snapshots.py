@@ -56,6 +56,7 @@ class Snapshots:
         self.log, self.is_current, self.given_up = log, is_current, given_up
         self.under_way: dict[int, UnderWay] = {}  # oldest first
         self.is_final_whole = False
+        self.broken: str | None = None  # why there is nothing left to checkpoint
         self._trouble: str | None = None
 
     @property
@@ -80,7 +81,10 @@ class Snapshots:
                 self.work.submit(partial(self._complete, found.state), partial(self._completed, sequence))
             return
         del self.under_way[sequence]
-        self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
+        if outcome is Outcome.NOT_FINITE:
+            self.broken = f"the parameters of server {server} are no finite numbers at version {version}"
+        else:
+            self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
 
     def trouble(self, now: float) -> str | None:
         """Why the last checkpoint is not there, for people."""
