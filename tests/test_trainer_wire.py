@@ -43,7 +43,7 @@ ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
 NUMBERS, WORKERS = 1000, 2
 FACTS = Facts(WORKERS, 100, NUMBERS, 0)
-WIRE = struct.Struct("<3sBBxxxiQQqqiiddd")  # written down once more: what is on the wire must not change by accident
+WIRE = struct.Struct("<3sBBxxxiQQqqiidddQQi")  # written down once more: what is on the wire must not change by accident
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
@@ -67,10 +67,12 @@ INTRODUCTION = agreement().introduction()
 class Served:
     """Real server processes of a run without supervisor, and what can be asked of them."""
 
-    def __init__(self, folder: Path, servers: int, addresses: list[str]) -> None:
-        self.folder, self.addresses, self.servers = folder, addresses, servers
-        self.config = make_config("", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **RUN)
-        self.agreement = agreement(servers)
+    def __init__(self, folder: Path, servers: int, addresses: list[str], *, start: str = START, **values: Any) -> None:
+        """start: the program of a server; values: of the configuration."""
+        self.folder, self.addresses, self.servers, self.start = folder, addresses, servers, start
+        waits = {"start_wait_s": 0.1, "checkpoint_every_s": 1e6}
+        self.config = make_config("", folder, servers=servers, **RUN | waits | values)
+        self.agreement = agreement(servers, **values)
         self._first_checkpoint()
         self.processes = [self._start(index) for index in range(servers)]
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -87,7 +89,7 @@ class Served:
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         what = [self.config.to_json(), asdict(FACTS), index, self.addresses, SECRET.token]
         with open(self.folder / f"server-{index}.txt", "wb") as text:
-            command = [sys.executable, "-c", START, json.dumps(what)]
+            command = [sys.executable, "-c", self.start, json.dumps(what)]
             return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
 
     def status(self) -> dict[str, Any]:
