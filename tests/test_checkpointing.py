@@ -169,7 +169,7 @@ def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path
     try:
         worker = served.worker()
         worker.step()
-        served.asker.send_multipart([Header(Op.END).pack(), b""])
+        served.asker.send_multipart([Header(Op.END).pack(), served.agreement.introduction()])
         served.asker.recv_multipart()
         root, session, end = tmp_path / CHECKPOINTS, worker.client.session, time.monotonic() + 3
         while time.monotonic() < end:
