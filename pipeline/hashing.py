@@ -46,5 +46,7 @@ def row_hashes(
             seeds = splitmix64(seeds + targets.view(np.uint32).astype(np.uint64) + np.uint64(2))
     data = np.ascontiguousarray(images).reshape(-1).data.cast("B")
     size = len(data) // max(1, len(ids))
-    hashes = map(xxhash.xxh3_64_intdigest, (data[at : at + size] for at in range(0, len(data), size or 1)), seeds.tolist())
+    hashes = map(
+        xxhash.xxh3_64_intdigest, (data[at : at + size] for at in range(0, len(data), size or 1)), seeds.tolist()
+    )
     return np.fromiter(hashes, np.uint64, len(ids))

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from trainer.checkpoints.read import newest, read_state
-from trainer.config import Data, Optimiser
+from trainer.config import FRESH_MOMENTUM, Data, Optimiser
 from trainer.plan import usable_cores
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.read import read_pushes
@@ -104,7 +104,7 @@ def train_plainly(built: Built, batch_at: Callable[[int], Batch], steps: int) ->
     """Train with torch's own optimiser; the seconds of a clock at which each step ended."""
     import torch
 
-    rate, momentum, decay = RATE, Optimiser.momentum, Optimiser.weight_decay
+    rate, momentum, decay = RATE, FRESH_MOMENTUM, Optimiser.weight_decay
     optimiser = torch.optim.SGD(built.model.parameters(), rate, momentum, weight_decay=decay, fused=True)
     ended = []
     for clock in range(steps):

@@ -27,8 +27,8 @@ def test_a_loss_must_be_below_that_of_guessing_by_more_than_its_noise(loss: floa
 @pytest.mark.parametrize(
     ("values", "step"),
     [
-        ({"model": "cnn", "learning_rate": 0.5}, "--learning-rate is 0.5: leave it out, and it is 0.02"),
-        ({"model": "resnet20", "learning_rate": 0.1}, "--learning-rate is 0.1: leave it out, and it is 0.03"),
+        ({"model": "cnn", "learning_rate": 0.5}, "--learning-rate is 0.5: leave it out, and it is 0.01"),
+        ({"model": "resnet20", "learning_rate": 0.1}, "--learning-rate is 0.1: leave it out, and it is 0.025"),
         ({"model": "cnn", "momentum_rule": "heavy-ball"}, "--momentum-rule is heavy-ball"),
         ({"model": "cnn", "protocol": "bsp"}, "give a lower --learning-rate than 0.02, or more epochs"),
     ],

@@ -17,6 +17,7 @@ from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 
+FRESH_MOMENTUM, STALE_MOMENTUM = 0.9, 0.95
 DROPS = ", ".join(f"{name} {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
 
 
@@ -41,7 +42,8 @@ class Data(Spec):
 @dataclass(frozen=True)
 class Optimiser(Spec):
     """SGD with momentum on the servers. learning_rate is the single-process rate a: synchronous protocols apply a to the
-    mean of N gradients, asynchronous ones a/N to each. None is the model's own; a Config has it filled in."""
+    mean of N gradients, asynchronous ones a/N to each. A rate or momentum of None depends on model and protocol; a Config
+    has them filled in."""
 
     learning_rate: float | None = option(
         None,
@@ -50,7 +52,14 @@ class Optimiser(Spec):
         above=0,
         shown="the model's own, less where gradients may be stale",
     )
-    momentum: float = option(0.9, "of SGD, on the servers", metavar="M", least=0, below=1)
+    momentum: float | None = option(
+        None,
+        "of SGD, on the servers",
+        metavar="M",
+        least=0,
+        below=1,
+        shown=f"{FRESH_MOMENTUM:g}, or {STALE_MOMENTUM:g} where gradients may be stale",
+    )
     momentum_rule: Literal["auto", "heavy-ball", "look-ahead"] = option(
         "auto",
         "heavy-ball: momentum decays by M an update, as in SGD; look-ahead: by M in as many gradients as there are workers,"
@@ -161,10 +170,16 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
-        if self.optimiser.learning_rate is None:
-            fresh, stale = self.model.learning_rate, self.model.stale_learning_rate
-            filled = replace(self.optimiser, learning_rate=fresh if self.protocol.synchronous else stale)
-            object.__setattr__(self, "optimiser", filled)  # how a frozen dataclass fills in a field of its own
+        rate, coefficient = self.model.stale_learning_rate, STALE_MOMENTUM
+        if self.protocol.synchronous:
+            rate, coefficient = self.model.learning_rate, FRESH_MOMENTUM
+        given = self.optimiser
+        filled = replace(
+            given,
+            learning_rate=rate if given.learning_rate is None else given.learning_rate,
+            momentum=coefficient if given.momentum is None else given.momentum,
+        )
+        object.__setattr__(self, "optimiser", filled)  # how a frozen dataclass changes a field of its own
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
                 f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
@@ -181,9 +196,15 @@ class Config:
         assert self.optimiser.learning_rate, "filled in from the start"
         return self.optimiser.learning_rate
 
-    def momentum(self, num_workers: int) -> Momentum:
+    @property
+    def coefficient(self) -> float:
+        """That of momentum."""
+        assert self.optimiser.momentum is not None, "filled in from the start"
+        return self.optimiser.momentum
+
+    def momentum_of(self, num_workers: int) -> Momentum:
         """How updates of so many workers go through momentum."""
-        coefficient, rule = self.optimiser.momentum, self.optimiser.momentum_rule
+        coefficient, rule = self.coefficient, self.optimiser.momentum_rule
         if rule == "heavy-ball" or (rule == "auto" and (self.protocol.synchronous or num_workers == 1)):
             return heavy_ball(coefficient)
         return look_ahead(coefficient, self.protocol.update_size(num_workers), num_workers)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AHEAD = 1.5  # rounds
+
 
 @dataclass(frozen=True)
 class Momentum:
-    """v = decay * v + u for an update u, the rate times the sum of its gradients. Then w -= v, or, where share is given,
-    w -= u + share * v. Both move w by u / (1 - m) in the end."""
+    """v = decay * v + u for an update u, the rate times the sum of its gradients; then w -= at_once * u + share * v.
+    In the end w has moved by u / (1 - m)."""
 
     decay: float
-    share: float | None = None
+    at_once: float = 0.0
+    share: float = 1.0
 
 
 def heavy_ball(coefficient: float) -> Momentum:
@@ -22,13 +25,15 @@ def heavy_ball(coefficient: float) -> Momentum:
     return Momentum(coefficient)
 
 
-def look_ahead(coefficient: float, update_size: int, num_workers: int) -> Momentum:
+def look_ahead(coefficient: float, update_size: int, num_workers: int, rounds: float = AHEAD) -> Momentum:
     """Nesterov's momentum over rounds: v decays by m in N gradients, whatever an update takes of them, and w is where
-    momentum will have moved the parameters a round later, which is when a gradient at w is used.
+    momentum will have moved the parameters so many rounds later: a gradient at w is used when it has.
 
-    With d = m^(K/N) for updates of K gradients, momentum moves parameters by (1-d)/(1-m) * v an update, so by d * v over the
-    round to come; that w starts with this shift turns the two steps into the one above. It does with one vector, for
-    workers of any speed, what DANA does with one a worker (Hakimi et al. 2019, Taming Momentum in a Distributed
-    Asynchronous Environment, algorithm 4). With N = K it is torch.optim.SGD(nesterov=True)."""
+    With d = m^(K/N) for updates of K gradients, momentum moves parameters by (1-d)/(1-m) * v an update, so by
+    (1-m^r)/(1-m) * d v over r rounds to come; that w starts with this shift turns the two steps into the one above. One
+    round is what DANA does with a vector a worker (Hakimi et al. 2019, Taming Momentum in a Distributed Asynchronous
+    Environment, algorithm 4), and, with N = K, torch.optim.SGD(nesterov=True). One and a half bears the largest curvature:
+    the look-ahead also makes up for the gradients of others that come in between."""
     decay = float(coefficient ** (update_size / num_workers))
-    return Momentum(decay, (1 - decay) * coefficient / (1 - coefficient))
+    later = coefficient**rounds / (1 - coefficient)
+    return Momentum(decay, at_once=1 / (1 - coefficient) - later, share=(1 - decay) * later)

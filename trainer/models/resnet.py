@@ -17,7 +17,7 @@ class ResNetSpec(ModelSpec):
     """blocks: m, the blocks of each stage."""
 
     learning_rate: ClassVar[float] = 0.1
-    stale_learning_rate: ClassVar[float] = 0.03
+    stale_learning_rate: ClassVar[float] = 0.025
     blocks: ClassVar[int]
     norm: Norm = norm_option()
     shortcut: Shortcut = option("pad", "of blocks that change size: zeros, or a 1x1 convolution")

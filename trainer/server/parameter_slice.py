@@ -77,9 +77,10 @@ class ParameterSlice:
         """update is overwritten where momentum looks ahead."""
         self.momentum[span] *= self.rule.decay
         self.momentum[span] += update
-        if self.rule.share is None:
+        if not self.rule.at_once:
             self.values[span] -= self.momentum[span]
         else:
+            update *= self.rule.at_once
             update += self.momentum[span] * self.rule.share
             self.values[span] -= update
 

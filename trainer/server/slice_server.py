@@ -73,7 +73,7 @@ class SliceServer:
 
     def _slice(self, values: Float32s, momentum: Float32s) -> ParameterSlice:
         num_workers = self.facts.num_workers
-        rule, statistics = self.config.momentum(num_workers), self.config.pushed_statistics(num_workers)
+        rule, statistics = self.config.momentum_of(num_workers), self.config.pushed_statistics(num_workers)
         return ParameterSlice(values, momentum, rule, num_workers, statistics)
 
     def load(self, generation: int, version: int) -> None:

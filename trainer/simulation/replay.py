@@ -107,7 +107,7 @@ def _replay(
     part = ParameterSlice(
         compute.start().copy(),
         np.zeros(facts.num_parameters, np.float32),
-        config.momentum(facts.num_workers),
+        config.momentum_of(facts.num_workers),
         facts.num_workers,
         config.pushed_statistics(facts.num_workers),
     )
