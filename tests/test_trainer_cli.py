@@ -256,6 +256,17 @@ def test_threads_are_what_is_left_of_the_cores_unless_given() -> None:
     assert planned(12, threads=3).threads_per_worker == 3
 
 
+def test_a_hosts_cores_are_shared_by_its_own_workers() -> None:
+    def of(here: int, **values: Any) -> Any:
+        config = make_config(epochs=1, batch_size=12, **values)
+        return plan(config, Facts(12, 50_000, 1000, 10), cores=8, workers_here=here)
+
+    assert [of(here).threads_per_worker for here in (12, 6, 4, 1, 0)] == [1, 1, 2, 8, 8]
+    assert of(4, threads=3).threads_per_worker == 3
+    assert "1 server, 12 workers (4 here, of 2 threads each), 1 evaluator" in describe(of(4))
+    assert "1 server, 12 workers (none here), 1 evaluator" in describe(of(0))
+
+
 def test_what_cannot_be_shared_out_is_refused() -> None:
     with pytest.raises(UsageError, match="--batch-size 11 is the mini-batch of all 12 workers together"):
         planned(12, batch_size=11)

@@ -19,7 +19,8 @@ class Plan:
 
     learning_rate: the single-process rate a; worker_rate: that of a fresh gradient in an update of ``update_size``
     gradients, a/n but for n-softsync. updates: without those that stop="local" may add. drops: the epochs of this run at
-    which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push,
+    which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. workers_here: those of this host, whose
+    cores they share. push_mb: megabytes (10^6) of one push,
     summed over servers; the answer has as many."""
 
     model: str
@@ -28,6 +29,7 @@ class Plan:
     clock_bound: int | None
     num_workers: int
     num_servers: int
+    workers_here: int
     threads_per_worker: int
     rows: int
     batch_size: int
@@ -47,9 +49,11 @@ class Plan:
     push_mb: float
 
 
-def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
-    """cores: of this machine, counted where not given. Raises UsageError for what cannot be shared out."""
+def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: int | None = None) -> Plan:
+    """cores: of this machine, counted where not given; workers_here: all where not given. Raises UsageError for what
+    cannot be shared out."""
     workers = facts.num_workers
+    here = workers if workers_here is None else workers_here
     check_shares(config, workers)
     size = config.protocol.update_size(workers)
     if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
@@ -69,7 +73,8 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
         clock_bound=config.protocol.clock_bound(),
         num_workers=workers,
         num_servers=config.processes.servers,
-        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // workers),
+        workers_here=here,
+        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // max(1, here)),
         rows=facts.rows,
         batch_size=config.data.batch_size,
         worker_batches=batches,
@@ -152,8 +157,10 @@ def _rates(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> str:
-    threads = _count(plan.threads_per_worker, "thread")
-    return f"{_count(plan.num_servers, 'server')}, {_count(plan.num_workers, 'worker')} of {threads} each, 1 evaluator"
+    each = f"of {_count(plan.threads_per_worker, 'thread')} each"
+    if plan.workers_here < plan.num_workers:
+        each = f"({plan.workers_here} here, {each})" if plan.workers_here else "(none here)"
+    return f"{_count(plan.num_servers, 'server')}, {_count(plan.num_workers, 'worker')} {each}, 1 evaluator"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -25,6 +25,7 @@ from trainer.data.batches import Batch
 from trainer.data.shards import Rows, load_eval, open_shards
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.models.build import build
+from trainer.models.devices import EVALUATOR, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, CHECKPOINTS, METRICS, MODEL
@@ -76,7 +77,7 @@ class Evaluator:
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
         self.rows = load_eval(shards, targets=built.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
-        self.device = torch.device(_device(config.processes.device))
+        self.device = pick_device(config.processes.device, EVALUATOR)
         if self.rows is None:
             self._warn(NO_ROWS)
 
@@ -174,9 +175,3 @@ def penalty(model: nn.Module, weight_decay: float) -> float:
     """The L2 term of the loss that workers report: half the decay times the squares of all matrices."""
     squares = [p.square().sum() for p in model.parameters() if p.requires_grad and p.ndim > 1]
     return 0.5 * weight_decay * float(sum(squares))
-
-
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,7 +12,7 @@ from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.processes import Child, context
 from trainer.launch.supervisor import LEADER, Interrupted, Supervisor
 from trainer.options import Options
-from trainer.plan import describe, plan
+from trainer.plan import describe
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
 from trainer.runlog.run_folder import locked
@@ -31,12 +31,12 @@ def run(config: Config, options: Options) -> Result | None:
         addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
         supervisor = Supervisor(config, facts, options, addresses, _secret(options))
         if not (options.quiet or options.silent):
-            print(describe(plan(config, facts)), flush=True)
+            print(describe(supervisor.plan), flush=True)
         cause = "failed"
         with interruptible(supervisor):
             try:
                 if leads:
-                    log_start(config, facts)
+                    log_start(config, supervisor.plan)
                 supervisor.run()
                 cause = "finished"
             except Interrupted:

@@ -68,15 +68,14 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
     output = Path(config.run.output)
     planned = plan(config, facts)  # before anything is logged: it may not fit
     if not (options.quiet or options.silent):
-        if simulated.compute != "real":
-            planned = replace(planned, model=simulated.compute)
-        print(describe(planned), flush=True)
+        shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
+        print(describe(shown), flush=True)
     watcher = _Watcher(config, simulated, options)
     engine = Engine(config, facts, simulated, compute, watcher)
     token = CLOCK.set(lambda: engine.now)
     cause = "failed"
     try:
-        log_start(config, facts, simulated.to_json())
+        log_start(config, planned, simulated.to_json())
         with interruptible(watcher):
             engine.run()
         watcher.evaluate(engine)
