@@ -10,8 +10,10 @@ DATA ?=
 EVAL ?=
 OUT ?= build/demo
 RUN ?= build/run/$(notdir $(OUT))
-TRAIN ?= --model cnn --protocol asp --servers 2 --epochs 5 --batch-size 120 --learning-rate 0.01
+TRAIN ?= --model cnn --protocol asp --servers 2 --epochs 5 --batch-size 120
 NAME ?= cifar10
+KILLS ?= 200
+SEED ?=
 TO ?= data/$(NAME)
 ARGS ?=
 
@@ -26,7 +28,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # Tests start hundreds of Pythons: none should compile this checkout again.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo demo-shards test test-fast lint fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
+.PHONY: help setup demo demo-shards test test-fast chaos lint fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +67,9 @@ test: $(READY_DEV) ## run the linter, the type checker and the tests
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
 	@$(ENV); $(TEST_ENV) python -m pytest -n 2 -m 'not slow' $(ARGS)
+
+chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times; SEED repeats what was drawn
+	@$(ENV); $(TEST_ENV) python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(READY_DEV) ## run the linter, the format check and the type checker
 	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Config, Facts, slice_bounds
+from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.agreement import Agreement
@@ -32,7 +33,7 @@ HEADER_BYTES = len(Header(Op.PUSH).pack())
 
 
 def made_up_slice(values: Floats, momentum: Floats, num_workers: int) -> ParameterSlice:
-    return ParameterSlice(values, momentum, MOMENTUM, num_workers, "ema")
+    return ParameterSlice(values, momentum, heavy_ball(MOMENTUM), num_workers, "changes")
 
 
 def _zeros(numbers: int, num_workers: int) -> ParameterSlice:

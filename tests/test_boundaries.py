@@ -20,8 +20,8 @@ UPPER_FLOORS = (
     "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "runs", "benchmark",
 )  # fmt: skip
 TRAINER = (
-    "run_files", "protocols", "coordination", "models", "config", "plan", "data", "transport", "checkpoints", "runlog",
-    "report", "server", "worker", "evaluation", "options", "launch", "simulation", "flags", "api",
+    "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "checkpoints",
+    "runlog", "report", "server", "worker", "evaluation", "options", "launch", "simulation", "flags", "api",
     "simulate",
 )  # fmt: skip
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all

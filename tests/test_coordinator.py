@@ -32,6 +32,7 @@ from trainer.coordination.budget import Budget
 from trainer.coordination.clocks import Clocks
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
+from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured, Order, Record, Share
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
@@ -70,7 +71,9 @@ class World:
         ]
         for slice_server in self.slice_servers:
             empty = np.zeros(0, np.float32)
-            slice_server.slice = ParameterSlice(np.zeros(self.width, np.float32), empty, 0.0, workers, "last")
+            slice_server.slice = ParameterSlice(
+                np.zeros(self.width, np.float32), empty, heavy_ball(0.0), workers, "whole"
+            )
             slice_server.slice.momentum = np.zeros(self.width, np.float32)
         self.coordinator = Coordinator(
             protocol,

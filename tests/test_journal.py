@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainer.coordination.orders import Measured, Record
+from trainer.coordination.passes import Passes
 from trainer.runlog.journal import Journal
 
 
@@ -23,6 +24,7 @@ def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp
         rate=lambda _: 0.1,
         budget=SimpleNamespace(epoch=0.0, position=SimpleNamespace(accepted=0)),
         members=[SimpleNamespace(clock=0)],
+        passes=Passes(1, {}),
     )
     journal = Journal(tmp_path, coordinator, 0, 0.0)
 

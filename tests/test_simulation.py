@@ -78,7 +78,7 @@ def test_the_same_command_gives_the_same_bits(tmp_path: Path, protocol: str) -> 
 
 
 def test_one_worker_is_a_loop_of_plain_gradient_descent(tmp_path: Path) -> None:
-    done = virtual(tmp_path / "run", workers=1, batch_size=10, steps=20, momentum=0.5)
+    done = virtual(tmp_path / "run", workers=1, batch_size=10, steps=20, momentum=0.5, recipe="constant")
     curvature = np.geomspace(1, 0.01, 64).astype(np.float32)
     values, velocity = np.ones(64, np.float32), np.zeros(64, np.float32)
     for step in range(20):
@@ -146,13 +146,15 @@ def test_a_worker_that_is_dead_stays_so_when_the_servers_come_back(tmp_path: Pat
 
 
 def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(tmp_path: Path) -> None:
-    whole, part = virtual(tmp_path / "whole", "bsp", steps=20), virtual(tmp_path / "part", "bsp", steps=8)
+    whole, part = (
+        virtual(tmp_path / name, "bsp", steps=steps, recipe="constant") for name, steps in (("whole", 20), ("part", 8))
+    )
     resume = Options(silent=True, report=False, resume=True)
-    longer = virtual(tmp_path / "part", "bsp", resume, steps=20)
+    longer = virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant")
     assert (part.updates, longer.updates) == (8, 20)
     np.testing.assert_array_equal(final(longer), final(whole))
     with pytest.raises(UsageError, match="virtual machines"):
-        virtual(tmp_path / "part", "bsp", resume, steps=20, step_ms=7.0)
+        virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant", step_ms=7.0)
 
 
 def test_the_report_and_the_result_say_that_seconds_are_virtual(
@@ -169,7 +171,8 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
     """Ctrl-C is looked for between two events, so that no update is cut in half."""
     flags = ["--compute", "quadratic", "--workers", "4", "--batch-size", "40", "--protocol", "bsp", "--output"]
     command = [sys.executable, "-m", "trainer.simulate", *flags, str(tmp_path / "run"), "--no-report", "--quiet"]
-    process = subprocess.Popen([*command, "--steps", "100000"], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    command += ["--steps", "100000", "--recipe", "constant"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     until(lambda: (tmp_path / "run" / "pushes.csv").exists(), "it has begun")
     process.send_signal(signal.SIGINT)
     assert "--resume goes on" in process.communicate(timeout=60)[1]
@@ -177,7 +180,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
     version = newest(tmp_path / "run" / "checkpoints", verify=True)
     assert version
     left = simulate(
-        make_config("", tmp_path / "whole", protocol="bsp", batch_size=40, steps=version),
+        make_config("", tmp_path / "whole", protocol="bsp", batch_size=40, steps=version, recipe="constant"),
         Simulated(compute="quadratic", workers=4),
         QUIET,
     )

@@ -28,7 +28,7 @@ from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
 from trainer.plan import describe, plan
 from trainer.protocols import PROTOCOLS
-from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settle
+from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settled
 
 ROOT = PACKAGE.parent
 NEEDED = ["--shards", "shards", "--output", "run"]
@@ -81,7 +81,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         config.optimiser.momentum,
         config.data.augment,
         config.optimiser.learning_rate,
-    ) == (2, 0.5, False, 0.1)
+    ) == (2, 0.5, False, 0.03)
     assert options.roles == (Role("worker", 1), Role("worker", 2))
     assert options.addresses == ("tcp://a:1", "tcp://b:2")
     assert options.token_file == Path("secret")
@@ -229,17 +229,31 @@ def planned(workers: int, rows: int = 50_000, parameters: int = 1000, **values: 
 
 
 def test_shares_and_rates_are_those_of_the_papers() -> None:
-    four, twelve, exact = planned(4), planned(12), planned(12, worker_batch="exact")
+    four, twelve = (planned(workers, learning_rate=0.1) for workers in (4, 12))
+    exact = planned(12, worker_batch="exact")
     assert (set(four.worker_batches), four.worker_rate) == ({32}, 0.025)
     assert (set(twelve.worker_batches), twelve.effective_batch, twelve.steps_per_epoch) == ({10}, 120, 390)
     assert exact.worker_batches == (11,) * 8 + (10,) * 4
     assert exact.effective_batch == 128
 
 
+@pytest.mark.parametrize("protocol", list(PROTOCOLS))
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_rate_that_is_not_given_is_the_models_own_less_where_gradients_may_be_stale(
+    model: str, protocol: str
+) -> None:
+    config, kind = make_config(model=model, protocol=protocol), MODELS[model]
+    stale = not PROTOCOLS[protocol].synchronous
+    assert config.learning_rate == (kind.stale_learning_rate if stale else kind.learning_rate)
+    assert 0 < kind.stale_learning_rate <= kind.learning_rate
+    assert Config.from_json(config.to_json()) == config
+    assert change(config, learning_rate=0.7).learning_rate == 0.7
+
+
 @given(st.integers(1, 40), st.integers(0, 200), st.sampled_from(["asp", "bsp", "ssp"]), st.integers(1, 60))
 def test_shares_add_up_and_every_push_goes_into_one_update(workers: int, more: Any, protocol: str, steps: int) -> None:
     batch = workers + more
-    asked = {"batch_size": batch, "protocol": protocol, "steps": steps, "epochs": None}
+    asked = {"batch_size": batch, "protocol": protocol, "steps": steps, "epochs": None, "learning_rate": 0.1}
     exact, floor = (planned(workers, worker_batch=kind, **asked) for kind in ("exact", "floor"))
     assert sum(exact.worker_batches) == exact.effective_batch == batch
     assert max(exact.worker_batches) - min(exact.worker_batches) <= 1
@@ -277,13 +291,17 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
 def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_applied() -> None:
     text = describe(planned(12, servers=2))
     assert "120 over all 12 workers, 10 each; 128 was asked for, --worker-batch exact uses all of it" in text
-    assert "asp applies 0.1 / 12 = 0.008333 to each push; falls to a tenth at epoch 91 and 136" in text
+    assert "asp applies 0.03 / 12 = 0.0025 to each push; falls to a tenth at epoch 136.5 and 163.8\n" in text
+    assert (
+        "momentum       0.9 in 12 pushes; workers compute at what it will have made of the parameters by then\n" in text
+    )
     assert "182 epochs, 70,980 steps a worker, 851,760 updates" in text
     assert "2 servers, 12 workers of 1 thread each, 1 evaluator" in text
     text = describe(planned(12, protocol="bsp", worker_batch="exact", epochs=3))
     assert "128 over all 12 workers, 11 for the first 8 and 10 for the others\n" in text
-    assert "bsp applies 0.1 to the mean of 12 pushes\n" in text
+    assert "bsp applies 0.1 to the mean of 12 pushes; falls to a tenth at epoch 2.25 and 2.7\n" in text
     assert "1,170 steps a worker, 1,170 updates" in text
+    assert "momentum       0.9 an update\n" in text
     text_of_root = describe(planned(2, protocol="bsp", recipe="inverse-sqrt"))
     assert "bsp applies 0.1 to the mean of 2 pushes; in mini-batch t, that over the root of t\n" in text_of_root
     columns = [re.match(r" +\S+( \S+)* {2,}", line) for line in text.splitlines()]
@@ -301,7 +319,8 @@ def asking(run: RunRecord = ASKED, **values: Any) -> RunRecord:
 
 
 def start(output: Path, run: RunRecord = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
-    return settle(output, run, resume=resume, overwrite=overwrite)
+    with settled(output, run, resume=resume, overwrite=overwrite) as found:
+        return found
 
 
 def fill(output: Path, *names: str) -> None:
@@ -458,12 +477,21 @@ def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         for flag in ("resume", "overwrite"):
-            with pytest.raises(UsageError, match="in use by a run that has not ended"):
+            with pytest.raises(JobError, match="in use by a run that has not ended") as refused:
                 start(unfinished, resume=flag == "resume", overwrite=flag == "overwrite")
+            assert refused.value.exit_code == 1, "nothing is wrong with the command"
         assert content(unfinished) == before
         other.kill()  # a lock never outlives its process
     with locked(unfinished):
         pass
+
+
+def test_a_folder_is_held_from_the_decision_to_the_end_of_the_run(tmp_path: Path) -> None:
+    with settled(tmp_path / "run", ASKED, resume=False, overwrite=False) as found:
+        assert found is Start.NEW
+        with pytest.raises(JobError, match="in use"):
+            start(tmp_path / "run", overwrite=True)
+    assert start(tmp_path / "run", overwrite=True) is Start.NEW
 
 
 @pytest.mark.parametrize("text", ["", "s3://bucket/run", "hdfs:/x"])

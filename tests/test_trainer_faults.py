@@ -181,7 +181,7 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start) 
     run.wait_for_updates(5)
     for flags in ((), ("--resume",), ("--overwrite",)):
         second = start(*LONG, *flags)
-        assert second.wait() == 2
+        assert second.wait() == 1
         assert str(run.output) in one_line(second)
     assert run.process.poll() is None
     os.kill(run.process.pid, signal.SIGTERM)

@@ -7,9 +7,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UsageError
+from tests.cable import LOOPBACK, Cable
 from tests.clusters import free_ports
 from tests.configs import make_config
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
+from trainer.checkpoints.read import whole
 from trainer.config import Facts
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, parse_roles
@@ -30,7 +32,6 @@ from trainer.transport.sockets import Secret
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 60, "--checkpoint-every-s", 0.5)
-LOOPBACK = "127.0.0.1"
 Host = Callable[..., Training]
 
 
@@ -79,50 +80,6 @@ def nobody_listens(where: list[str]) -> bool:
             if probe.connect_ex((name, int(port))) == 0:
                 return False
     return True
-
-
-class Cable:
-    """A TCP port that leads to another one, until it is cut; whoever connects again is led there again."""
-
-    def __init__(self, to: int) -> None:
-        self.to = to
-        self.listener = socket.create_server((LOOPBACK, 0))
-        self.port = int(self.listener.getsockname()[1])
-        self.ends: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near = self.listener.accept()[0]
-                with suppress(ConnectionError):
-                    far = socket.create_connection((LOOPBACK, self.to))
-                    self.ends += [near, far]
-                    for ends in ((near, far), (far, near)):
-                        threading.Thread(target=self._lead, args=ends, daemon=True).start()
-                    continue
-                near.close()
-
-    def _lead(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-        self._close(source, target)
-
-    def _close(self, *ends: socket.socket) -> None:
-        for end in ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def cut(self) -> None:
-        """What is on its way is lost."""
-        ends, self.ends = self.ends, []
-        self._close(*ends)
-
-    def end(self) -> None:
-        self._close(self.listener)
-        self.cut()
 
 
 def test_three_hosts_end_with_the_bits_of_one_though_a_worker_is_killed(host: Host, undisturbed: np.ndarray) -> None:
@@ -275,6 +232,27 @@ def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Hos
     until(lambda: nobody_listens(where), "no server is left")
 
 
+def test_hosts_that_are_stopped_together_leave_a_whole_checkpoint_and_go_on_from_it(host: Host) -> None:
+    """Whichever host hears of it first: the one with server 1 stays until the last checkpoint has its part."""
+    where, left, generation = addresses(2), 0, 0
+    flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    for late_s in (0.0, 0.4, -0.4):  # how much later than the other host that of server 0 hears of it
+        follower = host("server:1,worker:1-2", where, *flags, "--no-epoch-checkpoints")
+        head = host("server:0,worker:0,evaluator", where, *flags, "--no-epoch-checkpoints", "--resume")
+        until(partial(head.trains_after, generation), "it trains")
+        head.wait_for_updates(left + 50)
+        first, second = (follower, head) if late_s >= 0 else (head, follower)
+        os.kill(first.process.pid, signal.SIGTERM)
+        time.sleep(abs(late_s))
+        os.kill(second.process.pid, signal.SIGTERM)
+        for part in (head, follower):
+            assert part.wait(25) == 1, part.said()
+            assert "--resume" in part.said()
+        assert head.events("start")[-1]["resumed_from"] == (left or None)
+        assert whole(head.output / "checkpoints")[-1] >= left + 50
+        left, generation = whole(head.output / "checkpoints")[-1], head.generation()
+
+
 def test_a_connection_between_servers_that_breaks_loses_no_update(host: Host, undisturbed: np.ndarray) -> None:
     """An order, or the word that a follower holds a gradient, may have been on its way: all go back to a checkpoint."""
     where = addresses(2)
@@ -286,6 +264,6 @@ def test_a_connection_between_servers_that_breaks_loses_no_update(host: Host, un
         cable.cut()
     for part in (head, follower):
         assert part.wait() == 0, part.said()
-    cable.end()
+    cable.close()
     np.testing.assert_array_equal(head.vector(), undisturbed)
     assert head.result()["rollbacks"] > 0

@@ -253,7 +253,7 @@ def test_a_step_of_no_examples_pushes_no_gradient_and_the_statistics_as_they_wer
     flat = FlatModel(built.model)
     pulled = np.random.default_rng(1).random(flat.num_parameters + flat.num_buffers).astype(np.float32)
     pushed = np.full_like(pulled, 7)
-    step = Step(make_config(steps=1), built, pulled, pushed, torch.device("cpu"))
+    step = Step(make_config(steps=1), built, pulled, pushed, torch.device("cpu"), 1)
     assert flat.num_buffers > 0
     assert step(Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64)), 0) == (0.0, 0)
     assert not pushed[: flat.num_parameters].any()

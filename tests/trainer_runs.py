@@ -98,12 +98,24 @@ class Training(RunFolder):
         until(lambda: self._last_version() >= updates or self.process.poll() is not None, f"version {updates}")
         assert self.process.poll() is None, self.said()
 
+    def trains_after(self, generation: int) -> bool:
+        """Whether it has pushed gradients in a later generation, or has ended."""
+        return self.generation() > generation or self.process.poll() is not None
+
+    def generation(self) -> int:
+        """Of the last push; it grows with every start and roll-back."""
+        return self._last_push()[0]
+
     def _last_version(self) -> int:
+        return self._last_push()[1]
+
+    def _last_push(self) -> tuple[int, int]:
+        """Its generation and version."""
         try:
-            line = (self.output / "pushes.csv").read_text().rsplit("\n", 2)[-2]
-            return int(line.split(",")[1])
+            generation, version = (self.output / "pushes.csv").read_text().rsplit("\n", 2)[-2].split(",")[:2]
+            return int(generation), int(version)
         except (OSError, IndexError, ValueError):
-            return 0
+            return 0, 0
 
     def end(self) -> None:
         """Whatever is still there goes."""

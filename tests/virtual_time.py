@@ -24,6 +24,7 @@ from trainer.config import slice_bounds
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
+from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured, Order, Record
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.base import Protocol
@@ -118,7 +119,8 @@ class Simulation:
             self.protocol, budget, num_servers=self.servers, rate=lambda epoch: self.rate, seconds=now
         )
         self.slices = [
-            ParameterSlice(v.copy(), m.copy(), self.momentum, self.workers, "ema") for v, m in self.saved.slices
+            ParameterSlice(v.copy(), m.copy(), heavy_ball(self.momentum), self.workers, "changes")
+            for v, m in self.saved.slices
         ]
         self.pushed: dict[int, Vector] = {}  # by worker, until it is summed
         self.queue = [Event(time, worker, LOSE, life=-1, away=away) for time, worker, away in self.losses if time > now]
@@ -168,7 +170,7 @@ class Simulation:
             else:
                 part.apply(used, order.learning_rate, weights)
         if order.snapshot:
-            names = ("version", "accepted", "examples", "clocks", "memory")
+            names = ("version", "accepted", "examples", "clocks", "memory", "passes")
             position = json.dumps({name: order.snapshot[name] for name in names})
             slices = [(part.values.copy(), part.momentum.copy()) for part in self.slices]
             self.saved = Saved(position, slices, self.run.records + self.coordinator.records)

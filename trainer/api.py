@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Config
-from trainer.launch.processes import preload
+from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
-from trainer.runlog.run_folder import RunRecord, Start, settle
+from trainer.runlog.run_folder import RunRecord, Start, settled
 
 if TYPE_CHECKING:
     from trainer.runlog.result import Result
@@ -26,29 +28,30 @@ def train(config: Config, options: Options | None = None) -> Result | None:
     Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
     run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
     options = options or Options()
-    if options.has(Role("server", 0)) and _is_finished(config, options):
-        from trainer.runlog.result import read_result  # loads pandas, which --help should not
+    with _settled(config, options) if options.has(Role("server", 0)) else nullcontext(Start.GO_ON) as start:
+        if start is Start.FINISHED:
+            from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
-        return read_result(Path(config.run.output))
-    preload()
-    from trainer.launch.run import run
+            return read_result(Path(config.run.output))
+        FORK_SERVER.ensure()
+        FORK_SERVER.losses.clear()  # between two runs it may go
+        from trainer.launch.run import run
 
-    return run(config, options)
+        return run(config, options)
 
 
-def _is_finished(config: Config, options: Options) -> bool:
-    """Whether there is nothing left to do; if there is, the folder is ready for it. Raises UsageError and DataError."""
+@contextmanager
+def _settled(config: Config, options: Options) -> Iterator[Start]:
+    """What is left to do; the folder is ready for it, and nobody else's meanwhile. Raises as ``settled`` does."""
     from trainer.data.shards import open_shards  # takes a second to load
 
     output = Path(config.run.output)
     shards = open_shards(config.data.shards)
     options.roles_of(config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers)
-    start = settle(output, RunRecord.of(config, shards), resume=options.resume, overwrite=options.overwrite)
-    if options.silent:
-        return start is Start.FINISHED
-    if start is Start.FINISHED:
-        print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
-    if start is Start.NEW and options.resume:
-        print(f"{output}: holds no run to go on with, so one is started")
-    return start is Start.FINISHED
+    with settled(output, RunRecord.of(config, shards), resume=options.resume, overwrite=options.overwrite) as start:
+        if start is Start.FINISHED and not options.silent:
+            print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
+        if start is Start.NEW and options.resume and not options.silent:
+            print(f"{output}: holds no run to go on with, so one is started")
+        yield start

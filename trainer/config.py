@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from pipeline.command_line import seed
 from pipeline.errors import UsageError
 from pipeline.specs import Spec, from_json, option
+from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import RECIPES
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
@@ -40,19 +41,26 @@ class Data(Spec):
 @dataclass(frozen=True)
 class Optimiser(Spec):
     """SGD with momentum on the servers. learning_rate is the single-process rate a: synchronous protocols apply a to the
-    mean of N gradients, asynchronous ones a/N to each."""
+    mean of N gradients, asynchronous ones a/N to each. None is the model's own; a Config has it filled in."""
 
-    learning_rate: float = option(
-        0.1,
+    learning_rate: float | None = option(
+        None,
         "rate of a single process: bsp applies A to the mean of N gradients, asp and ssp A/N to each",
         metavar="A",
         above=0,
+        shown="the model's own, less where gradients may be stale",
     )
     momentum: float = option(0.9, "of SGD, on the servers", metavar="M", least=0, below=1)
+    momentum_rule: Literal["auto", "heavy-ball", "look-ahead"] = option(
+        "auto",
+        "heavy-ball: momentum decays by M an update, as in SGD; look-ahead: by M in as many gradients as there are workers,"
+        " and workers compute at what it will have made of the parameters; auto: look-ahead where gradients may be stale",
+    )
     weight_decay: float = option(2e-4, "L2 factor, part of the loss", metavar="W", least=0)
-    recipe: Literal["ch4", "ch6", "constant", "inverse-sqrt"] = option(
-        "ch6",
-        f"epochs at which the rate falls to a tenth: {DROPS}; constant: never; inverse-sqrt: A / sqrt(t) in mini-batch t",
+    recipe: Literal["auto", "ch4", "ch6", "constant", "inverse-sqrt"] = option(
+        "auto",
+        f"where the rate falls to a tenth. auto: after 3/4 and 9/10 of the run; by epochs: {DROPS}; constant: never;"
+        " inverse-sqrt: A / sqrt(t) in mini-batch t",
     )
     tolerance: float = option(
         0.0,
@@ -63,9 +71,9 @@ class Optimiser(Spec):
         shown="0: never",
     )
     batch_norm: Literal["ema", "last", "recalibrate"] = option(
-        "ema",
-        "BatchNorm's running statistics: averaged over workers, the last worker's, or taken anew from training rows"
-        " before each evaluation",
+        "recalibrate",
+        "BatchNorm's running statistics: averaged over all workers' steps, the last update's, or taken anew from training"
+        " rows before each evaluation",
     )
 
 
@@ -98,8 +106,21 @@ class Processes(Spec):
     heartbeat_timeout_s: float = option(
         15.0, "a process without a heartbeat for so long is started again", metavar="SECONDS", above=0, may_change=True
     )
+    stall_timeout_s: float = option(
+        300.0,
+        "a process that does nothing for so long, though it has heartbeats, is started again: choose more than one step,"
+        " one batch of an evaluation and one checkpoint take; 0: never",
+        metavar="SECONDS",
+        least=0,
+        may_change=True,
+    )
     max_restarts: int = option(
-        5, "give up when one process fails more often than this in a row", metavar="R", least=0, may_change=True
+        5,
+        "give up when one process fails, or the run goes back to a checkpoint, more often than this without getting"
+        " further than ever before in between; after the first time a restart waits, at most 30 s",
+        metavar="R",
+        least=0,
+        may_change=True,
     )
 
 
@@ -145,6 +166,10 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
+        if self.optimiser.learning_rate is None:
+            fresh, stale = self.model.learning_rate, self.model.stale_learning_rate
+            filled = replace(self.optimiser, learning_rate=fresh if self.protocol.synchronous else stale)
+            object.__setattr__(self, "optimiser", filled)  # how a frozen dataclass fills in a field of its own
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
                 f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
@@ -154,6 +179,23 @@ class Config:
         """Examples a worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers."""
         share, rest = divmod(self.data.batch_size, num_workers)
         return share + (self.data.worker_batch == "exact" and worker < rest)
+
+    @property
+    def learning_rate(self) -> float:
+        """The single-process rate a."""
+        assert self.optimiser.learning_rate, "filled in from the start"
+        return self.optimiser.learning_rate
+
+    def momentum(self, num_workers: int) -> Momentum:
+        """How updates of so many workers go through momentum."""
+        coefficient, rule = self.optimiser.momentum, self.optimiser.momentum_rule
+        if rule == "heavy-ball" or (rule == "auto" and (self.protocol.synchronous or num_workers == 1)):
+            return heavy_ball(coefficient)
+        return look_ahead(coefficient, self.protocol.update_size(num_workers), num_workers)
+
+    def pushed_statistics(self, num_workers: int) -> Literal["changes", "whole"]:
+        """What each of so many workers pushes of BatchNorm's running statistics (trainer.server.parameter_slice)."""
+        return "whole" if self.optimiser.batch_norm == "last" or num_workers == 1 else "changes"
 
     def fraction(self, rows: int) -> float | None:
         """The probability of each of so many rows to be in a mini-batch, where they are drawn by Bernoulli sampling."""
@@ -196,14 +238,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Facts:
-    """What every process knows of a run. rows: distinct training examples; the flat vector has num_parameters, then
-    num_buffers elements; shards: the digest of the shard set's content."""
+    """What every process knows of a run. rows: distinct training examples, and fingerprint the sum of their hashes; the flat
+    vector has num_parameters, then num_buffers elements; shards: the digest of the shard set's content."""
 
     num_workers: int
     rows: int
     num_parameters: int
     num_buffers: int
     shards: str = ""
+    fingerprint: int | None = None
 
     @property
     def elements(self) -> int:

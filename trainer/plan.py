@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import aligned
 from trainer.config import Config, Facts
-from trainer.coordination.schedules import INVERSE_SQRT, RECIPES, learning_rate
+from trainer.coordination.schedules import INVERSE_SQRT, drops, learning_rate
 
 FLOAT_BYTES = 4
 
@@ -18,7 +18,8 @@ class Plan:
     """batch_size: the global mini-batch B that was asked for; effective_batch: what the workers' shares add up to.
 
     learning_rate: the single-process rate a; worker_rate: that of a fresh gradient in an update of ``update_size``
-    gradients, a/n but for n-softsync. updates: without those that stop="local" may add. drops: the epochs of this run at
+    gradients, a/n but for n-softsync. looks_ahead: momentum decays a round of workers at a time, not an update, and they
+    compute at where it leads. updates: without those that stop="local" may add. drops: the epochs of this run at
     which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. workers_here: those of this host, whose
     cores they share. push_mb: megabytes (10^6) of one push,
     summed over servers; the answer has as many."""
@@ -37,6 +38,8 @@ class Plan:
     effective_batch: int
     learning_rate: float
     worker_rate: float
+    momentum: float
+    looks_ahead: bool
     recipe: str
     drops: tuple[float, ...]
     epochs: float
@@ -79,10 +82,12 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
         batch_size=config.data.batch_size,
         worker_batches=batches,
         effective_batch=sum(batches),
-        learning_rate=config.optimiser.learning_rate,
-        worker_rate=config.optimiser.learning_rate / workers * config.protocol.weight(0, workers),
+        learning_rate=config.learning_rate,
+        worker_rate=config.learning_rate / workers * config.protocol.weight(0, workers),
+        momentum=config.optimiser.momentum,
+        looks_ahead=config.momentum(workers).share is not None,
         recipe=config.optimiser.recipe,
-        drops=tuple(drop for drop in RECIPES[config.optimiser.recipe] if drop < epochs),
+        drops=drops(config.optimiser.recipe, epochs),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         steps_per_worker=steps,
@@ -106,9 +111,11 @@ def check_shares(config: Config, num_workers: int) -> None:
 
 def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
     """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
-    mini_batches = epoch * config.steps_per_epoch(facts.rows)
-    optimiser = config.optimiser
-    return learning_rate(optimiser.recipe, optimiser.learning_rate, epoch, mini_batches) / facts.num_workers
+    steps = config.steps_per_epoch(facts.rows)
+    epochs = config.steps_per_worker(facts.rows) / steps
+    return (
+        learning_rate(config.optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs) / facts.num_workers
+    )
 
 
 def usable_cores() -> int:
@@ -124,6 +131,7 @@ def describe(plan: Plan) -> str:
             ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),
             ("mini-batch", _batches(plan)),
             ("learning rate", _rates(plan)),
+            ("momentum", _momentum(plan)),
             ("epoch", f"{plan.steps_per_epoch:,} steps a worker: {plan.rows:,} examples / {plan.batch_size}"),
             ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps a worker, {plan.updates:,} updates"),
             ("processes", _processes(plan)),
@@ -152,8 +160,15 @@ def _rates(plan: Plan) -> str:
         text = f"{plan.protocol} applies {each} to each of {plan.update_size} pushes an update"
     if plan.recipe == INVERSE_SQRT:
         return text + "; in mini-batch t, that over the root of t"
-    drops = " and ".join(f"{drop:g}" for drop in plan.drops)
-    return text + (f"; falls to a tenth at epoch {drops}" if drops else "")
+    falls = " and ".join(f"{drop:.4g}" for drop in plan.drops)
+    return text + (f"; falls to a tenth at epoch {falls}" if falls else "")
+
+
+def _momentum(plan: Plan) -> str:
+    if not plan.looks_ahead:
+        return f"{plan.momentum:g} an update"
+    pushes = _count(plan.num_workers, "push", "pushes")
+    return f"{plan.momentum:g} in {pushes}; workers compute at what it will have made of the parameters by then"
 
 
 def _processes(plan: Plan) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from pipeline.assignment.chunks import count_by_chunk
 from pipeline.errors import DataError
-from pipeline.hashing import splitmix64
+from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Block, Dataset, Run, ranges
 
 MAX_CLASSES = 65_536  # histograms are dense
@@ -40,26 +39,14 @@ class Scan:
 
 
 def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
-    """A sum over rows of hash(id, labels, target, pixels), modulo 2^64: equal for equal sets, however they are cut or
-    ordered.
-
-    It notices a lost, doubled, relabelled or altered row. About 0.7 microseconds a CIFAR row."""
+    """The sum of ``row_hashes`` over a block, or over some of its rows."""
     take = slice(None) if rows is None else rows
+    columns = block.columns
+    coarse = None if columns.coarse_labels is None else columns.coarse_labels[take]
+    targets = None if columns.targets is None else columns.targets[take]
+    hashes = row_hashes(block.ids[take], block.labels[take], coarse, targets, block.images[take])
     with np.errstate(over="ignore"):
-        seeds = splitmix64(block.ids[take].astype(np.uint64))
-        seeds = splitmix64(seeds + block.labels[take].astype(np.uint64))
-        if block.columns.coarse_labels is not None:
-            seeds = splitmix64(seeds + block.columns.coarse_labels[take].astype(np.uint64) + np.uint64(1))
-        if block.columns.targets is not None:
-            seeds = splitmix64(seeds + block.columns.targets[take].view(np.uint32).astype(np.uint64) + np.uint64(2))
-    images = block.images[take]
-    data, pixels = np.ascontiguousarray(images).reshape(-1).data, images.shape[1]
-    digest = xxhash.xxh3_64_intdigest
-    total = sum(
-        digest(data[at : at + pixels], seed)
-        for at, seed in zip(range(0, len(data), pixels), seeds.tolist(), strict=True)
-    )
-    return int(total) & WORD
+        return int(hashes.sum())
 
 
 def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:

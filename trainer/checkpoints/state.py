@@ -14,8 +14,8 @@ EVALUATED = "evaluated"
 @dataclass(frozen=True)
 class State:
     """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks: by
-    worker, its gradients that were applied or refused; memory: the protocol's; seconds: of training so far; num_parameters
-    P and num_buffers Q make up the vector."""
+    worker, its gradients that were applied or refused; memory: the protocol's; passes: over the rows, as far as they were
+    trained; seconds: of training so far; num_parameters P and num_buffers Q make up the vector."""
 
     version: int
     accepted: int
@@ -31,6 +31,7 @@ class State:
     num_buffers: int
     identity: str
     memory: dict[str, Any] = field(default_factory=dict)
+    passes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:

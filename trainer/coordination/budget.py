@@ -10,13 +10,15 @@ from typing import Any, Literal
 class Position:
     """How far the run has come: what has been applied. All of it is in every checkpoint.
 
-    clocks: by worker, gradients that were applied or refused; memory: the protocol's, in plain JSON."""
+    clocks: by worker, gradients that were applied or refused; memory: the protocol's, in plain JSON; passes: what
+    trainer.coordination.passes remembers."""
 
     version: int = 0
     accepted: int = 0
     examples: int = 0
     clocks: dict[int, int] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+    passes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

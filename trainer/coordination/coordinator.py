@@ -15,6 +15,7 @@ from trainer.coordination.budget import Budget
 from trainer.coordination.ledger import Entry, Ledger
 from trainer.coordination.membership import Member, Membership, Phase
 from trainer.coordination.orders import Measured, Order, Record, Reply, Share
+from trainer.coordination.passes import Passes
 from trainer.coordination.queues import Queues
 from trainer.coordination.weights import Weights
 from trainer.protocols.base import Gradient, Protocol, Release
@@ -63,6 +64,7 @@ class Coordinator:
         self.size = protocol.update_size(budget.num_workers)
         self._room = budget.room(self.size)  # gradients that the next update takes
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples)
+        self.passes = Passes(budget.num_workers, budget.position.passes)
         self.records: list[Record] = []
         self.sequence = 0
         self.started = self.finished = False
@@ -252,6 +254,8 @@ class Coordinator:
         self._room = self.budget.room(self.size)
         for entry in entries:
             self.records.append(self._record(entry, version, accepted=True))
+            if entry[1].seen:
+                self.passes.use(entry[0].worker, entry[1].seen)
             member = self.members[entry[0].worker]
             member.unapplied -= 1
             self._note_through(member)
@@ -270,6 +274,8 @@ class Coordinator:
 
     def _refuse(self, entry: Entry) -> None:
         self.records.append(self._record(entry, self.version, accepted=False))
+        if entry[1].seen:
+            self.passes.miss(entry[0].worker, entry[1].seen)
         member = self.members[entry[0].worker]
         self._done_with(member)
 
@@ -369,6 +375,7 @@ class Coordinator:
             "final": self.finished and self.diverged is None,
             "clocks": {str(worker): clock for worker, clock in position.clocks.items()},
             "memory": position.memory,
+            "passes": position.passes,
         }
 
     def _clock_to_go_on_at(self, member: Member) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from trainer.coordination.passes import Seen
+
 
 class Measured(NamedTuple):
     """A worker's measurements of a step: mean loss, correct predictions, seconds of the step (waiting for its mini-batch
-    included), and the seconds that another thread spent on making the mini-batch."""
+    included), the seconds that another thread spent on making the mini-batch, and its rows, where they are hashed."""
 
     examples: int
     loss: float
     correct: int
     seconds: float
     read_s: float = 0.0
+    seen: Seen | None = None
 
 
 class Record(NamedTuple):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from pipeline.seeds import Purpose, generator
+from trainer.coordination.passes import Seen
 from trainer.data.augment import augment, normalise
 from trainer.data.shards import Rows
 
@@ -107,6 +108,17 @@ class Loader:
         if self.fraction is None:
             return indices(len(self.rows), self.batch_size, clock, self.seed, self.worker, self._order)
         return bernoulli(len(self.rows), self.fraction, clock, self.seed, self.worker)
+
+    def seen(self, clock: int) -> Seen | None:
+        """What the mini-batch at a clock shows of the rows; None where they are not hashed, or not drawn in passes.
+        O(batch)."""
+        if self.fraction is not None or not len(self.rows.hashes):
+            return None
+        rows, start, stop = len(self.rows), clock * self.batch_size, (clock + 1) * self.batch_size
+        hashes = self.rows.hashes[self._chosen(clock)]
+        passes = stop // rows - start // rows
+        begun = hashes[len(hashes) - stop % rows :] if passes else hashes[:0]
+        return Seen(int(hashes.sum()), int(begun.sum()), passes)
 
     def batch(self, clock: int) -> Batch:
         """The mini-batch at a clock. Raises what preparing it raised; RuntimeError after ``close``."""

@@ -31,9 +31,9 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
 
 
 def _part(rows: Rows, span: slice) -> Rows:
-    return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span])
+    return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span], rows.hashes[span])
 
 
 def _joined(parts: list[Rows]) -> Rows:
-    fields = ("images_NCHW", "labels", "ids")
+    fields = ("images_NCHW", "labels", "ids", "hashes")
     return Rows(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, UsageError
+from pipeline.hashing import row_hashes
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
 from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
@@ -23,18 +24,22 @@ from pipeline.storage.retries import with_retries
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
 from trainer.models.base import ModelInput
+from trainer.watchdog import kick
 
+TABLE = ("id", "label", "coarse_label", TARGET_COLUMN, "copy")  # what there may be beside the image
 OnLoaded = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
 
 
 @dataclass(frozen=True)
 class Rows:
     """images_NCHW: uint8, or real-valued features in float32; labels: int64 [N], or targets in float32; ids: int64 [N].
-    A copy that sharding made is a row like any other."""
+    A copy that sharding made is a row like any other, but that its hash is 0. hashes: of a worker's rows, as the manifest's
+    fingerprint adds them up; of other rows there are none."""
 
     images_NCHW: npt.NDArray[np.uint8 | np.float32]
     labels: npt.NDArray[np.int64 | np.float32]
     ids: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,6 +80,12 @@ class Shards(ShardSet):
     @property
     def mean(self) -> npt.NDArray[np.float32]:
         return np.array(self.manifest["image"]["mean"], np.float32)
+
+    @property
+    def fingerprint(self) -> int | None:
+        """The sum of all distinct rows' hashes, modulo 2^64; None where the manifest does not say."""
+        found = self.manifest.get("input", {}).get("fingerprint")
+        return int(found.rpartition("-")[2], 16) if found else None
 
     def worker_files(self, worker: int) -> list[ShardFile]:
         return [ShardFile(**file) for file in self.manifest["workers"][worker]["files"]]
@@ -120,7 +131,7 @@ def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *
     DataError where a file is not what the manifest says, OSError where it cannot be read."""
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
-    return _load(shards, shards.worker_files(index), on_loaded, targets)
+    return _load(shards, shards.worker_files(index), on_loaded, targets, hashed=True)
 
 
 def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:
@@ -173,25 +184,38 @@ def _resharding(shards: Shards, workers: int | None) -> str:
     return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
 
 
-def _load(shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool) -> Rows:
+def _load(
+    shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, hashed: bool = False
+) -> Rows:
     total, dtype = sum(file.rows for file in files), shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
     images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
-    rows = Rows(images, labels, np.empty(total, np.int64))
+    rows = Rows(images, labels, np.empty(total, np.int64), np.zeros(total if hashed else 0, np.uint64))
     at = 0
     for file in files:
-        for ids, answers, data in _row_groups(shards, file, TARGET_COLUMN if targets else "label"):
+        for columns, data in _row_groups(shards, file, TABLE if hashed else ("id", "label", TARGET_COLUMN)):
+            kick()
+            ids = columns["id"]
             part = slice(at, at + len(ids))
-            rows.ids[part], rows.labels[part] = ids, answers
+            rows.ids[part], rows.labels[part] = ids, columns[TARGET_COLUMN if targets else "label"]
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
+            if hashed:
+                rows.hashes[part] = np.where(columns.get("copy", 0) == 0, _hashes(columns, data), 0)
             at += len(ids)
         if on_loaded:
             on_loaded(at, total)
     return rows
 
 
-def _row_groups(shards: Shards, file: ShardFile, label: str) -> Iterator[tuple[Any, Any, npt.NDArray[np.uint8]]]:
-    """(ids, labels, images as uint8 [rows, bytes]) of one file, as many rows in all as the manifest says."""
+def _hashes(columns: dict[str, Any], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    return row_hashes(columns["id"], columns["label"], columns.get("coarse_label"), columns.get(TARGET_COLUMN), images)
+
+
+def _row_groups(
+    shards: Shards, file: ShardFile, names: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.uint8]]]:
+    """(the columns of these names that there are, images as uint8 [rows, bytes]) of one file, as many rows in all as the
+    manifest says."""
     uri = f"{shards.uri}/{file.path}"
     data = _verified_bytes(shards, file)
     with broken_is_data_error(uri):
@@ -207,16 +231,11 @@ def _row_groups(shards: Shards, file: ShardFile, label: str) -> Iterator[tuple[A
             )
         first = 0
         for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=["id", label, "image"])
-            answers = table.column(label).to_numpy()
-            if label == "label":
-                _check_labels(answers, shards.num_classes, uri, first)
-            yield (
-                table.column("id").to_numpy(),
-                answers,
-                raw_images(table.column("image"), layout.record_bytes, uri, first),
-            )
-            first += len(answers)
+            table = parquet.read_row_group(group, columns=[name for name in (*names, "image") if name in schema.names])
+            columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "image"}
+            _check_labels(columns["label"], shards.num_classes, uri, first)
+            yield columns, raw_images(table.column("image"), layout.record_bytes, uri, first)
+            first += len(columns["label"])
 
 
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:

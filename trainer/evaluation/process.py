@@ -31,6 +31,7 @@ from trainer.models.tasks import Task
 from trainer.run_files import BEST, CHECKPOINTS, METRICS, MODEL
 from trainer.runlog.events import log_event
 from trainer.runlog.read import best, evaluations, read_events
+from trainer.watchdog import kick
 
 BATCH = 500  # images at a time; the result depends on it only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
@@ -47,6 +48,7 @@ def main(config: Config, output: Path, *, stop: threading.Event | None = None) -
     stop = stop or threading.Event()
     evaluator = Evaluator(config, output)
     while True:
+        kick()
         stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
         for state in checkpoint.unevaluated(evaluator.root):
             try:
@@ -127,6 +129,7 @@ class Evaluator:
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
         for images, labels in batches(rows, self.mean, BATCH):
+            kick()
             yield Batch(images.to(self.device), labels.to(self.device))
 
     def _keep(self, state: State, values: Tensor) -> None:

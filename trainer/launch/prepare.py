@@ -25,7 +25,8 @@ def main(config: Config, write: bool, answer: Connection) -> None:
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
     shards = open_shards(config.data.shards)
     flat = FlatModel(build(config.model, shards.inputs, config.run.seed).model)
-    facts = Facts(shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers, digest(shards))
+    sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
+    facts = Facts(*sizes, digest(shards), shards.fingerprint)
     if write:
         first_checkpoint(config, facts, flat.read())
     answer.send_bytes(_facts(facts))

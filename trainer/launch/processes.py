@@ -11,21 +11,28 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pipeline.errors import JobError
+from trainer.watchdog import kick, stalled_s
 
 PULSE_S = 1.0
+START_S = 120.0  # a process that is not forked within so long never will be: the fork server is frozen
+STARTS = 5  # tries to have one forked
+KILL_S = 10.0  # one that has not gone so long after its SIGKILL hangs in the kernel, and is left behind
+UNKNOWN = 255  # multiprocessing's exit code of a process whose fork server, which alone is told, has gone
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEEP_BYTES = 1 << 30
+EXIT = b"exit "  # in front of the exit code that a process tells before it ends
 
 
 def context() -> Any:
@@ -36,55 +43,149 @@ def context() -> Any:
     return forking
 
 
-def preload() -> None:
-    """Start that server now, so that it imports torch while this process loads what it needs itself."""
-    context()
-    forkserver.ensure_running()
+class ForkServer:
+    """That server, one a program. What it has forked lives on when it is gone. losses: why it had to be started again."""
+
+    def __init__(self) -> None:
+        self.losses: list[str] = []
+
+    @property
+    def pid(self) -> int | None:
+        return vars(forkserver._forkserver)["_forkserver_pid"]  # type: ignore[no-any-return]
+
+    def ensure(self) -> None:
+        """Start it if it does not run; it imports torch while this process goes on."""
+        context()
+        if self.pid is not None:
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # whoever started this program ignores SIGCHLD
+                ended, status = self.pid, 0
+            if not ended:
+                return
+            self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
+            os.close(vars(forkserver._forkserver)["_forkserver_alive_fd"])
+            vars(forkserver._forkserver)["_forkserver_pid"] = None
+        with _without_warnings():
+            forkserver.ensure_running()
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+FORK_SERVER = ForkServer()
+
+
+def _cause(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class Child:
-    """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds).
+    """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds);
+    stalled_s: for how long its main thread had done nothing then.
 
-    The module goes by name, so that a supervisor need not import torch."""
+    The module goes by name, so that a supervisor need not import torch. Raises JobError if it cannot be started."""
 
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
         self.name, self.log = name, log
-        self.started = self.heartbeat = time.monotonic()
-        forking = context()
-        self.lifeline, theirs = forking.Pipe()
-        self.process: BaseProcess = forking.Process(
-            target=_main, args=(theirs, str(log), module, arguments), name=name, daemon=True
-        )
-        with _without_main():
-            self.process.start()
-        theirs.close()
+        self.lifeline, self.process = _start(name, (str(log), module, arguments))
+        self.heartbeat, self.stalled_s = time.monotonic(), 0.0
+        self._told: int | None = None  # the exit code that it announced
+        self._is_cut = False
 
-    def is_frozen(self, patience_s: float) -> bool:
-        """Whether it has given no heartbeat for so long: stopped, or stuck in the kernel."""
+    def hangs(self, heartbeat_s: float, stall_s: float = 0) -> str | None:
+        """Why it must be killed, if it must. No heartbeat: it is stopped, or stuck in the kernel. No progress (0: however
+        long): its main thread is."""
+        self._hear()
+        if time.monotonic() - self.heartbeat > heartbeat_s:
+            return f"no heartbeat for {heartbeat_s:g} s"
+        return f"no progress for {stall_s:g} s" if 0 < stall_s < self.stalled_s else None
+
+    def _hear(self) -> None:
         try:
             while self.lifeline.poll():
-                self.lifeline.recv_bytes()
+                word = self.lifeline.recv_bytes()
                 self.heartbeat = time.monotonic()
+                if word.startswith(EXIT):
+                    self._told = int(word.removeprefix(EXIT))
+                else:
+                    self.stalled_s = float(word)
         except (EOFError, OSError):
-            pass  # it is ending
-        return time.monotonic() - self.heartbeat > patience_s
+            self._is_cut = True  # it is ending, or has ended
 
     def exit_code(self) -> int | None:
-        """None while it runs; -9 when killed by signal 9."""
-        return self.process.exitcode
+        """None while it runs; -9 when killed by signal 9; UNKNOWN if it ended without a word after its fork server."""
+        code = self.process.exitcode
+        if code != UNKNOWN:
+            return code
+        self._hear()
+        if not self._is_cut:
+            return None
+        return UNKNOWN if self._told is None else self._told
+
+    @property
+    def sentinel(self) -> Any:
+        """Ready when it has ended; without its fork server, also when it gives a heartbeat."""
+        return self.lifeline if self.process.exitcode == UNKNOWN else self.process.sentinel
 
     def cause(self) -> str:
         """Why it ended: its last line if it said something, or its signal."""
         code = self.exit_code() or 0
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            return _cause(code)
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return lines[-1].removeprefix("error: ") if lines else f"exit code {code}"
+        if code == UNKNOWN or not lines:
+            return "killed" if code == UNKNOWN else _cause(code)
+        return lines[-1].removeprefix("error: ")
+
+    def join(self) -> None:
+        """Wait for one that is ending."""
+        end = time.monotonic() + KILL_S
+        while self.exit_code() is None and time.monotonic() < end:
+            wait([self.sentinel], PULSE_S)
+        self.process.join(0)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
+        if self.exit_code() is None and self.process.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+        self.join()
         self.lifeline.close()
+
+
+def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
+    """A process and the supervisor's end of its lifeline. The fork server may be killed, or freeze, at any moment: what
+    it forked without saying so ends with its lifeline. Raises JobError."""
+    problem: Exception | None = None
+    for _ in range(STARTS):
+        FORK_SERVER.ensure()
+        forking = context()
+        mine, theirs = forking.Pipe()
+        process = forking.Process(target=_main, args=(theirs, *arguments), name=name, daemon=True)
+        alarm = threading.Timer(START_S, FORK_SERVER.kill)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            with _without_main(), _without_warnings():
+                process.start()
+            return mine, process
+        except (OSError, EOFError) as error:
+            mine.close()
+            problem = error
+        finally:
+            alarm.cancel()
+            theirs.close()
+    raise JobError(f"{name} could not be started, tried {STARTS} times: {problem}")
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """multiprocessing warns when its resource tracker was killed. It starts it again, and nothing here needs it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager
@@ -101,12 +202,13 @@ def _without_main() -> Iterator[None]:
 
 def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
     """A role's process: its output goes to its log, a foreseen error becomes one line and the contract's exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the supervisor decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
     _redirect(log)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem)  # so that ps and top tell the roles apart
     _keep_freed_memory()
+    kick()
     threading.Thread(target=_pulse, args=(lifeline,), name="lifeline", daemon=True).start()
     code = 0
     try:
@@ -119,6 +221,8 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    with suppress(OSError):
+        lifeline.send_bytes(EXIT + str(code).encode())
     os._exit(code)  # no library's threads or exit handlers may hold a process that is done
 
 
@@ -157,7 +261,7 @@ def _pulse(lifeline: Connection) -> None:
     """Heartbeats to the supervisor; when it is gone, however it ended, this process ends too."""
     try:
         while not lifeline.poll(PULSE_S):
-            lifeline.send_bytes(b".")
+            lifeline.send_bytes(f"{stalled_s():.1f}".encode())
     except (EOFError, OSError):
         pass
     os._exit(1)

@@ -9,62 +9,73 @@ from pathlib import Path
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
 from trainer.launch.ends import conclude, interruptible, log_start
-from trainer.launch.processes import Child, context
-from trainer.launch.supervisor import LEADER, Interrupted, Supervisor
+from trainer.launch.processes import UNKNOWN, Child, context
+from trainer.launch.supervisor import LEADER, POLL_S, Interrupted, Supervisor
 from trainer.options import Options
 from trainer.plan import describe
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
-from trainer.runlog.run_folder import locked
 from trainer.transport.addresses import check_addresses, local_addresses
 from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import Secret
 
+PREPARE_TRIES = 4
+
 
 def run(config: Config, options: Options) -> Result | None:
-    """Train as far as the run has to go. Raises UsageError, DataError and JobError."""
+    """Train as far as the run has to go. Where server 0 is, the folder is ready for it, and the caller holds its lock.
+
+    Raises UsageError, DataError and JobError."""
     leads = options.has(LEADER)
-    with locked(Path(config.run.output)) if leads else nullcontext():
-        facts = _prepare(config, write=leads)
-        if options.addresses:
-            check_addresses(options.addresses, config.processes.servers)
-        addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
-        supervisor = Supervisor(config, facts, options, addresses, _secret(options))
-        if not (options.quiet or options.silent):
-            print(describe(supervisor.plan), flush=True)
-        cause = "failed"
-        with interruptible(supervisor):
-            try:
-                if leads:
-                    log_start(config, supervisor.plan)
-                supervisor.run()
-                cause = "finished"
-            except Interrupted:
-                cause = "interrupted"
-                raise
-            finally:
-                supervisor.close()
-                with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
-                    result = conclude(config, options, supervisor.control.status, cause) if leads else None
+    facts = _prepare(config, write=leads)
+    if options.addresses:
+        check_addresses(options.addresses, config.processes.servers)
+    addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
+    supervisor = Supervisor(config, facts, options, addresses, _secret(options))
+    if not (options.quiet or options.silent):
+        print(describe(supervisor.plan), flush=True)
+    cause = "failed"
+    with interruptible(supervisor):
+        try:
+            if leads:
+                log_start(config, supervisor.plan)
+            supervisor.run()
+            cause = "finished"
+        except Interrupted:
+            cause = "interrupted"
+            raise
+        finally:
+            supervisor.close()
+            with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+                result = conclude(config, options, supervisor.control.status, cause) if leads else None
     return result
 
 
 def _prepare(config: Config, *, write: bool) -> Facts:
-    """What the shards and the model say, found out in a process of its own."""
+    """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
+    again."""
     log = Path(config.run.output) / LOGS / "prepare.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")  # what an earlier start said is not this one's cause
-    mine, theirs = context().Pipe(duplex=False)
-    child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
-    theirs.close()
-    try:
-        return Facts(**unpack_json(mine.recv_bytes()))
-    except EOFError:
-        child.process.join()
-        errors = {error.exit_code: error for error in (UsageError, DataError)}
-        raise errors.get(child.exit_code() or 1, JobError)(child.cause()) from None
-    finally:
-        child.kill()
+    for _ in range(PREPARE_TRIES):
+        log.write_text("")  # what an earlier start said is not this one's cause
+        mine, theirs = context().Pipe(duplex=False)
+        child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
+        theirs.close()
+        try:
+            while not mine.poll(POLL_S):
+                if child.hangs(config.processes.heartbeat_timeout_s):
+                    child.kill()
+            return Facts(**unpack_json(mine.recv_bytes()))
+        except EOFError:
+            child.join()
+        finally:
+            child.kill()
+            mine.close()
+        code, cause = child.exit_code() or 1, child.cause()
+        if code > 0 and code != UNKNOWN:
+            break
+    errors = {error.exit_code: error for error in (UsageError, DataError)}
+    raise errors.get(code, JobError)(cause)
 
 
 def _secret(options: Options) -> Secret:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.checkpoints.read import newest, read_state, whole
+from trainer.checkpoints.read import is_evaluated, newest, read_state, versions
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
 from trainer.launch.control import Control
-from trainer.launch.processes import Child
-from trainer.options import Options, Role
+from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
+from trainer.launch.processes import FORK_SERVER, Child
+from trainer.launch.restarts import Restarts, pause_s
+from trainer.options import Kind, Options, Role
 from trainer.plan import plan
 from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, LOGS, METRICS
@@ -29,7 +31,6 @@ from trainer.transport.sockets import Secret
 
 POLL_S = 0.2
 LINGER_S = 10.0
-ALIVE_AGAIN_S = 60.0  # a role that lived so long is no longer failing in a row
 LEADER = Role("server", 0)
 
 
@@ -44,7 +45,9 @@ class Supervisor:
         self.roles = options.roles_of(config.processes.servers, facts.num_workers)
         self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
-        self.failures: dict[Role, int] = dict.fromkeys(self.roles, 0)
+        self.waiting: dict[Role, float] = {}  # to be started again at a time (monotonic seconds)
+        self.restarts = Restarts()
+        self.furthest = 0  # the highest version that was heard of
         self.done: set[Role] = set()
         self.interrupted = False
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
@@ -53,6 +56,7 @@ class Supervisor:
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.board = _board(options, self.output)
         self._evaluated: float | None = None
+        self._last_evaluated = -1
         self._told = False
         self._trouble: str | None = None
 
@@ -107,15 +111,26 @@ class Supervisor:
 
     def _look_after(self) -> None:
         """Wait a moment for something to happen; start again what has ended, end what is frozen."""
-        sentinels = [child.process.sentinel for child in self.children.values()]
-        connection.wait(sentinels, POLL_S)
+        connection.wait([child.sentinel for child in self.children.values()], POLL_S)
+        self._keep_fork_server()
         for role, child in list(self.children.items()):
-            if child.exit_code() is None and child.is_frozen(self.config.processes.heartbeat_timeout_s):
+            ended, processes = child.exit_code() is not None, self.config.processes
+            cause = child.cause() if ended else child.hangs(processes.heartbeat_timeout_s, processes.stall_timeout_s)
+            if cause is not None:
                 child.kill()
-                self._ended(role, child, f"no heartbeat for {self.config.processes.heartbeat_timeout_s:g} s")
-            elif child.exit_code() is not None:
-                child.kill()
-                self._ended(role, child, child.cause())
+                self._ended(role, child, cause)
+        for role in [role for role, at in self.waiting.items() if at <= time.monotonic()]:
+            del self.waiting[role]
+            self._start(role)
+
+    def _keep_fork_server(self) -> None:
+        """What it forked goes on without it; the next process to be started needs it."""
+        FORK_SERVER.ensure()
+        while FORK_SERVER.losses:
+            cause = FORK_SERVER.losses.pop()
+            self._count("the process that the others are forked from ended", self.furthest, cause, self.output / LOGS)
+            log_event(self.output, "restart", role="fork server", index=0, cause=cause)
+            self.progress.message(f"the process that the others are forked from: {cause}; started again")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
         del self.children[role]
@@ -126,15 +141,27 @@ class Supervisor:
             return
         if code in (UsageError.exit_code, DataError.exit_code):
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
-        lived = time.monotonic() - child.started
-        self.failures[role] = 1 if lived > ALIVE_AGAIN_S else self.failures[role] + 1
-        if self.failures[role] > self.config.processes.max_restarts:
-            raise JobError(f"{role} failed {self.failures[role]} times in a row, last: {cause}; see {child.log}")
+        progress = self._furthest_evaluated() if role.kind == "evaluator" else self.furthest
+        pause = pause_s(self._count(f"{role} failed", progress, cause, child.log))
         if role.kind == "worker":
             self.control.tell(Op.LOST, role.index)
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
-        self.progress.message(f"{role}: {cause}; started again")
-        self._start(role)
+        self.progress.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
+        self.waiting[role] = time.monotonic() + pause
+
+    def _count(self, what: str, progress: int, cause: str, log: Path) -> int:
+        """How often it has happened without progress by now. Raises JobError if that is too often."""
+        failures = self.restarts.failed(what, progress)
+        if failures > self.config.processes.max_restarts:
+            raise JobError(f"{what} {failures} times in a row without progress of the run, last: {cause}; see {log}")
+        return failures
+
+    def _furthest_evaluated(self) -> int:
+        """The newest version that the evaluator is done with; one without rows logs no event, and marks it only."""
+        root = self.output / CHECKPOINTS
+        marked = [version for version in versions(root) if is_evaluated(root, version)]
+        self._last_evaluated = max(self._last_evaluated, *marked, -1)
+        return self._last_evaluated
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -162,13 +189,15 @@ class Supervisor:
     def _wait_for_the_rest(self) -> None:
         """Workers get their last answer, the evaluator its last checkpoint; then nobody needs the servers."""
         end = time.monotonic() + LINGER_S
-        while any(role.kind == "evaluator" for role in self.children) or (
-            time.monotonic() < end and (self._remaining() or any(role.kind == "worker" for role in self.children))
-        ):
+        while self._runs("evaluator") or (time.monotonic() < end and (self._remaining() or self._runs("worker"))):
             if self.interrupted:
                 self._leave_checkpoint()
             self._look_after()
             self._show()
+
+    def _runs(self, kind: Kind) -> bool:
+        """Whether there is one of a kind here, or will be."""
+        return any(role.kind == kind for role in (*self.children, *self.waiting))
 
     def _remaining(self) -> int:
         return int(self.control.status.get("remaining", 0))
@@ -177,19 +206,10 @@ class Supervisor:
         """Checkpoint this moment, then end the run. Raises JobError, which says how to go on."""
         root = self.output / CHECKPOINTS
         if LEADER in self.roles:
-            self.control.tell(Op.END)
-            end = time.monotonic() + LINGER_S
-            while time.monotonic() < end and not self._is_written(root):
-                time.sleep(POLL_S / 4)
-                self.control.ask()
-        version = newest(root)
-        at = f" at version {version} (epoch {read_state(root, version).epoch:.2f})" if version is not None else ""
-        raise Interrupted(f"interrupted{at}; the same command with --resume goes on")
-
-    def _is_written(self, root: Path) -> bool:
-        """Whether what server 0 had when it was told of the end is on disk; an older status would not tell."""
-        last = self.control.at_end
-        return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
+            wait_for_checkpoint(self.control, root, self.facts)
+        elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
+            wait_for_leader(self.control, root, self.facts)
+        raise Interrupted(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
 
     # --- people -------------------------------------------------------------------------------------------------------
 
@@ -199,11 +219,16 @@ class Supervisor:
         for event in self.events.new():
             if event["event"] == "eval":
                 self._evaluated = event["accuracy"]
+                self._last_evaluated = max(self._last_evaluated, event["version"])
+            if event["event"] == "rollback" and LEADER in self.roles:
+                self.furthest = max(self.furthest, event["from_version"])
+                self._count("the run went back to a checkpoint", self.furthest, event["cause"], self.events.path)
             if self.board:
                 self.board.add(event)
         if fresh:
             self._tell_of_trouble(self.control.status.get("trouble"))
         if fresh and self.control.status["ready"]:
+            self.furthest = max(self.furthest, self.control.status["version"])
             self.progress.update({"eval_accuracy": self._evaluated, **self.control.status})
 
     def _tell_of_trouble(self, trouble: str | None) -> None:

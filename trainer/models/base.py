@@ -31,8 +31,11 @@ class ModelInput:
 class ModelSpec(Spec):
     """One file a family of models. A spec loads torch only when it makes something, so that --help does not.
 
-    regresses: the model fits rows' targets where rows have them."""
+    regresses: the model fits rows' targets where rows have them; learning_rate, stale_learning_rate: those of a single
+    process that learn in few epochs, where the gradients of an update are fresh, and where they may be stale."""
 
+    learning_rate: ClassVar[float] = 0.02
+    stale_learning_rate: ClassVar[float] = 0.02
     regresses: ClassVar[bool] = False
 
     @abstractmethod

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearSpec(ModelSpec):
+    learning_rate: ClassVar[float] = 0.01
+    stale_learning_rate: ClassVar[float] = 0.01
     intercept: bool = option(True, "an intercept beside the weights")
 
 
@@ -48,6 +50,8 @@ class Linear(LinearSpec):
 @dataclass(frozen=True)
 class Perceptron(ModelSpec):
     name: ClassVar[str] = "perceptron"
+    learning_rate: ClassVar[float] = 0.3
+    stale_learning_rate: ClassVar[float] = 0.3
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
         from trainer.models.networks.linear import perceptron

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class ResNetSpec(ModelSpec):
     """blocks: m, the blocks of each stage."""
 
+    learning_rate: ClassVar[float] = 0.1
+    stale_learning_rate: ClassVar[float] = 0.03
     blocks: ClassVar[int]
     norm: Norm = norm_option()
     shortcut: Shortcut = option("pad", "of blocks that change size: zeros, or a 1x1 convolution")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -10,10 +11,15 @@ from torch import Tensor
 
 
 class Task(Protocol):
-    """What outputs [N, K] and labels [N] mean. loss: mean over examples; correct: number of correct predictions, int64,
-    0-d."""
+    """What outputs [N, K] and labels [N] mean. loss: mean over examples; losses: of each [N]; correct: number of correct
+    predictions, int64, 0-d; guessing: the loss of who knows nothing but the number of classes, None where that says
+    nothing."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
+
+    def guessing(self, num_classes: int) -> float | None: ...
 
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
@@ -22,9 +28,18 @@ class Classification:
     """Cross entropy of logits: one a class, or a single one for the second of two classes."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._cross_entropy(outputs, labels, "mean")
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._cross_entropy(outputs, labels, "none")
+
+    def _cross_entropy(self, outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
         if outputs.shape[1] == 1:
-            return F.binary_cross_entropy_with_logits(outputs[:, 0], labels.to(outputs.dtype))
-        return F.cross_entropy(outputs, labels)
+            return F.binary_cross_entropy_with_logits(outputs[:, 0], labels.to(outputs.dtype), reduction=reduction)
+        return F.cross_entropy(outputs, labels, reduction=reduction)
+
+    def guessing(self, num_classes: int) -> float | None:
+        return math.log(num_classes)
 
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
         predicted = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
@@ -35,9 +50,15 @@ class LeastSquares:
     """Half the squared error, summed over outputs. Class labels (integers) are fitted one-hot, real ones as they are."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.losses(outputs, labels).mean()
+
+    def guessing(self, num_classes: int) -> float | None:
+        return None
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         real = labels.is_floating_point()
         targets = labels.view_as(outputs) if real else F.one_hot(labels, outputs.shape[1])
-        return 0.5 * (outputs - targets).square().sum(1).mean()
+        return 0.5 * (outputs - targets).square().sum(1)
 
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """0 for real labels: a real number is never predicted exactly."""

@@ -85,9 +85,24 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     if rollbacks:
         undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
         found.append(Finding("worse", f"Rollbacks: {len(rollbacks)}, which took back {undone:,} updates."))
+    found += _of_passes(summary)
     if not of_kind(live, "eval"):
         found.append(Finding("", "Nothing has been evaluated."))
     return found
+
+
+def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
+    passes, rejected = summary["passes"], summary["rejected"]
+    whole, missed = passes["whole"], passes["whole"] - passes["true"]
+    if not whole or passes["expected"] is None:
+        return []
+    if not missed:
+        each = "in the one pass" if whole == 1 else f"in each of {whole} passes"
+        text = f"Every row of the set was trained once {each} over it: their fingerprint is the manifest's."
+        return [Finding("better", text)]
+    why = f"{rejected:,} gradients were refused" if rejected else "a worker that came late skipped mini-batches"
+    text = f"Not every row of the set was trained once in {missed} of {whole} passes over it: {why}."
+    return [Finding("worse" if not rejected else "", text)]
 
 
 def headline(summary: Mapping[str, Any]) -> list[Figure]:

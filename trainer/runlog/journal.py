@@ -8,16 +8,24 @@ from typing import Any
 
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import Measured, Record
+from trainer.coordination.passes import WORD, Whole
 from trainer.runlog.events import log_event, log_pushes
 
 EVERY_S = 1.0
 
 
 class Journal:
-    """One generation's log; ``seconds_before``: the training time that its checkpoint had."""
+    """One generation's log; ``seconds_before``: the training time that its checkpoint had; ``fingerprint``: of the set."""
 
-    def __init__(self, root: Path, coordinator: Coordinator, generation: int, seconds_before: float) -> None:
-        self.root, self.coordinator, self.generation = root, coordinator, generation
+    def __init__(
+        self,
+        root: Path,
+        coordinator: Coordinator,
+        generation: int,
+        seconds_before: float,
+        fingerprint: int | None = None,
+    ) -> None:
+        self.root, self.coordinator, self.generation, self.fingerprint = root, coordinator, generation, fingerprint
         self.summary: dict[str, Any] = {}
         self._before, self._flushed = seconds_before, 0.0
         self._start: float | None = None
@@ -43,11 +51,21 @@ class Journal:
         self._unwritten += [(seconds, record) for record in records]
         self._recent += records
         self._epoch += records
+        version = self.coordinator.version
+        for whole in self.coordinator.passes.take():
+            self._log_pass(whole, version, seconds)
         if boundary is not None:
             means = _means(self._epoch)
-            version = self.coordinator.version
             log_event(self.root, "epoch", epoch=boundary, version=version, seconds=seconds, **means)
             self._epoch = []
+
+    def _log_pass(self, whole: Whole, version: int, seconds: float) -> None:
+        """The fingerprint of what was trained, and that of the set: equal where every row was trained once a pass."""
+        passes = whole.last - whole.first + 1
+        expected = None if self.fingerprint is None else f"{passes * self.fingerprint % WORD:016x}"
+        found = f"{whole.fingerprint:016x}"
+        place = {"first": whole.first, "last": whole.last, "version": version, "seconds": seconds}
+        log_event(self.root, "pass", **place, fingerprint=found, expected=expected)
 
     def write_pushes(self) -> None:
         """Log the pushes taken over so far. One write a push would be a fifth of what a small push costs."""

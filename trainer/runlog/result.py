@@ -48,6 +48,7 @@ class Result:
     running_train_loss: float | None
     staleness: dict[str, Any]  # mean, max, and histogram of accepted gradients
     rejected: int  # gradients
+    passes: dict[str, Any]  # whole ones of all workers over the set, how many were true to it, the last's fingerprint
     restarts: dict[str, int]  # by role
     rollbacks: int
     simulated: dict[str, Any] | None = None  # of a run in virtual time: what stands for its machines
@@ -94,6 +95,7 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
         **_accuracy(live),
         "staleness": _staleness(accepted["staleness"]),
         "rejected": len(pushes) - len(accepted),
+        "passes": _passes([event for event in live if event["event"] == "pass"]),
         "restarts": _restarts(events),
         "rollbacks": sum(event["event"] == "rollback" for event in events),
         "simulated": _last(live, "start").get("simulated"),
@@ -136,6 +138,14 @@ def _staleness(staleness: pd.Series) -> dict[str, Any]:
         "max": int(staleness.max()) if len(staleness) else None,
         "histogram": {str(value): int(count) for value, count in counts.items()},
     }
+
+
+def _passes(whole: list[Event]) -> dict[str, Any]:
+    """fingerprint: of the rows that the last of them trained; expected: of the set, as its manifest has it."""
+    last = _last(whole)
+    true = sum(event["last"] - event["first"] + 1 for event in whole if event["fingerprint"] == event["expected"])
+    known = {key: last.get(key) for key in ("fingerprint", "expected")}
+    return {"whole": last.get("last", 0), "true": true} | known
 
 
 def _restarts(events: Iterable[Event]) -> dict[str, int]:

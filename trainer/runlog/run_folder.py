@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.atomic import write_durably
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.uri import split_uri
 from trainer.config import Config
 from trainer.run_files import BEST, CHECKPOINTS, CONFIG, LOCK, LOGS, METRICS, MODEL, PUSHES, REPORT, RESULT, TENSORBOARD
@@ -106,20 +106,24 @@ def resolve_output(output: str) -> Path:
 def locked(output: Path) -> Iterator[None]:
     """Two runs in one folder would mix their checkpoints; the lock goes with the process, however it ends.
 
-    Raises UsageError while another process holds it."""
+    Raises JobError while another process holds it."""
     output.mkdir(parents=True, exist_ok=True)
     with open(output / LOCK, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{output} is in use by a run that has not ended; choose another --output") from None
+            raise JobError(
+                f"{output} is in use by a run that has not ended; wait for it, or choose another --output"
+            ) from None
         yield
 
 
-def settle(output: Path, requested: RunRecord, *, resume: bool, overwrite: bool) -> Start:
-    """Decide what a start in a folder amounts to, and make the folder ready for it.
+@contextmanager
+def settled(output: Path, requested: RunRecord, *, resume: bool, overwrite: bool) -> Iterator[Start]:
+    """Decide what a start in a folder amounts to, make the folder ready for it, and keep others out while it runs.
 
-    Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged."""
+    Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged, JobError while
+    another run is there."""
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))
     with locked(output):
@@ -135,7 +139,7 @@ def settle(output: Path, requested: RunRecord, *, resume: bool, overwrite: bool)
         if start is not Start.FINISHED:
             (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
             write_durably(output / CONFIG, (json.dumps(requested.to_json(), indent=1) + "\n").encode())
-    return start
+        yield start
 
 
 def decide(output: Path, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:

@@ -113,7 +113,9 @@ class Leader:
             config.steps_per_worker(facts.rows),
             config.steps_per_epoch(facts.rows),
             config.run.stop,
-            Position(state.version, state.accepted, state.examples, dict(state.clocks), dict(state.memory)),
+            Position(
+                state.version, state.accepted, state.examples, dict(state.clocks), dict(state.memory), state.passes
+            ),
         )
         coordinator = Coordinator(
             config.protocol,
@@ -126,7 +128,7 @@ class Leader:
             seconds=state.seconds,
         )
         convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
-        journal = Journal(self.root, coordinator, self.generation, state.seconds)
+        journal = Journal(self.root, coordinator, self.generation, state.seconds, facts.fingerprint)
         self.training = Training(coordinator, convergence, journal)
         self._snapshot_at = now
 

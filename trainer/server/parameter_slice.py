@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.coordination.momentum import Momentum
+
 Vector = npt.NDArray[np.floating[Any]]
 
 CHUNK = 1 << 15  # floats worked on at a time: parameters, momentum and scratch stay in the second-level cache
@@ -18,16 +20,20 @@ CHUNK = 1 << 15  # floats worked on at a time: parameters, momentum and scratch 
 class ParameterSlice:
     """values: parameters, then BatchNorm's running statistics, of this range; momentum: one element a parameter.
 
+    statistics: what workers push of theirs. changes: what a step made of those it began with, of which each of num_workers
+    counts for 1/n, so that together they move them as one process would; whole: the statistics themselves, whose mean over
+    an update's gradients replaces those from before.
+
     Gradients may be added to the sum of the next update as they come; ``values`` changes with the update only.
     Not safe for use by several threads: a server has one."""
 
     values: Vector
     momentum: Vector
-    coefficient: float
+    rule: Momentum
     num_workers: int
-    statistics: Literal["ema", "last"]
+    statistics: Literal["changes", "whole"]
     _sum: Vector | None = field(default=None, init=False, repr=False)  # like values; its memory stays for the next one
-    _is_begun: bool = field(default=False, init=False, repr=False)
+    _summed: int = field(default=0, init=False, repr=False)  # gradients in it
 
     @property
     def num_parameters(self) -> int:
@@ -36,56 +42,61 @@ class ParameterSlice:
     def accumulate(self, pushed: Sequence[Vector], weights: Sequence[float]) -> None:
         """Add weighted gradients to the sum of the next update, in the given order. They are read once.
 
-        pushed: for every gradient a vector like ``values``: gradients of the parameters, then the worker's running
-        statistics."""
+        pushed: for every gradient a vector like ``values``: gradients of the parameters, then ``statistics``."""
         if not pushed:
             return
         if self._sum is None or self._sum.dtype != self.values.dtype:
             self._sum = np.empty_like(self.values)
-        total = self._sum
-        if not self._is_begun:
-            total[self.num_parameters :] = self.values[self.num_parameters :]
+        total, begun = self._sum, self._summed > 0
         for span in self._spans():
-            _add(total[span], [vector[span] for vector in pushed], weights, begun=self._is_begun)
-        self._merge_statistics(total, pushed)
-        self._is_begun = True
+            _add(total[span], [vector[span] for vector in pushed], weights, begun=begun)
+        _add(total[self._statistics], [vector[self._statistics] for vector in pushed], [1.0] * len(pushed), begun=begun)
+        self._summed += len(pushed)
 
     def apply(self, pushed: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
-        """One update of all protocols: u = rate * sum of weighted gradients, m = coefficient*m + u, w -= m.
+        """One update of all protocols: u = rate * sum of weighted gradients, which goes through momentum by its rule.
 
         pushed: the gradients that come last, as in ``accumulate``. Where they are all, one pass over memory does it,
         whatever their number; the result is the same bit for bit."""
-        if self._is_begun:
+        if self._summed:
             self.accumulate(pushed, weights)
             assert self._sum is not None
-            self.values[self.num_parameters :] = self._sum[self.num_parameters :]
-            self._is_begun = False
             for span in self._spans():
                 self._sum[span] *= rate
                 self._step(span, self._sum[span])
+            self._merge_statistics(self._sum[self._statistics], self._summed)
+            self._summed = 0
             return
         for span in self._spans():
             self._step(span, _scaled_sum([vector[span] for vector in pushed], weights, rate))
-        self._merge_statistics(self.values, pushed)
+        if pushed and self.num_parameters < len(self.values):
+            parts = [vector[self._statistics] for vector in pushed]
+            self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))
 
     def _step(self, span: slice, update: Vector) -> None:
-        self.momentum[span] *= self.coefficient
+        """update is overwritten where momentum looks ahead."""
+        self.momentum[span] *= self.rule.decay
         self.momentum[span] += update
-        self.values[span] -= self.momentum[span]
+        if self.rule.share is None:
+            self.values[span] -= self.momentum[span]
+        else:
+            update += self.momentum[span] * self.rule.share
+            self.values[span] -= update
 
     def _spans(self) -> Iterator[slice]:
         for start in range(0, self.num_parameters, CHUNK):
             yield slice(start, min(start + CHUNK, self.num_parameters))
 
-    def _merge_statistics(self, into: Vector, pushed: Sequence[Vector]) -> None:
-        running = into[self.num_parameters :]
-        if not len(running):
-            return
-        for statistics in (vector[self.num_parameters :] for vector in pushed):
-            if self.statistics == "last" or self.num_workers == 1:
-                running[:] = statistics
-            else:
-                running += (statistics - running) / self.num_workers
+    @property
+    def _statistics(self) -> slice:
+        return slice(self.num_parameters, len(self.values))
+
+    def _merge_statistics(self, total: Vector, count: int) -> None:
+        """total: the sum of what so many gradients brought."""
+        if self.statistics == "whole":
+            self.values[self._statistics] = total / count
+        else:
+            self.values[self._statistics] += total / self.num_workers
 
 
 def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float) -> Vector:

@@ -12,12 +12,14 @@ import zmq
 
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured, Order
+from trainer.coordination.passes import Seen
 from trainer.run_files import CHECKPOINTS
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
+from trainer.watchdog import kick
 
 INTRODUCED = (Op.JOIN, Op.HELLO, Op.STATUS, Op.LOST, Op.END)
 TICK_S = 0.2
@@ -61,6 +63,7 @@ class Server:
             self.leader.gather()
         due = 0.0
         while True:
+            kick()
             for socket, _ in poller.poll(int(TICK_S * 1000)):
                 self._drain(socket)
             now = time.monotonic()
@@ -237,7 +240,8 @@ class Server:
 
 
 def _measured(header: Header) -> Measured:
-    return Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s)
+    seen = Seen(header.fingerprint, header.begun, header.passes) if header.passes >= 0 else None
+    return Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s, seen)
 
 
 def _order(body: memoryview) -> Order:

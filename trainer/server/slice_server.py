@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,9 @@ class SliceServer:
         self._answer: tuple[int, bytes] | None = None
 
     def _slice(self, values: Float32s, momentum: Float32s) -> ParameterSlice:
-        optimiser = self.config.optimiser
-        statistics: Literal["ema", "last"] = "ema" if optimiser.batch_norm == "ema" else "last"
-        return ParameterSlice(values, momentum, optimiser.momentum, self.facts.num_workers, statistics)
+        num_workers = self.facts.num_workers
+        rule, statistics = self.config.momentum(num_workers), self.config.pushed_statistics(num_workers)
+        return ParameterSlice(values, momentum, rule, num_workers, statistics)
 
     def load(self, generation: int, version: int) -> None:
         """Start a generation from a whole checkpoint; workers of the one before must join again. Raises DataError."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pipeline.seeds import Purpose, generator
 from trainer.config import Config, Facts
+from trainer.coordination.passes import Seen
 
 Floats = npt.NDArray[np.float32]
 
@@ -25,10 +26,11 @@ class Computed(NamedTuple):
 
 
 class Compute:
-    """start: the first parameters, float32 [P + Q]."""
+    """start: the first parameters, float32 [P + Q]. fingerprint: of the rows, where there are any."""
 
     num_parameters: int
     num_buffers: int = 0
+    fingerprint: int | None = None
 
     def start(self) -> Floats:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
@@ -36,6 +38,10 @@ class Compute:
     @abstractmethod
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
         """The gradient at ``parameters``, given in the servers' parts."""
+
+    def seen(self, worker: int, clock: int) -> Seen | None:
+        """The rows of a mini-batch, where there are any."""
+        return None
 
 
 class NoCompute(Compute):
@@ -92,10 +98,11 @@ class RealCompute(Compute):
         shards = open_shards(config.data.shards)
         built = build(config.model, shards.inputs, config.run.seed)
         flat = FlatModel(built.model)
-        self.config, self._start = config, flat.read()
+        self.config, self._start, self.fingerprint = config, flat.read(), shards.fingerprint
         self.num_parameters, self.num_buffers = flat.num_parameters, flat.num_buffers
         self.pulled, self.pushed = np.zeros_like(self._start), np.zeros_like(self._start)
-        self.model_step = Step(config, built, self.pulled, self.pushed, pick_device(config.processes.device, 0))
+        device = pick_device(config.processes.device, 0)
+        self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
         self.loaders = [
             Loader(
                 rows,
@@ -121,6 +128,9 @@ class RealCompute(Compute):
         assert outcome, "nobody cancels it"
         return Computed(self.pushed.copy(), len(batch.labels), *outcome)
 
+    def seen(self, worker: int, clock: int) -> Seen | None:
+        return self.loaders[worker].seen(clock)
+
 
 COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
     "none": NoCompute,
@@ -130,7 +140,7 @@ COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
 
 
 def facts_of(compute: Compute, num_workers: int, rows: int) -> Facts:
-    return Facts(num_workers, rows, compute.num_parameters, compute.num_buffers)
+    return Facts(num_workers, rows, compute.num_parameters, compute.num_buffers, fingerprint=compute.fingerprint)
 
 
 def _batch_sizes(config: Config, num_workers: int) -> list[int]:

@@ -161,7 +161,7 @@ class Engine:
     def _push(self, worker: int) -> None:
         mine, turn = self.workers[worker], self.workers[worker].header
         vector, examples, loss, correct = self.compute.step(worker, turn.clock, mine.parts)
-        measured = Measured(examples, loss, correct, mine.ends - mine.begun)
+        measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=self.compute.seen(worker, turn.clock))
         header = Header(Op.PUSH, 0, worker, mine.session, turn.generation, turn.clock)
         mine.attempt += 1
         for server in self.servers:
@@ -172,7 +172,8 @@ class Engine:
     def _give_up(self, worker: int) -> None:
         mine = self.workers[worker]
         mine.attempt += 1
-        measured = Measured(0, 0.0, 0, self.now - mine.begun)
+        seen = self.compute.seen(worker, mine.header.clock)
+        measured = Measured(0, 0.0, 0, self.now - mine.begun, seen=seen)
         self.leader.gave_up(worker, mine.session, mine.header.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:

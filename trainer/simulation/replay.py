@@ -104,13 +104,12 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
 def _replay(
     config: Config, facts: Facts, compute: Compute, updates: Iterator[list[tuple[int, ...]]], used: pd.DataFrame
 ) -> Floats:
-    optimiser = config.optimiser
     part = ParameterSlice(
         compute.start().copy(),
         np.zeros(facts.num_parameters, np.float32),
-        optimiser.momentum,
+        config.momentum(facts.num_workers),
         facts.num_workers,
-        "ema" if optimiser.batch_norm == "ema" else "last",
+        config.pushed_statistics(facts.num_workers),
     )
     weights = Weights(config.protocol, facts.num_workers, by_examples=config.data.sampling == "bernoulli")
     wanted = Counter(used["version_pulled"].tolist())  # gradients by version that are still to be computed there

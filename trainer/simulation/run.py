@@ -21,7 +21,7 @@ from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.events import CLOCK
 from trainer.runlog.read import read_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, Start, digest, locked, settle
+from trainer.runlog.run_folder import RunRecord, Start, digest, settled
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import Simulated
@@ -40,10 +40,9 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
-    start = settle(output, record, resume=options.resume, overwrite=options.overwrite)
-    if start is Start.FINISHED:
-        return read_result(output)
-    with locked(output):
+    with settled(output, record, resume=options.resume, overwrite=options.overwrite) as start:
+        if start is Start.FINISHED:
+            return read_result(output)
         compute = COMPUTES[simulated.compute](config, num_workers)
         facts = facts_of(compute, num_workers, rows)
         first_checkpoint(config, facts, compute.start())

@@ -40,13 +40,14 @@ class Op(IntEnum):
 # In the header's ``flags``: the numbers lie in the memory that worker and server share, not in the body.
 IN_MEMORY = 1
 
-_HEADER = struct.Struct("<3sBBxxxiqqqqiiddd")
+_HEADER = struct.Struct("<3sBBxxxiqqqqiidddQQi")
 
 
 @dataclass(frozen=True)
 class Header:
     """index: the worker's or server's number; session: grows with every join of a worker and start of a server;
-    generation: grows with every roll-back; clock: of the worker; version: of the parameters; the rest: of a step."""
+    generation: grows with every roll-back; clock: of the worker; version: of the parameters; the rest: of a step;
+    fingerprint, begun, passes: the rows of its mini-batch (see coordination/passes.py), passes -1 without them."""
 
     op: Op
     flags: int = 0
@@ -60,6 +61,9 @@ class Header:
     loss: float = 0.0
     seconds: float = 0.0
     read_s: float = 0.0
+    fingerprint: int = 0
+    begun: int = 0
+    passes: int = -1
 
     def pack(self) -> bytes:
         return _HEADER.pack(
@@ -76,6 +80,9 @@ class Header:
             self.loss,
             self.seconds,
             self.read_s,
+            self.fingerprint,
+            self.begun,
+            self.passes,
         )
 
 

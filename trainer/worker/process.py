@@ -18,6 +18,7 @@ from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.agreement import Agreement
 from trainer.transport.sockets import Secret
+from trainer.watchdog import kick
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 from trainer.worker.step import Step, step_seed
 
@@ -33,7 +34,8 @@ def main(
     rows = _load(config, shards, worker, built)
     use_memory = config.processes.same_host == "memory"
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
-    step = Step(config, built, client.pulled, client.pushed, pick_device(config.processes.device, place))
+    device = pick_device(config.processes.device, place)
+    step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     size = config.worker_batch_size(worker, facts.num_workers)
     loader = Loader(
         rows,
@@ -61,12 +63,13 @@ def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
 def _work(config: Config, worker: int, client: ServerClient, loader: Loader, step: Step) -> None:
     turn = client.join()
     while turn:
+        kick()
         begun = time.monotonic()
         batch = loader.batch(turn.clock)
         outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
         loss, correct = outcome or (0.0, 0)
         examples, seconds = len(batch.labels) if outcome else 0, time.monotonic() - begun
-        measured = Measured(examples, loss, correct, seconds, loader.read_s)
+        measured = Measured(examples, loss, correct, seconds, loader.read_s, loader.seen(turn.clock))
         turn = _push(client, turn, measured, given_up=outcome is None)
 
 

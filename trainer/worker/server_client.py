@@ -18,6 +18,7 @@ from trainer.transport.agreement import Agreement
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
+from trainer.watchdog import kick
 
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
@@ -133,6 +134,7 @@ class ServerClient:
             measured.loss,
             measured.seconds,
             measured.read_s,
+            *(measured.seen or ()),
         )
 
     def close(self) -> None:
@@ -153,6 +155,7 @@ class ServerClient:
         answers: dict[int, Header] = {}
         due = 0.0
         while len(answers) < len(self.sockets):
+            kick()
             if resend and time.monotonic() >= due:
                 resend()
                 due = time.monotonic() + RESEND_S

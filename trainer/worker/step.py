@@ -13,19 +13,27 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.models.build import Built
 from trainer.models.flat_vector import FlatModel
+from trainer.watchdog import kick
 
 
 class Step:
     """The gradient of one mini-batch, between two host vectors: numbers in ``pulled``, gradients out to ``pushed``.
 
-    Both are float32 [P + Q]: parameters, then BatchNorm's statistics. On a CPU the model computes in them, without a
-    copy; on a GPU each is copied over once a step."""
+    Both are float32 [P + Q]: parameters, then BatchNorm's statistics, which are pushed as a ParameterSlice of so many
+    workers takes them. On a CPU the model computes in them, without a copy; on a GPU each is copied over once a step."""
 
     def __init__(
-        self, config: Config, built: Built, pulled: np.ndarray, pushed: np.ndarray, device: torch.device
+        self,
+        config: Config,
+        built: Built,
+        pulled: np.ndarray,
+        pushed: np.ndarray,
+        device: torch.device,
+        num_workers: int,
     ) -> None:
         self.config, self.model, self.task = config, built.model, built.task
         self.flat = FlatModel(built.model)
+        self.pushes_changes = config.pushed_statistics(num_workers) == "changes"
         self.pulled, self.pushed = torch.from_numpy(pulled), torch.from_numpy(pushed)
         on_host = device.type == "cpu"
         self.values = self.pulled if on_host else torch.zeros_like(self.pulled, device=device)
@@ -43,11 +51,15 @@ class Step:
         self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
-        parameters = self.flat.num_parameters
-        if not len(batch.labels):
-            self.gradients[parameters:] = self.values[parameters:]
-            self._copy(self.pushed, self.gradients)
-            return 0.0, 0
+        running, pushed = self.values[self.flat.num_parameters :], self.gradients[self.flat.num_parameters :]
+        if self.pushes_changes:
+            pushed -= running
+        outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
+        pushed += running
+        self._copy(self.pushed, self.gradients)
+        return outcome
+
+    def _backward(self, batch: Batch, is_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
         images, labels = batch.images_BCHW.to(self.values.device), batch.labels.to(self.values.device)
         parts = min(self.config.protocol.parts_of_a_step(), len(labels))
         loss, correct = self._gradient(images, labels) if parts == 1 else (torch.zeros(()), torch.zeros(()))
@@ -58,12 +70,11 @@ class Step:
             share = self._gradient(images[span], labels[span], (span.stop - span.start) / len(labels))
             loss, correct = loss + share[0], correct + share[1]
         total = loss + self.flat.weight_decay_(self.config.optimiser.weight_decay)
-        self.gradients[parameters:] = self.values[parameters:]
-        self._copy(self.pushed, self.gradients)
         return float(total), int(correct)
 
     def _gradient(self, images: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> tuple[Any, Any]:
         """Add the gradient of the mean loss, times a share; returns that loss and the correct predictions."""
+        kick()
         outputs = self.model(images)
         loss = self.task.loss(outputs, labels)
         if share != 1.0:
