@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     TRAIN_SAMPLE = 5  # the training rows that a model is evaluated on
     STEP_TIME = 6  # the seconds of the virtual step at clock ``number``
     TOY = 7  # the noise of a toy gradient at clock ``number``
+    SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 
 def sequence(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.SeedSequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import os
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError
 from trainer.checkpoints import read as checkpoint
+from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
 from trainer.checkpoints.state import State, folder_of, slice_name
@@ -153,7 +155,7 @@ def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new
         root = tmp_path / str(step)
         for version in (1, 2, 3):
             write(root, state_of(version, epoch_boundary=version))
-            mark_evaluated(root, version)
+            mark_evaluated(root, read_state(root, version))
 
         def go_on(root: Path = root) -> None:
             write(root, state_of(4))
@@ -218,6 +220,11 @@ def of_another_version(path: Path) -> None:
     write_slice(path.parent, 1, 2, 1, 5, 10, 10, numbers(2, 5), numbers(2, 2))
 
 
+def of_another_generation(path: Path) -> None:
+    write_slice(path.parent, 1, 2, 2, 5, 10, 10, numbers(2, 5), numbers(2, 2), 4)
+    path.with_name(slice_name(1, 2, 4)).rename(path)
+
+
 def of_another_range(path: Path) -> None:
     write_slice(path.parent, 1, 2, 2, 4, 10, 10, numbers(2, 6), numbers(2, 3))
 
@@ -245,6 +252,7 @@ def with_less_momentum(path: Path) -> None:
         longer,
         zeros,
         of_another_version,
+        of_another_generation,
         of_another_range,
         of_a_longer_vector,
         without_its_end,
@@ -316,13 +324,118 @@ def test_slices_of_an_unfinished_checkpoint_are_not_completed_by_another_history
     assert whole(tmp_path) == [1]
 
 
+def test_a_slice_of_another_generation_completes_nothing(tmp_path: Path) -> None:
+    """Though nothing was discarded, and servers are as many as before, or more, or fewer."""
+    for servers in (2, 3):
+        folder = folder_of(tmp_path, servers)
+        for index in range(1, servers):
+            write_slice(folder, index, servers, servers, 5, 10, 10, numbers(2, 5), numbers(2, 2), 6)
+        write_slice(folder, 0, 2, servers, 0, 5, 10, numbers(3, 5), numbers(3, 5), 7)
+        write_state(folder, state_of(servers, generation=7))
+        assert whole(tmp_path) == []
+
+
+def test_a_late_writer_of_another_generation_changes_nothing(tmp_path: Path) -> None:
+    old, new = state_of(2, generation=6), state_of(2, generation=7)
+    for state in (old, new):
+        for index, (begin, end) in enumerate(((0, 5), (5, 10))):
+            part = numbers(state.generation, 10)[begin:end]
+            momentum = part[: 7 - begin]
+            write_slice(folder_of(tmp_path, 2), index, 2, 2, begin, end, 10, part, momentum, state.generation)
+        write_state(folder_of(tmp_path, 2), state)
+    write_slice(folder_of(tmp_path, 2), 1, 2, 2, 5, 10, 10, numbers(9, 5), numbers(9, 2), 6)
+    np.testing.assert_array_equal(read_vector(tmp_path, 2), numbers(7, 10))
+    write_generations(tmp_path, Generations().begin(6, 0).begin(7, 1))
+    assert whole(tmp_path) == [2]
+    write_state(folder_of(tmp_path, 2), old)
+    assert whole(tmp_path) == []
+    assert newest(tmp_path, verify=True) is None
+
+
+def test_a_slice_under_the_name_of_another_generation_is_named_as_broken(tmp_path: Path) -> None:
+    write(tmp_path, state_of(1))
+    path = folder_of(tmp_path, 1) / slice_name(0, 2)
+    path.rename(path.with_name(slice_name(0, 2, 8)))
+    (folder_of(tmp_path, 1) / slice_name(1, 2)).rename(folder_of(tmp_path, 1) / slice_name(1, 2, 8))
+    write_state(folder_of(tmp_path, 1), state_of(1, generation=8))
+    with pytest.raises(DataError, match="is of generation 0, not 8"):
+        read_vector(tmp_path, 1)
+
+
+steps_back = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=8)
+
+
+@given(steps_back)
+def test_what_counts_is_what_no_later_generation_began_before(steps: list[tuple[int, int]]) -> None:
+    generation, found, begun = 0, Generations(), []
+    for more, version in steps:
+        generation += more
+        begun.append((generation, version))
+        found = found.begin(generation, version)
+    assert found.latest == generation
+    for asked in range(generation + 2):
+        for version in range(32):
+            expected = all(version <= start for later, start in begun if later > asked)
+            assert found.count(asked, version) == expected
+
+
+def test_pruning_keeps_the_newest_that_wait_and_names_those_that_it_gives_up(tmp_path: Path) -> None:
+    for version in range(1, 11):
+        write(tmp_path, state_of(version, epoch_boundary=version))
+    mark_evaluated(tmp_path, state_of(2))
+    assert prune(tmp_path, keep=1, waiting=4) == [1, 3, 4, 5, 6]
+    assert versions(tmp_path) == [7, 8, 9, 10]
+    assert prune(tmp_path, keep=1, waiting=4) == []
+
+
+def test_pruning_keeps_the_best_up_to_every_one_that_the_run_may_go_back_to(tmp_path: Path) -> None:
+    for version, accuracy in enumerate((0.1, 0.5, 0.2, 0.5, 0.4, 0.9, 0.3), start=1):
+        write(tmp_path, state_of(version, epoch_boundary=version))
+        mark_evaluated(tmp_path, state_of(version), accuracy)
+    prune(tmp_path, keep=3)
+    assert versions(tmp_path) == [2, 5, 6, 7], "5, 6 and 7 may be gone back to; up to 5, 2 is the best"
+
+
+@pytest.mark.parametrize("refused", ["rmtree", "unlink"])
+def test_what_cannot_be_deleted_costs_a_later_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """On a file system that hosts share, a file that somebody has open stays, and handles grow stale."""
+    for version in (1, 2, 3, 4):
+        write(tmp_path, state_of(version))
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY if refused == "rmtree" else errno.ESTALE, "refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil if refused == "rmtree" else Path, refused, busy)
+        prune(tmp_path, keep=1)
+        discard_after(tmp_path, 3)
+        assert versions(tmp_path) == [1, 2, 3, 4]
+        assert whole(tmp_path) == ([] if refused == "rmtree" else [1, 2, 3, 4])
+    write(tmp_path, state_of(4))
+    prune(tmp_path, keep=1)
+    assert versions(tmp_path) == [4]
+
+
+def test_an_evaluation_is_of_its_own_generation_and_of_the_end_only_if_it_was_one(tmp_path: Path) -> None:
+    write(tmp_path, state_of(1, epoch_boundary=1))
+    mark_evaluated(tmp_path, state_of(1, generation=3))
+    assert [state.version for state in unevaluated(tmp_path)] == [1]
+    mark_evaluated(tmp_path, state_of(1))
+    assert unevaluated(tmp_path) == []
+    write(tmp_path, state_of(1, final=True))
+    mark_evaluated(tmp_path, state_of(1))  # the evaluator had begun before the run ended here
+    assert [state.version for state in unevaluated(tmp_path)] == [1]
+
+
 def test_pruning_keeps_the_newest_sound_ones_those_that_wait_for_the_evaluator_and_what_is_still_being_written(
     tmp_path: Path,
 ) -> None:
     for version in (1, 2, 3, 4, 5, 6, 9, 11):
         write(tmp_path, state_of(version, epoch_boundary=version if version < 4 else None))
-    mark_evaluated(tmp_path, 1)
-    mark_evaluated(tmp_path, 3)
+    mark_evaluated(tmp_path, read_state(tmp_path, 1))
+    mark_evaluated(tmp_path, read_state(tmp_path, 3))
     torn(folder_of(tmp_path, 9) / slice_name(0, 2))  # broken ones do not count as kept ...
     torn(folder_of(tmp_path, 11) / slice_name(0, 2))  # ... nor do they make a sound one older
     (folder_of(tmp_path, 5) / "state.json").unlink()
@@ -332,7 +445,7 @@ def test_pruning_keeps_the_newest_sound_ones_those_that_wait_for_the_evaluator_a
     write_slice(folder_of(tmp_path, 12), 0, 2, 12, 0, 5, 10, numbers(12, 5), numbers(12, 5))
     prune(tmp_path, keep=2)
     assert versions(tmp_path) == [2, 8, 10, 11, 12]
-    mark_evaluated(tmp_path, 2)
+    mark_evaluated(tmp_path, read_state(tmp_path, 2))
     prune(tmp_path, keep=2)
     assert versions(tmp_path) == [8, 10, 11, 12]
 
@@ -341,7 +454,7 @@ def test_a_checkpoint_that_is_being_deleted_loses_its_state_first_so_it_never_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, state_of(1, epoch_boundary=1))
-    mark_evaluated(tmp_path, 1)
+    mark_evaluated(tmp_path, read_state(tmp_path, 1))
     seen = []
     monkeypatch.setattr(shutil, "rmtree", lambda folder: seen.append(sorted(path.name for path in folder.iterdir())))
     discard_after(tmp_path, 0)
@@ -360,17 +473,17 @@ def test_ends_of_epochs_and_of_the_run_wait_for_the_evaluator_oldest_first(tmp_p
     for version, values in ((4, {"final": True}), (1, {"epoch_boundary": 1}), (2, {}), (3, {"epoch_boundary": 2})):
         write(tmp_path, state_of(version, **values))
     assert [state.version for state in unevaluated(tmp_path)] == [1, 3, 4]
-    mark_evaluated(tmp_path, 3)
+    mark_evaluated(tmp_path, read_state(tmp_path, 3))
     assert [state.version for state in unevaluated(tmp_path)] == [1, 4]
     write(tmp_path, state_of(3, final=True))  # written again, it may be the final one now
     assert [state.version for state in unevaluated(tmp_path)] == [1, 3, 4]
-    mark_evaluated(tmp_path, 99)  # discarded meanwhile
+    mark_evaluated(tmp_path, state_of(99))  # discarded meanwhile
     assert versions(tmp_path) == [1, 2, 3, 4]
 
 
 def test_a_run_that_goes_on_has_no_final_checkpoint_any_more(tmp_path: Path) -> None:
     write(tmp_path, state_of(1, final=True, epoch_boundary=2))
-    mark_evaluated(tmp_path, 1)
+    mark_evaluated(tmp_path, read_state(tmp_path, 1))
     reopen(tmp_path, 1)
     assert read_state(tmp_path, 1) == state_of(1, final=False, epoch_boundary=2)
     assert unevaluated(tmp_path) == []

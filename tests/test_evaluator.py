@@ -27,8 +27,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from pipeline.errors import DataError
-from tests.configs import make_config
-from trainer.checkpoints.read import is_evaluated
+from tests.configs import change, make_config
+from trainer import Options
+from trainer.checkpoints.generations import read_generations, write_generations
+from trainer.checkpoints.prune import discard_after, prune
+from trainer.checkpoints.read import evaluation_of, read_state, versions
 from trainer.checkpoints.state import State, folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, reopen
 from trainer.checkpoints.write import write_slice as save_slice
@@ -39,15 +42,17 @@ from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation.process import evaluate, is_over, main, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.run_files import BEST, METRICS, MODEL
-from trainer.runlog.events import COLUMNS
-from trainer.runlog.read import best, read_events, read_pushes, surviving
+from trainer.runlog.events import COLUMNS, log_event
+from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving
 from trainer.runlog.result import summarise
 
 SHAPE, CLASSES, DECAY = (3, 8, 8), 4, 0.01
+QUIET = Options(silent=True, report=False)
 CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
 
 
@@ -110,20 +115,23 @@ def vector(model: str, seed: int) -> np.ndarray:
 
 
 def write(
-    output: Path, version: int, model: str = "perceptron", boundary: int | None = None, final: bool = False
+    output: Path,
+    version: int,
+    model: str = "perceptron",
+    boundary: int | None = None,
+    final: bool = False,
+    generation: int = 0,
 ) -> None:
-    """A checkpoint of a model as it is initialised with the version as seed, of two servers."""
+    """A checkpoint of a model as it is initialised with the version and the generation as seed, of two servers."""
     flat = FlatModel(build(model_from_json({"name": model}), ModelInput(SHAPE, CLASSES), 0).model)
-    values, parameters = vector(model, version), flat.num_parameters
+    values, parameters = vector(model, version + generation), flat.num_parameters
     folder, total = folder_of(output / "checkpoints", version), flat.num_parameters + flat.num_buffers
     half = parameters // 2
     for index, (begin, end) in enumerate(((0, half), (half, total))):
         momentum = np.zeros(min(end, parameters) - begin, np.float32)
-        save_slice(folder, index, 2, version, begin, end, total, values[begin:end], momentum)
-    state = State(
-        version, version, 0, 0, version / 10, boundary, final, {0: 1}, 2.5, 2, parameters, flat.num_buffers, "{}"
-    )
-    save_state(folder, state)
+        save_slice(folder, index, 2, version, begin, end, total, values[begin:end], momentum, generation)
+    counts = (version, version, 0, generation, version / 10, boundary, final, {0: 1}, 2.5)
+    save_state(folder, State(*counts, 2, parameters, flat.num_buffers, "{}"))
 
 
 def finished_run(output: Path) -> None:
@@ -228,6 +236,22 @@ def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_sam
     assert set(sample_rows(shards, 2000, seed=3).ids) == source.keys()
 
 
+def test_rows_that_are_sorted_by_class_recalibrate_as_shuffled_ones_do(tmp_path: Path) -> None:
+    """In batches of one class each, the variance between classes would be missing from the statistics."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), 50)
+    images = (rng.integers(0, 40, (200, *SHAPE)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    shards = open_shards(str(write_shards(tmp_path, [Rows(images, labels, np.arange(200))], None)))
+    shuffled = np.random.default_rng(1).permutation(200)
+    mean, found = np.zeros(3, np.float32), []
+    for rows in (sample_rows(shards, 200, seed=3), Rows(images[shuffled], labels[shuffled], shuffled)):
+        norm = torch.nn.BatchNorm2d(3)
+        recalibrate(norm, batches(rows, mean, 50))
+        found.append((norm.running_mean.numpy().copy(), norm.running_var.numpy().copy()))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0.05)
+
+
 def astuple(rows: Rows) -> tuple[Any, ...]:
     return rows.images_NCHW, rows.labels, rows.ids
 
@@ -257,11 +281,13 @@ def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path: 
         model = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), 99).model
         model.load_state_dict(load_file(tmp_path / name))
         np.testing.assert_array_equal(FlatModel(model).read(), vector("perceptron", version))
-    assert [is_evaluated(tmp_path / "checkpoints", version) for version in (10, 15, 20, 25)] == [
-        True,
-        False,
-        True,
-        True,
+    root = tmp_path / "checkpoints"
+    marks = [evaluation_of(root, read_state(root, version)) for version in versions(root)]
+    assert [mark and mark.accuracy for mark in marks] == [
+        found[0]["accuracy"],
+        None,
+        found[1]["accuracy"],
+        found[2]["accuracy"],
     ]
 
 
@@ -330,7 +356,7 @@ def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path: 
     write(tmp_path, 10, boundary=1)
     process = threading.Thread(target=main, args=(config_of(shards), tmp_path))
     process.start()
-    while not is_evaluated(tmp_path / "checkpoints", 10):
+    while not evaluation_of(tmp_path / "checkpoints", read_state(tmp_path / "checkpoints", 10)):
         assert process.is_alive()
         time.sleep(0.01)
     write(tmp_path, 20, boundary=2, final=True)
@@ -351,11 +377,11 @@ def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_p
     root = tmp_path / "checkpoints"
     assert not is_over(root)
     write(tmp_path, 10, boundary=1)
-    mark_evaluated(root, 10)
+    mark_evaluated(root, read_state(root, 10))
     assert not is_over(root)
     write(tmp_path, 20, final=True)
     assert not is_over(root)
-    mark_evaluated(root, 20)
+    mark_evaluated(root, read_state(root, 20))
     assert is_over(root)
     reopen(root, 20)
     assert not is_over(root)
@@ -372,6 +398,123 @@ def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path: Path, s
     write(tmp_path, 10, boundary=1)
     main(config_of(shards), tmp_path, stop=stop)
     assert [event["version"] for event in events(tmp_path, "eval")] == [10, 10]
+
+
+def roll_back(output: Path, generation: int, version: int, *, discard: bool = True) -> None:
+    """What server 0 does when all servers go back."""
+    root = output / "checkpoints"
+    write_generations(root, read_generations(root).begin(generation, version))
+    log_event(output, "generation", generation=generation, version=version)
+    if discard:
+        discard_after(root, version)
+
+
+def evaluate_what_is_there(output: Path, shards: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    main(config_of(shards), output, stop=stop)
+
+
+def model_in(path: Path) -> np.ndarray:
+    model = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), 99).model
+    model.load_state_dict(load_file(path))
+    return FlatModel(model).read()
+
+
+@pytest.mark.parametrize("stage", ["measured", "being measured"])
+def test_an_evaluation_of_a_history_that_was_left_meanwhile_does_not_count(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Whether the roll-back comes before or after its event is written; the new history has the same versions."""
+    write(tmp_path, 5)
+    write(tmp_path, 10, boundary=1)
+    with monkeypatch.context() as patched:
+        at = "evaluate" if stage == "being measured" else "mark_evaluated"
+        then = getattr(evaluator, at)
+
+        def interrupted(*arguments: Any) -> Any:
+            if read_generations(tmp_path / "checkpoints").latest == 0:
+                roll_back(tmp_path, 7, 5)
+                write(tmp_path, 10, boundary=1, generation=7)
+            return then(*arguments)
+
+        patched.setattr(evaluator, at, interrupted)
+        evaluate_what_is_there(tmp_path, shards)
+    evaluate_what_is_there(tmp_path, shards)
+    assert [(event["version"], event["generation"]) for event in events(tmp_path, "eval")] == [(10, 0), (10, 7)]
+    log = read_events(tmp_path / METRICS)
+    (counts,) = evaluations(log)
+    assert counts["generation"] == 7
+    summary = summarise(log, read_pushes(tmp_path / "none"))
+    assert (summary["best_accuracy"], summary["final_accuracy"]) == (counts["accuracy"], counts["accuracy"])
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 17))
+
+
+def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is_left(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is kept for that, though newer ones would have had it deleted."""
+    accuracies = {10: 0.5, 20: 0.4, 30: 0.3, 40: 0.9}
+    monkeypatch.setattr(evaluator, "evaluate", lambda *_: (1.0, accuracies[max(accuracies.keys() & present())]))
+    root = tmp_path / "checkpoints"
+
+    def present() -> set[int]:
+        return set(versions(root))
+
+    for version in accuracies:
+        write(tmp_path, version, boundary=version // 10)
+        evaluate_what_is_there(tmp_path, shards)
+        prune(root)
+    assert versions(root) == [10, 30, 40]
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 40))
+    roll_back(tmp_path, 7, 30)
+    evaluate_what_is_there(tmp_path, shards)
+    top = best(evaluations(read_events(tmp_path / METRICS)))
+    assert top
+    assert (top["version"], top["accuracy"]) == (10, 0.5)
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 10))
+
+
+def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    evaluate_what_is_there(tmp_path, shards)
+    write(tmp_path, 20, boundary=2)
+    config = change(config_of(shards), output=str(tmp_path))
+    conclude(config, QUIET, {}, "interrupted")
+    assert (tmp_path / BEST).exists()
+    log_event(tmp_path, "eval", version=20, generation=0, epoch=2, seconds=2.0, loss=0.1, accuracy=1.0, final=False)
+    conclude(config, QUIET, {}, "interrupted")
+    assert not (tmp_path / BEST).exists()
+    evaluate_what_is_there(tmp_path, shards)
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))
+
+
+def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_word(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (10, 20, 30):
+        write(tmp_path, version, boundary=version // 10, final=version == 30)
+    load = evaluator.Evaluator._load
+
+    def late(self: Any, state: State) -> Any:
+        if state.version == 10:
+            shutil.rmtree(folder_of(tmp_path / "checkpoints", 10))
+        return load(self, state)
+
+    monkeypatch.setattr(evaluator.Evaluator, "_load", late)
+    main(config_of(shards), tmp_path)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [20, 30]
+    assert events(tmp_path, "warning") == []
+
+
+def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    found = evaluator.Evaluator(config_of(shards), tmp_path)
+    found.catch_up()
+    log = tmp_path / METRICS
+    log.write_bytes(b" " * (log.stat().st_size - 1) + b"\n")  # nobody would know of version 10 who reads it now
+    found.handle(read_state(tmp_path / "checkpoints", 10))
+    assert events(tmp_path, "eval") == []
 
 
 def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_written(tmp_path: Path) -> None:
@@ -450,6 +593,20 @@ def test_going_back_voids_what_came_after() -> None:
     ]
     assert surviving(log) == [log[i] for i in (0, 1, 3, 4, 6, 7, 8)]
     assert surviving([log[1], {"event": "start", "resumed_from": None}]) == [{"event": "start", "resumed_from": None}]
+
+
+def test_what_is_logged_late_of_a_history_that_was_left_does_not_count() -> None:
+    log: list[dict[str, Any]] = [
+        {"event": "generation", "generation": 5, "version": 0},
+        {"event": "eval", "generation": 5, "version": 10},
+        {"event": "generation", "generation": 8, "version": 10},
+        {"event": "eval", "generation": 5, "version": 20},
+        {"event": "eval", "generation": 5, "version": 10},
+        {"event": "generation", "generation": 9, "version": 30},
+        {"event": "eval", "generation": 5, "version": 20},
+        {"event": "eval", "generation": 8, "version": 20},
+    ]
+    assert surviving(log) == [log[i] for i in (0, 1, 2, 4, 5, 7)]
 
 
 def test_the_best_evaluation_is_the_earliest_of_equals() -> None:
@@ -562,6 +719,7 @@ def test_a_run_is_summed_up() -> None:
         "rejected": 1,
         "restarts": {"worker": 2, "server": 0, "evaluator": 1},
         "rollbacks": 1,
+        "evaluations_given_up": 0,
         "simulated": None,
     }
 

@@ -1,32 +1,81 @@
-"""Deleting checkpoints."""
+"""Deleting checkpoints. What cannot be deleted now (a file system that hosts share may refuse it) is left to a later try."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.checkpoints.read import is_sound, unevaluated, versions, whole
-from trainer.checkpoints.state import STATE, folder_of
+from trainer.checkpoints.generations import read_generations, write_generations
+from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, versions, whole_states
+from trainer.checkpoints.state import STATE, State, folder_of
+
+WAITING = 50  # checkpoints that wait for the evaluator; a longer queue loses its oldest
 
 
-def prune(root: Path, keep: int = 2) -> None:
-    """Delete what is older than the newest sound checkpoint, except the newest ``keep`` sound ones and whole ones that
-    wait for the evaluator. One process at a time may do it. O(checkpoints)."""
-    sound = [version for version in whole(root) if is_sound(root, version)]
-    kept = {*sound[-keep:], *(state.version for state in unevaluated(root))}
-    for version in versions(root):
-        if sound and version < sound[-1] and version not in kept:
-            _remove(folder_of(root, version))
+def prune(root: Path, keep: int = 2, waiting: int = WAITING) -> list[int]:
+    """Delete what is older than the newest sound checkpoint, except the newest ``keep`` sound ones, the best evaluated one
+    up to each of these, and the newest ``waiting`` whole ones that wait for the evaluator.
+
+    Returns the versions that were deleted though they waited. One process at a time may do it. Raises OSError where the
+    folder cannot be read. O(checkpoints)."""
+    states = whole_states(root)
+    sound = [state for state in states if is_sound(root, state.version)]
+    if not sound:
+        return []
+    newest, recent = sound[-1].version, sound[-keep:]
+    evaluated = {state.version: evaluation_of(root, state) for state in states}
+    wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
+    accuracies = {version: mark.accuracy for version, mark in evaluated.items() if mark and mark.accuracy is not None}
+    kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(accuracies, recent)
+    old = [version for version in versions(root) if version < newest and version not in kept]
+    deleted = [version for version in old if _remove(folder_of(root, version))]
+    return [version for version in deleted if version in wait]
+
+
+def go_back(root: Path, at_least: int) -> tuple[int, int] | None:
+    """(version, generation) that the run goes on with: the newest sound checkpoint, and a new generation, of at least that
+    number, for which all beyond that version is void. None without a sound checkpoint.
+
+    Raises OSError where the folder cannot be read, or what is void could be neither deleted nor written down."""
+    version = newest(root, verify=True)
+    if version is None:
+        return None
+    past = read_generations(root)
+    generation = max(at_least, read_state(root, version).generation + 1, past.latest + 1)
+    discard_after(root, version)
+    try:
+        write_generations(root, past.begin(generation, version))
+    except OSError:
+        if versions(root)[-1] > version:
+            raise
+    return version, generation
 
 
 def discard_after(root: Path, version: int) -> None:
-    """Delete every checkpoint, finished or not, beyond a version that the run goes back to."""
+    """Delete every checkpoint, finished or not, beyond a version that the run goes back to. Raises OSError where the
+    folder cannot be read."""
     for later in versions(root):
         if later > version:
             _remove(folder_of(root, later))
 
 
-def _remove(folder: Path) -> None:
-    """The state goes first: without it the rest is neither whole nor waiting, wherever a kill leaves it."""
-    (folder / STATE).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+def _best(accuracies: dict[int, float], recent: Iterable[State]) -> set[int]:
+    """The version of the highest accuracy, the earliest of equals, up to each of some: if the run goes back to that one,
+    its model is the best again."""
+    upto = [[version for version in accuracies if version <= state.version] for state in recent]
+    return {max(found, key=lambda version: (accuracies[version], -version)) for found in upto if found}
+
+
+def _remove(folder: Path) -> bool:
+    """The state goes first: without it the rest is neither whole nor waiting, wherever a kill or an error leaves it.
+    Returns whether the checkpoint is no more, which files that could not be deleted do not change."""
+    try:
+        (folder / STATE).unlink(missing_ok=True)
+    except OSError:
+        return False
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        print(f"{folder} is not deleted yet: {error}", flush=True)
+    return True

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import DataError
-from trainer.checkpoints.state import EVALUATED, STATE, State, folder_of, slice_name
+from trainer.checkpoints.generations import Generations, read_generations
+from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
 
 Float32s = npt.NDArray[np.float32]
 
@@ -59,19 +60,20 @@ def read_state(root: Path, version: int) -> State:
     return state
 
 
-def read_slice(path: Path, version: int) -> StoredSlice:
+def read_slice(path: Path, version: int, generation: int) -> StoredSlice:
     """Open a slice and check all but its elements. O(1) in its size. Raises DataError, naming the file."""
     try:
         file: Any = safe_open(path, framework="np")
-        known = {name: int(file.metadata()[name]) for name in ("version", "begin", "end", "total")}
+        known = {name: int(file.metadata()[name]) for name in ("version", "generation", "begin", "end", "total")}
         (length,), (parameters,) = (file.get_slice(name).get_shape() for name in ("values", "momentum"))
         types = {file.get_slice(name).get_dtype() for name in ("values", "momentum")}
     except FileNotFoundError:
         raise DataError(f"{path} is missing: the checkpoint was never finished") from None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _broken(path, f"is torn or no slice of a checkpoint ({error})") from None
-    if known["version"] != version:
-        raise _broken(path, f"is of version {known['version']}, not {version}")
+    for name, wanted in (("version", version), ("generation", generation)):
+        if known[name] != wanted:
+            raise _broken(path, f"is of {name} {known[name]}, not {wanted}")
     if length != known["end"] - known["begin"] or types != {"F32"}:
         raise _broken(path, f"holds {length} values of type {types}, not {known['end'] - known['begin']} of F32")
     return StoredSlice(path, known["begin"], known["end"], known["total"], parameters, file)
@@ -80,7 +82,13 @@ def read_slice(path: Path, version: int) -> StoredSlice:
 def read_slices(root: Path, version: int) -> tuple[State, list[StoredSlice]]:
     """The state and every slice of a checkpoint, checked to fit together. O(servers). Raises DataError."""
     state = read_state(root, version)
-    slices = [read_slice(path, version) for path in _slice_paths(folder_of(root, version), state)]
+    return state, slices_of(root, state)
+
+
+def slices_of(root: Path, state: State) -> list[StoredSlice]:
+    """The slices of the checkpoint that has this state, as ``read_slices`` gives them."""
+    paths = _slice_paths(folder_of(root, state.version), state)
+    slices = [read_slice(path, state.version, state.generation) for path in paths]
     at = 0
     for part in slices:
         parameters = min(max(state.num_parameters - part.begin, 0), part.end - part.begin)
@@ -89,7 +97,7 @@ def read_slices(root: Path, version: int) -> tuple[State, list[StoredSlice]]:
         at = part.end
     if at != state.total:
         raise _broken(slices[-1].path, f"ends at {at}, not at {state.total}")
-    return state, slices
+    return slices
 
 
 def read_slice_range(root: Path, version: int, begin: int, end: int) -> tuple[Float32s, Float32s]:
@@ -105,8 +113,12 @@ def read_slice_range(root: Path, version: int, begin: int, end: int) -> tuple[Fl
 
 def read_vector(root: Path, version: int) -> Float32s:
     """All values of a checkpoint, float32 [P+Q]: parameters, then BatchNorm's statistics. Raises DataError."""
-    _, slices = read_slices(root, version)
-    return np.concatenate([part.values(0, part.total) for part in slices])
+    return vector_of(root, read_state(root, version))
+
+
+def vector_of(root: Path, state: State) -> Float32s:
+    """The same of the checkpoint that has this state, not of another generation's that has taken its place."""
+    return np.concatenate([part.values(0, part.total) for part in slices_of(root, state)])
 
 
 def versions(root: Path) -> list[int]:
@@ -118,14 +130,21 @@ def versions(root: Path) -> list[int]:
 
 def whole(root: Path) -> list[int]:
     """The versions whose state and slices are all there, ascending; what the slices hold is not looked at."""
-    return [version for version in versions(root) if _whole_state(root, version)]
+    return [state.version for state in whole_states(root)]
+
+
+def whole_states(root: Path) -> list[State]:
+    """Their states. Raises OSError where the folder cannot be read."""
+    generations = read_generations(root)
+    return [state for version in versions(root) if (state := _whole_state(root, version, generations))]
 
 
 def newest(root: Path, *, verify: bool = False, warn: Callable[[str], None] | None = None) -> int | None:
     """The newest whole version, or None. With ``verify`` the newest sound one: a broken one is skipped and told of."""
+    generations = read_generations(root)
     for version in reversed(versions(root)):
         try:
-            if _is_finished(root, version) and (not verify or read_slices(root, version)):
+            if _finished_state(root, version, generations) and (not verify or read_slices(root, version)):
                 return version
         except DataError as error:
             if warn:
@@ -133,29 +152,41 @@ def newest(root: Path, *, verify: bool = False, warn: Callable[[str], None] | No
     return None
 
 
+def is_whole(root: Path, state: State) -> bool:
+    """Whether this is, now, the state of a whole checkpoint: neither discarded, nor of a history that was left."""
+    return _whole_state(root, state.version, read_generations(root)) == state
+
+
 def unevaluated(root: Path) -> list[State]:
     """The whole checkpoints that wait for the evaluator: ends of epochs and of the run, oldest first."""
-    states = [state for version in versions(root) if (state := _whole_state(root, version))]
-    return [state for state in states if state.is_for_evaluation and not is_evaluated(root, state.version)]
+    return [state for state in whole_states(root) if state.is_for_evaluation and not evaluation_of(root, state)]
 
 
-def is_evaluated(root: Path, version: int) -> bool:
-    return (folder_of(root, version) / EVALUATED).exists()
-
-
-def _whole_state(root: Path, version: int) -> State | None:
+def evaluation_of(root: Path, state: State) -> Evaluated | None:
+    """What the evaluator left in the checkpoint that has this state."""
     try:
-        return read_state(root, version) if _is_finished(root, version) else None
+        found = Evaluated.from_bytes((folder_of(root, state.version) / EVALUATED).read_bytes())
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return found if found.is_of(state) else None
+
+
+def _whole_state(root: Path, version: int, generations: Generations) -> State | None:
+    try:
+        return _finished_state(root, version, generations)
     except DataError:
         return None
 
 
-def _is_finished(root: Path, version: int) -> bool:
-    """Whether all files are there. Raises DataError if the state cannot tell which."""
+def _finished_state(root: Path, version: int, generations: Generations) -> State | None:
+    """The state, if all files are there and of a history that was not left. Raises DataError if it cannot tell which."""
     folder = folder_of(root, version)
     if not (folder / STATE).exists():
-        return False
-    return all(path.exists() for path in _slice_paths(folder, read_state(root, version)))
+        return None
+    state = read_state(root, version)
+    if not generations.count(state.generation, version):
+        return None
+    return state if all(path.exists() for path in _slice_paths(folder, state)) else None
 
 
 def is_sound(root: Path, version: int) -> bool:
@@ -166,7 +197,7 @@ def is_sound(root: Path, version: int) -> bool:
 
 
 def _slice_paths(folder: Path, state: State) -> list[Path]:
-    return [folder / slice_name(index, state.num_servers) for index in range(state.num_servers)]
+    return [folder / slice_name(index, state.num_servers, state.generation) for index in range(state.num_servers)]
 
 
 def _broken(path: Path, fact: str) -> DataError:

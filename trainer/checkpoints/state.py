@@ -56,9 +56,31 @@ class State:
         return cls(**values | {"clocks": {int(worker): int(clock) for worker, clock in values["clocks"].items()}})
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What the evaluator leaves in a checkpoint: of which generation's it was, whether as the final one, and the accuracy,
+    None where nothing was measured."""
+
+    generation: int
+    final: bool
+    accuracy: float | None = None
+
+    def is_of(self, state: State) -> bool:
+        """An evaluation of the final checkpoint is also one of the same checkpoint once the run goes on past it."""
+        return self.generation == state.generation and self.final >= state.final
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Evaluated:
+        """Raises TypeError or ValueError."""
+        return cls(**json.loads(data))
+
+
 def folder_of(root: Path, version: int) -> Path:
     return root / f"{version:08d}"
 
 
-def slice_name(index: int, count: int) -> str:
-    return f"slice-{index:03d}-of-{count:03d}.safetensors"
+def slice_name(index: int, count: int, generation: int = 0) -> str:
+    return f"slice-{index:03d}-of-{count:03d}-{generation}.safetensors"

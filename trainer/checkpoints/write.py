@@ -10,7 +10,7 @@ from safetensors.numpy import save
 
 from pipeline.atomic import sync_folder, write_durably
 from trainer.checkpoints.read import Float32s, read_state
-from trainer.checkpoints.state import EVALUATED, STATE, State, folder_of, slice_name
+from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
 
 
 def write_slice(
@@ -23,16 +23,17 @@ def write_slice(
     total: int,
     values: Float32s,
     momentum: Float32s,
+    generation: int = 0,
 ) -> None:
     """Write server ``index`` of ``count``'s part of a checkpoint. Raises OSError. Costs one copy of the arrays."""
     arrays = {
         "values": np.ascontiguousarray(values, np.float32),
         "momentum": np.ascontiguousarray(momentum, np.float32),
     }
-    numbers = {"version": version, "begin": begin, "end": end, "total": total}
+    numbers = {"version": version, "generation": generation, "begin": begin, "end": end, "total": total}
     data = save(arrays, metadata={name: str(number) for name, number in numbers.items()})
     _make(folder)
-    write_durably(folder / slice_name(index, count), data)
+    write_durably(folder / slice_name(index, count, generation), data)
 
 
 def write_state(folder: Path, state: State) -> None:
@@ -49,10 +50,11 @@ def reopen(root: Path, version: int) -> None:
         write_durably(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
 
 
-def mark_evaluated(root: Path, version: int) -> None:
-    """The evaluator is done with a checkpoint; one that was discarded meanwhile needs no mark."""
-    if folder_of(root, version).is_dir():
-        write_durably(folder_of(root, version) / EVALUATED, b"")
+def mark_evaluated(root: Path, state: State, accuracy: float | None = None) -> None:
+    """The evaluator is done with a checkpoint; one that was discarded meanwhile needs no mark. Raises OSError."""
+    if folder_of(root, state.version).is_dir():
+        mark = Evaluated(state.generation, state.final, accuracy)
+        write_durably(folder_of(root, state.version) / EVALUATED, mark.to_bytes())
 
 
 def _make(folder: Path) -> None:

@@ -29,8 +29,10 @@ from trainer.models.devices import EVALUATOR, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, CHECKPOINTS, METRICS, MODEL
+from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
-from trainer.runlog.read import best, evaluations, read_events
+from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
+from trainer.runlog.result import is_model_of
 from trainer.watchdog import kick
 
 BATCH = 500  # images at a time; the result depends on it only by rounding
@@ -50,23 +52,21 @@ def main(config: Config, output: Path, *, stop: threading.Event | None = None) -
     while True:
         kick()
         stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
-        for state in checkpoint.unevaluated(evaluator.root):
-            try:
-                evaluator.handle(state)
-            except OSError as error:  # a full disk: its room may come back, as it does for checkpoints
-                print(f"version {state.version} will be evaluated again: {error}", flush=True)
-                break
-        if stopping or is_over(evaluator.root):
-            return
+        try:
+            evaluator.catch_up()
+            if stopping or is_over(evaluator.root):
+                return
+        except OSError as error:  # a full disk, or one that hosts share: it may come back, as it does for checkpoints
+            print(f"evaluating will be tried again: {error}", flush=True)
+            if stopping:
+                return
         stop.wait(POLL_S)
 
 
 def is_over(root: Path) -> bool:
     """Whether the newest checkpoint is the evaluated end of the run."""
-    version = checkpoint.newest(root)
-    if version is None or not checkpoint.is_evaluated(root, version):
-        return False
-    return checkpoint.read_state(root, version).final
+    state = next(reversed(checkpoint.whole_states(root)), None)
+    return state is not None and state.final and checkpoint.evaluation_of(root, state) is not None
 
 
 class Evaluator:
@@ -80,32 +80,57 @@ class Evaluator:
         self.rows = load_eval(shards, targets=built.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
         self.device = pick_device(config.processes.device, EVALUATOR)
+        self.tail, self.log = EventTail(output / METRICS, from_beginning=True), Surviving()
+        self.warned: set[str] = set()
         if self.rows is None:
             self._warn(NO_ROWS)
+
+    def catch_up(self) -> None:
+        """Evaluate what waits, oldest first. Raises OSError where something cannot be read or written now."""
+        while waiting := checkpoint.unevaluated(self.root):
+            self.handle(waiting[0])
+        self.keep_best()
 
     def handle(self, state: State) -> None:
         """Evaluate one checkpoint, write its event and its files, then mark it; every step may be the second time."""
         try:
-            values = self._load(state.version)
+            values = self._load(state)
         except DataError as error:
+            if not checkpoint.is_whole(self.root, state):
+                return  # discarded, or given up, since it was found
             if state.final:
                 raise
             self._warn(f"not evaluated: {error}")
         else:
             self._measure(state)
             self._keep(state, values)
-        mark_evaluated(self.root, state.version)
+        found = self._evaluation(state)
+        mark_evaluated(self.root, state, found["accuracy"] if found else None)
 
-    def _load(self, version: int) -> Tensor:
+    def keep_best(self) -> None:
+        """Have best.safetensors be the model of the best evaluation that counts, after a roll-back too; or no model, where
+        that one's checkpoint is gone. Raises OSError."""
+        top, path = best(self._evaluations()), self.output / BEST
+        if not top or is_model_of(path, top):
+            return
+        state = next((state for state in checkpoint.whole_states(self.root) if _is_of(top, state)), None)
+        try:
+            if state:
+                return self._save(BEST, state, self._load(state))
+        except DataError as error:
+            self._warn(f"{path} is deleted: {error}")
+        path.unlink(missing_ok=True)
+
+    def _load(self, state: State) -> Tensor:
         """The vector [P+Q] of a checkpoint, which is the model's state from now on."""
-        values = torch.from_numpy(checkpoint.read_vector(self.root, version)).to(self.device)
+        values = torch.from_numpy(checkpoint.vector_of(self.root, state)).to(self.device)
         self.flat.attach(values)
         if self.config.optimiser.batch_norm == "recalibrate":
             recalibrate(self.flat.model, self._batches(self.train_rows))
         return values
 
     def _measure(self, state: State) -> None:
-        if self.rows is None or any(event["version"] == state.version for event in self._evaluations()):
+        if self.rows is None or self._evaluation(state):
             return
         loss, accuracy = self._evaluate(self.rows)
         train_loss, train_accuracy = self._evaluate(self.train_rows)
@@ -113,6 +138,7 @@ class Evaluator:
             self.output,
             "eval",
             version=state.version,
+            generation=state.generation,
             epoch=state.epoch if state.epoch_boundary is None else state.epoch_boundary,
             seconds=state.seconds,
             loss=loss,
@@ -134,7 +160,7 @@ class Evaluator:
 
     def _keep(self, state: State, values: Tensor) -> None:
         top = best(self._evaluations())
-        if top and top["version"] == state.version:
+        if top and _is_of(top, state):
             self._save(BEST, state, values)
         if state.final:
             self._save(MODEL, state, values)
@@ -142,17 +168,32 @@ class Evaluator:
     def _save(self, name: str, state: State, values: Tensor) -> None:
         """The model by the names of its state_dict(), so that any tool that reads safetensors can use it."""
         about = {"model": self.config.model.name, "version": state.version, "epoch": state.epoch}
+        about |= {"generation": state.generation}
         metadata = {"trained": json.dumps(about)}  # one entry: safetensors writes several in any order
         write_durably(self.output / name, save(self.flat.named(values.cpu().numpy()), metadata=metadata))
 
     def _evaluations(self) -> list[dict[str, Any]]:
-        return evaluations(read_events(self.output / METRICS))
+        """Those that still count; only what was logged since the last time is read."""
+        for event in self.tail.new():
+            if event["event"] == "warning":
+                self.warned.add(event["message"])
+            elif event["event"] == "eval" or event["event"] in CUTS:
+                self.log.add(event)
+        return evaluations_of(self.log.events)
+
+    def _evaluation(self, state: State) -> dict[str, Any] | None:
+        return next((event for event in self._evaluations() if _is_of(event, state)), None)
 
     def _warn(self, message: str) -> None:
         """Once a run, however often the evaluator starts."""
-        events = read_events(self.output / METRICS)
-        if not any(event["event"] == "warning" and event["message"] == message for event in events):
+        self._evaluations()
+        if message not in self.warned:
             log_event(self.output, "warning", message=message)
+
+
+def _is_of(event: dict[str, Any], state: State) -> bool:
+    """Whether an evaluation is of this checkpoint."""
+    return (event["version"], event.get("generation")) == (state.version, state.generation)
 
 
 @torch.no_grad()

@@ -44,7 +44,8 @@ def batches(rows: Rows, mean: npt.NDArray[np.float32], size: int) -> Iterator[Ba
 
 
 def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False) -> Rows:
-    """Up to ``count`` distinct training rows, equally many of each worker where it has them: a function of the seed.
+    """Up to ``count`` distinct training rows, equally many of each worker where it has them: a function of the seed, and so
+    is their order, which has nothing of the data set's: batches of one class would have statistics of their own.
 
     Reads every shard, one in memory at a time."""
     shares = [end - begin for begin, end in slice_bounds(count, shards.num_workers)]
@@ -52,6 +53,7 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
     parts = [_draw(rows, share, seed, worker) for worker, (rows, share) in enumerate(zip(loaded, shares, strict=True))]
     ids = np.concatenate([part.ids for part in parts])
     _, first = np.unique(ids, return_index=True)  # a row that sharding copied may be drawn for several workers
+    first = generator(seed, Purpose.SAMPLE_ORDER).permutation(first)
     images = np.concatenate([part.images_NCHW for part in parts])
     return Rows(images[first], np.concatenate([part.labels for part in parts])[first], ids[first])
 

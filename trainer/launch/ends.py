@@ -19,10 +19,10 @@ from trainer.config import Config
 from trainer.options import Options
 from trainer.plan import Plan
 from trainer.report.terminal import ending
-from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, RESULT
+from trainer.run_files import BEST, CHECKPOINTS, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
-from trainer.runlog.read import read_events, read_pushes
-from trainer.runlog.result import Result, summarise
+from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes
+from trainer.runlog.result import Result, is_model_of, summarise
 
 
 class Interruptible(Protocol):
@@ -72,7 +72,9 @@ def conclude(config: Config, options: Options, status: dict[str, Any], cause: st
     output = Path(config.run.output)
     seconds = status.get("seconds", 0.0)
     log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
-    result = summarise(read_events(output / METRICS), read_pushes(output / PUSHES))
+    events = read_events(output / METRICS)
+    result = summarise(events, read_pushes(output / PUSHES))
+    _withdraw_other_best(output, events)
     write_durably(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
     report = None
     if options.report:
@@ -82,3 +84,11 @@ def conclude(config: Config, options: Options, status: dict[str, Any], cause: st
     if not options.silent:
         print(ending(result, output, report), flush=True)
     return Result(output=output, **result)
+
+
+def _withdraw_other_best(output: Path, events: list[Event]) -> None:
+    """A run that was cut short between an evaluation and its model, or right after a roll-back, has no best model until the
+    evaluator of its resume writes it: result.json would name another one's accuracy."""
+    top = best(evaluations(events))
+    if top and not is_model_of(output / BEST, top):
+        (output / BEST).unlink(missing_ok=True)

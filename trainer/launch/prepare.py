@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoints.read import newest
+from pipeline.errors import DataError
+from trainer.checkpoints.read import newest, versions
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
@@ -47,6 +48,11 @@ def first_checkpoint(config: Config, facts: Facts, values: Any) -> None:
     if version is not None:
         reopen(root, version)
         return
+    if any(versions(root)):
+        raise DataError(
+            f"{root} holds no whole checkpoint, or none of this version of the program; choose another --output,"
+            f" or --overwrite"
+        )
     folder = folder_of(root, 0)
     momentum = np.zeros(facts.num_parameters, np.float32)
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)

@@ -86,6 +86,11 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
         undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
         found.append(Finding("worse", f"Rollbacks: {len(rollbacks)}, which took back {undone:,} updates."))
     found += _of_passes(summary)
+    if summary["evaluations_given_up"]:
+        text = (
+            f"Not evaluated: {summary['evaluations_given_up']} ends of epochs, which waited too long for the evaluator."
+        )
+        found.append(Finding("worse", text))
     if not of_kind(live, "eval"):
         found.append(Finding("", "Nothing has been evaluated."))
     return found

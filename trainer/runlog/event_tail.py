@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from trainer.runlog.read import Event, parse_event
 
 
 class EventTail:
-    """The events that were added to a growing metrics.jsonl."""
+    """The events that were added to a growing metrics.jsonl, since now or from its beginning."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, path.stat().st_size if path.exists() else 0
+    def __init__(self, path: Path, *, from_beginning: bool = False) -> None:
+        self.path, self.offset = path, path.stat().st_size if path.exists() and not from_beginning else 0
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def new(self) -> Iterator[Event]:
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:
@@ -23,6 +22,6 @@ class EventTail:
             data = file.read()
         whole_lines = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole_lines)
-        for line in whole_lines.splitlines():
-            with suppress(ValueError):
-                yield json.loads(line)
+        for line in whole_lines.decode(errors="replace").split("\n"):
+            if (event := parse_event(line)) is not None:
+                yield event

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.checkpoints.generations import Generations
 from trainer.runlog.events import COLUMNS
 
 if TYPE_CHECKING:
@@ -26,23 +27,49 @@ def read_events(path: Path) -> list[Event]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    return [event for line in lines if (event := _parse(line)) is not None]
+    return [event for line in lines if (event := parse_event(line)) is not None]
+
+
+# The events that take back what is of later versions, and what they call the version that the run goes on from.
+CUTS = {"start": "resumed_from", "rollback": "to_version", "generation": "version"}
+
+
+class Surviving:
+    """The events that still count, as they come: going back to a version (or starting again) voids all of later versions.
+
+    One that names its generation may come late: it is void, too, if a later generation began before its version."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._generations = Generations()
+
+    def add(self, event: Event) -> None:
+        if event["event"] in CUTS:
+            back_to = event.get(CUTS[event["event"]]) or 0
+            self.events = [earlier for earlier in self.events if earlier.get("version", 0) <= back_to]
+        if event["event"] == "generation":
+            self._generations = self._generations.begin(event["generation"], event["version"])
+        elif not self._generations.count(event.get("generation", self._generations.latest), event.get("version", 0)):
+            return
+        self.events.append(event)
 
 
 def surviving(events: Iterable[Event]) -> list[Event]:
-    """The events that still count: going back to a version (or starting again) voids all of later versions."""
-    kept: list[Event] = []
+    """The events that still count."""
+    found = Surviving()
     for event in events:
-        if event["event"] in ("rollback", "start"):
-            back_to = event.get("to_version" if event["event"] == "rollback" else "resumed_from") or 0
-            kept = [earlier for earlier in kept if earlier.get("version", 0) <= back_to]
-        kept.append(event)
-    return kept
+        found.add(event)
+    return found.events
 
 
 def evaluations(events: Iterable[Event]) -> list[Event]:
     """The evaluations that still count, by version."""
-    return sorted((e for e in surviving(events) if e["event"] == "eval"), key=lambda e: int(e["version"]))
+    return evaluations_of(surviving(events))
+
+
+def evaluations_of(live: Iterable[Event]) -> list[Event]:
+    """The same of the events that still count."""
+    return sorted((event for event in live if event["event"] == "eval"), key=lambda event: int(event["version"]))
 
 
 def best(evaluated: Iterable[Event]) -> Event | None:
@@ -62,7 +89,7 @@ def read_pushes(path: Path) -> pd.DataFrame:
     return _without_void(frame.astype(dict.fromkeys(INTEGERS, "int64"))).reset_index(drop=True)
 
 
-def _parse(line: str) -> Event | None:
+def parse_event(line: str) -> Event | None:
     """The event of a line, or the last whole one if it was appended to a torn one."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:

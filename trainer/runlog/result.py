@@ -51,6 +51,7 @@ class Result:
     passes: dict[str, Any]  # whole ones of all workers over the set, how many were true to it, the last's fingerprint
     restarts: dict[str, int]  # by role
     rollbacks: int
+    evaluations_given_up: int = 0  # of checkpoints that waited for the evaluator and were deleted for their room
     simulated: dict[str, Any] | None = None  # of a run in virtual time: what stands for its machines
 
     def events(self) -> list[Event]:
@@ -71,6 +72,18 @@ class Result:
 def read_result(output: Path) -> Result:
     """The result of an ended run. Raises OSError where there is none."""
     return Result(output=output, **json.loads((output / RESULT).read_bytes()))
+
+
+def is_model_of(path: Path, evaluation: Event) -> bool:
+    """Whether a file that the evaluator wrote holds the model that an evaluation is of."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file: Any = safe_open(path, framework="np")
+        about = json.loads(file.metadata()["trained"])
+    except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
+        return False
+    return all(about.get(key) == evaluation.get(key) for key in ("version", "generation"))
 
 
 def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
@@ -98,6 +111,7 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
         "passes": _passes([event for event in live if event["event"] == "pass"]),
         "restarts": _restarts(events),
         "rollbacks": sum(event["event"] == "rollback" for event in events),
+        "evaluations_given_up": sum(event["event"] == "given_up" for event in live),
         "simulated": _last(live, "start").get("simulated"),
     }
 

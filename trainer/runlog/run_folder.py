@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.uri import split_uri
+from trainer.checkpoints.generations import GENERATIONS
 from trainer.config import Config
 from trainer.run_files import BEST, CHECKPOINTS, CONFIG, LOCK, LOGS, METRICS, MODEL, PUSHES, REPORT, RESULT, TENSORBOARD
 
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
 _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
+_GENERATIONS = rf"({re.escape(GENERATIONS)}|\.{re.escape(GENERATIONS)}\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.log"
 # All that a run writes; --overwrite deletes nothing else.
 OWNED = re.compile(
     rf"{_FILE}|{_DRAFT}|{_LOG}|{re.escape(LOCK)}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
-    rf"|{TENSORBOARD}/events\.out\.tfevents\.[\w.-]+"
+    rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/events\.out\.tfevents\.[\w.-]+"
 )
 # What a start leaves that failed before its first update, or another host's that came first: nothing to lose.
 EARLY = re.compile(rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{re.escape(LOCK)}|{CHECKPOINTS}/0{{8}}/[\w.-]+")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError
-from trainer.checkpoints.prune import discard_after, prune
-from trainer.checkpoints.read import newest, read_state, whole
+from trainer.checkpoints.prune import WAITING, go_back, prune
+from trainer.checkpoints.read import read_state, whole
 from trainer.config import Config, Facts
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.convergence import Convergence, Read
@@ -25,6 +25,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
 
 RETRY_FINAL_S = 5.0
+GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest are deleted and not evaluated"
 
 
 @dataclass
@@ -67,6 +68,9 @@ class Leader:
         self.generation = self.version = 0
         self.training: Training | None = None  # while not all servers have loaded one generation
         self._snapshot_at = 0.0
+        self._left: int | None = None  # the version that a roll-back left, until it is logged
+        self._gather_again: str | None = None  # the cause of a roll-back that a file system did not let happen
+        self._has_warned = False
 
     # --- servers ------------------------------------------------------------------------------------------------------
 
@@ -84,19 +88,24 @@ class Leader:
         """Once all servers are there, have them load the newest whole checkpoint. Raises JobError without one."""
         if len(self.followers) < self.config.processes.servers - 1:
             return
-        version = newest(self.checkpoints, verify=True)
-        if version is None:
-            raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
         if self.training:
-            before = self.training.coordinator.version
-            log_event(self.root, "rollback", from_version=before, to_version=version, cause=cause)
-        self.training = None
-        discard_after(self.checkpoints, version)
-        stored = read_state(self.checkpoints, version).generation
-        # The clock, since a server 0 that died may have been at a generation that no checkpoint tells of.
-        self.generation = max(self.generation + 1, stored + 1, self.microseconds())
-        self.version = version
-        self.send_load(list(self.followers.values()), self.generation, version)
+            self._left, self.training = self.training.coordinator.version, None
+        self._gather_again = None
+        try:
+            # The clock, since a server 0 that died may have been at a generation that no file tells of.
+            found = go_back(self.checkpoints, at_least=max(self.generation + 1, self.microseconds()))
+        except OSError as error:
+            print(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}", flush=True)
+            self._gather_again = cause
+            return
+        if not found:
+            raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
+        self.version, self.generation = found
+        if self._left is not None:
+            log_event(self.root, "rollback", from_version=self._left, to_version=self.version, cause=cause)
+            self._left = None
+        log_event(self.root, "generation", generation=self.generation, version=self.version)
+        self.send_load(list(self.followers.values()), self.generation, self.version)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
         """A server has the checkpoint; when all have it the run goes on from there."""
@@ -172,6 +181,8 @@ class Leader:
 
     def tick(self, now: float) -> None:
         """What is due by the clock: silent workers, checkpoints, log lines."""
+        if self._gather_again is not None:
+            self.gather(self._gather_again)
         if self.training:
             self.training.coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
             self.keep(now)
@@ -222,7 +233,19 @@ class Leader:
                 self._converged(training, now)
             if snapshot:
                 journal.write_pushes()  # what a checkpoint counts is logged with it
-                prune(self.checkpoints)
+                self._prune()
+
+    def _prune(self) -> None:
+        try:
+            deleted = prune(self.checkpoints)
+        except OSError as error:
+            print(f"old checkpoints are not deleted yet: {error}", flush=True)
+            return
+        if deleted and not self._has_warned:
+            self._has_warned = True
+            log_event(self.root, "warning", message=GIVEN_UP)
+        for version in deleted:
+            log_event(self.root, "given_up", version=version)
 
     def _converged(self, training: Training, now: float) -> None:
         training.coordinator.converge()

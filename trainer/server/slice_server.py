@@ -159,6 +159,7 @@ class SliceServer:
                 facts.elements,
                 self.slice.values,
                 self.slice.momentum,
+                state.generation,
             )
             if self.index == 0:
                 write_state(folder, state)

@@ -133,7 +133,9 @@ class _Watcher:
             if self.evaluator:
                 self.evaluator.handle(state)
             else:
-                mark_evaluated(root, state.version)
+                mark_evaluated(root, state)
+        if self.evaluator:
+            self.evaluator.keep_best()
 
     def close(self) -> None:
         self.progress.close()
