@@ -40,7 +40,8 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
-from trainer.evaluation.process import evaluate, is_over, main, penalty
+from trainer.evaluation.guessing import NOTHING_LEARNED
+from trainer.evaluation.process import Measurement, evaluate, is_over, main, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
@@ -143,7 +144,9 @@ def finished_run(output: Path) -> None:
 
 
 def events(output: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(output / METRICS) if event["event"] == kind]
+    """Those of a kind, but the warning that these models, which nobody trained, have learned nothing."""
+    found = [event for event in read_events(output / METRICS) if event["event"] == kind]
+    return [event for event in found if not event.get("message", "").startswith(NOTHING_LEARNED)]
 
 
 def plainly(module: torch.nn.Module, rows: Rows) -> tuple[float, float]:
@@ -172,7 +175,9 @@ def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size: Any) 
     built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
     mean = np.array([120, 125, 130], np.float32)
     found = evaluate(built.model, built.task, batches(EVAL_ROWS, mean, size))
-    assert found == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
+    assert found[:2] == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
+    one_by_one = [evaluate(built.model, built.task, iter([batch])).loss for batch in batches(EVAL_ROWS, mean, 1)]
+    assert found.noise == pytest.approx(np.std(one_by_one) / len(one_by_one) ** 0.5, rel=1e-4)
 
 
 def test_an_evaluation_changes_no_number_of_the_model() -> None:
@@ -455,7 +460,8 @@ def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is
 ) -> None:
     """Its checkpoint is kept for that, though newer ones would have had it deleted."""
     accuracies = {10: 0.5, 20: 0.4, 30: 0.3, 40: 0.9}
-    monkeypatch.setattr(evaluator, "evaluate", lambda *_: (1.0, accuracies[max(accuracies.keys() & present())]))
+    found = lambda *_: Measurement(1.0, accuracies[max(accuracies.keys() & present())], 0.0)  # noqa: E731
+    monkeypatch.setattr(evaluator, "evaluate", found)
     root = tmp_path / "checkpoints"
 
     def present() -> set[int]:
@@ -713,10 +719,12 @@ def test_a_run_is_summed_up() -> None:
         "best_epoch": 1.0,
         "train_accuracy": 1.0,
         "train_loss": None,
+        "learned": None,
         "running_train_accuracy": 0.5,
         "running_train_loss": 0.75,
         "staleness": {"mean": 1.0, "max": 2, "histogram": {"0": 1, "1": 2, "2": 1}},
         "rejected": 1,
+        "passes": {"whole": 0, "true": 0, "fingerprint": None, "expected": None},
         "restarts": {"worker": 2, "server": 0, "evaluator": 1},
         "rollbacks": 1,
         "evaluations_given_up": 0,

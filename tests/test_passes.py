@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from hypothesis import strategies as st
 
 from tests.configs import make_config
 from tests.trainer_sets import make_sets
-from trainer.coordination.passes import WORD, Passes
+from trainer.coordination.budget import Budget
+from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.orders import Measured
+from trainer.coordination.passes import WORD, Passes, Seen
 from trainer.data.batches import Loader, indices
 from trainer.data.shards import Rows, load_worker, open_shards
 from trainer.options import Options
+from trainer.protocols.asp import ASP
 from trainer.simulate import Simulated, simulate
 
 
@@ -102,3 +107,22 @@ def test_rows_of_refused_gradients_are_missed_and_the_run_says_so(sets: Path, tm
 
 def test_rows_that_bernoulli_sampling_draws_make_no_passes(sets: Path, tmp_path: Path) -> None:
     assert run(sets, tmp_path / "run", "bsp", sampling="bernoulli").passes["whole"] == 0
+
+
+def test_what_a_checkpoint_holds_is_of_its_moment_however_late_it_is_written() -> None:
+    budget = Budget(1, steps=6, steps_per_epoch=2)
+    coordinator = Coordinator(ASP(), budget, rate=lambda _: 1.0)
+    budget.position.memory["seen"] = []
+    coordinator.join(0, 0, 1, 0.0)
+    taken, frozen = [], []
+    for clock in range(6):
+        list(coordinator.advance(0.0))
+        budget.position.memory["seen"].append(clock)
+        coordinator.push(0, 0, 1, clock, 0.0, Measured(1, 0.0, 0, 0.1, seen=Seen(5, 0, 1)))
+        for order in coordinator.advance(0.0):
+            if order.snapshot:
+                taken.append(order.snapshot)
+                frozen.append(json.dumps(order.snapshot))
+    assert len(taken) >= 3
+    assert [json.dumps(snapshot) for snapshot in taken] == frozen
+    assert len(set(frozen)) == len(frozen)

@@ -81,7 +81,7 @@ def test_a_fork_server_killed_at_any_moment_costs_neither_the_run_nor_its_bits(
     until(lambda: run.pid("worker-0"), "the roles start")
     helper(run, "forkserver").kill()
     run.wait_for_updates(10)
-    lived = {role: run.pid(role) for role in ("worker-0", "server-0", "evaluator-0")}
+    lived = {role: until(partial(run.pid, role), role) for role in ("worker-0", "server-0", "evaluator-0")}
     helper(run, "forkserver").kill()
     run.send("worker-1")
     run.wait_for_updates(50)

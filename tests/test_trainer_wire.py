@@ -43,7 +43,8 @@ ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
 NUMBERS, WORKERS = 1000, 2
 FACTS = Facts(WORKERS, 100, NUMBERS, 0)
-WIRE = struct.Struct("<3sBBxxxiQQqqiiddd")  # written down once more: what is on the wire must not change by accident
+WIRE = struct.Struct("<3sBBxxxiQQqqiidddQQi")  # written down once more: what is on the wire must not change by accident
+NO_ROWS = (0, 0, -1)
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
@@ -67,10 +68,12 @@ INTRODUCTION = agreement().introduction()
 class Served:
     """Real server processes of a run without supervisor, and what can be asked of them."""
 
-    def __init__(self, folder: Path, servers: int, addresses: list[str]) -> None:
-        self.folder, self.addresses, self.servers = folder, addresses, servers
-        self.config = make_config("", folder, servers=servers, start_wait_s=0.1, checkpoint_every_s=1e6, **RUN)
-        self.agreement = agreement(servers)
+    def __init__(self, folder: Path, servers: int, addresses: list[str], *, start: str = START, **values: Any) -> None:
+        """start: the program of a server; values: of the configuration."""
+        self.folder, self.addresses, self.servers, self.start = folder, addresses, servers, start
+        waits = {"start_wait_s": 0.1, "checkpoint_every_s": 1e6}
+        self.config = make_config("", folder, servers=servers, **RUN | waits | values)
+        self.agreement = agreement(servers, **values)
         self._first_checkpoint()
         self.processes = [self._start(index) for index in range(servers)]
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -87,7 +90,7 @@ class Served:
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         what = [self.config.to_json(), asdict(FACTS), index, self.addresses, SECRET.token]
         with open(self.folder / f"server-{index}.txt", "wb") as text:
-            command = [sys.executable, "-c", START, json.dumps(what)]
+            command = [sys.executable, "-c", self.start, json.dumps(what)]
             return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
 
     def status(self) -> dict[str, Any]:
@@ -188,7 +191,9 @@ def honest(alone: Served) -> Iterator[Worker]:
 
 
 def raw(op: int, index: int = 0, session: int = 0, generation: int = 0, clock: int = 0, version: int = 0) -> bytes:
-    return WIRE.pack(b"PS1", op, 0, index, session % 2**64, generation % 2**64, clock, version, 0, 0, 0.0, 0.0, 0.0)
+    return WIRE.pack(
+        b"PS1", op, 0, index, session % 2**64, generation % 2**64, clock, version, 0, 0, 0.0, 0.0, 0.0, *NO_ROWS
+    )
 
 
 def join(body: bytes, worker: int = 1, session: int = 5) -> list[bytes]:
@@ -223,7 +228,10 @@ MALFORMED: dict[str, list[bytes]] = {
     "a hello of a server too many": [raw(Op.HELLO, 1), INTRODUCTION],
     "a hello of server -1": [raw(Op.HELLO, -1), INTRODUCTION],
     "a loaded of a server too many": [raw(Op.LOADED, 1), b""],
-    "a held of a worker that does not exist": [WIRE.pack(b"PS1", Op.HELD, 1, 1, 1, 1, 0, 0, 9, 0, 0, 0, 0), b""],
+    "a held of a worker that does not exist": [
+        WIRE.pack(b"PS1", Op.HELD, 1, 1, 1, 1, 0, 0, 9, 0, 0, 0, 0, *NO_ROWS),
+        b"",
+    ],
     "a loss of worker -1": [raw(Op.LOST, -1), INTRODUCTION],
     "a heartbeat of worker 2": [raw(Op.HEARTBEAT, WORKERS), b""],
     "a join of worker 2": [raw(Op.JOIN, WORKERS, 1), INTRODUCTION],
@@ -353,10 +361,16 @@ def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, hon
         if op == Op.JOIN:  # a worker's place is taken by who joins last: not by a time that no honest worker reaches
             session = rng.getrandbits(40)
         head = (b"PS1", op, rng.getrandbits(8), small[0], session, generation, ints[3], ints[4], *small[1:], *floats)
+        head += (rng.getrandbits(64), rng.getrandbits(64), small[1])
         body = rng.choice([b"", b"{}", INTRODUCTION, rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, handle()])
         peer.send_multipart([WIRE.pack(*head), body])
     for _ in range(200):
-        peer.send_multipart([rng.randbytes(rng.choice([0, 1, 79, 80, 81])) for _ in range(rng.randint(1, 5))])
+        peer.send_multipart(
+            [
+                rng.randbytes(rng.choice([0, 1, WIRE.size - 1, WIRE.size, WIRE.size + 1]))
+                for _ in range(rng.randint(1, 5))
+            ]
+        )
     before = alone.status()["malformed"]
     peer.send_multipart([b"the last"])
     until(lambda: alone.status()["malformed"] > before, "all of it has been read")
@@ -397,9 +411,11 @@ def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_
     generation = worker.turn.generation
     for index, count in itertools.product((0, 2, -1, 2**31 - 1), (0, 1, 2, -1)):
         for op in (Op.HELD, Op.LOADED, Op.HELLO):
-            peer.send_multipart([WIRE.pack(b"PS1", op, 1, index, 7, 7, 0, 0, count, 0, 0.0, 0.0, 0.0), b""])
+            peer.send_multipart([WIRE.pack(b"PS1", op, 1, index, 7, 7, 0, 0, count, 0, 0.0, 0.0, 0.0, *NO_ROWS), b""])
     for count in (-1, 0, 1, 2):
-        peer.send_multipart([WIRE.pack(b"PS1", Op.HELD, 2, 1, 7, generation, 0, 0, count, 0, 0.0, 0.0, 0.0), b""])
+        peer.send_multipart(
+            [WIRE.pack(b"PS1", Op.HELD, 2, 1, 7, generation, 0, 0, count, 0, 0.0, 0.0, 0.0, *NO_ROWS), b""]
+        )
     peer.send_multipart([raw(Op.LOADED, 1, 7, 2**62), b""])
     worker.check()
     assert worker.turn.generation == generation, "no roll-back"

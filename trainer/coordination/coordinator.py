@@ -9,6 +9,7 @@ drive it in virtual time. An event costs O(log N) for N workers, an update O(its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 from trainer.coordination.budget import Budget
@@ -172,6 +173,11 @@ class Coordinator:
     def converge(self) -> None:
         """The run has reached its end before its budget: gradients that are on their way are not used any more."""
         self._finish()
+
+    def diverge(self) -> None:
+        """The parameters are no numbers any more: nobody goes on from them, and there is nothing to checkpoint."""
+        self.finished, self._snapshot_wanted = True, False
+        self._release_all()
 
     # --- what is done about it ----------------------------------------------------------------------------------------
 
@@ -374,8 +380,8 @@ class Coordinator:
             "epoch_boundary": boundary,
             "final": self.finished and self.diverged is None,
             "clocks": {str(worker): clock for worker, clock in position.clocks.items()},
-            "memory": position.memory,
-            "passes": position.passes,
+            "memory": deepcopy(position.memory),  # a checkpoint is written while the run goes on
+            "passes": deepcopy(position.passes),
         }
 
     def _clock_to_go_on_at(self, member: Member) -> int:

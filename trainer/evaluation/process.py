@@ -6,10 +6,11 @@ metrics.jsonl it does not. Shapes: B images of a batch, C channels, H and W pixe
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.numpy import save
@@ -23,6 +24,7 @@ from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, load_eval, open_shards
+from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.models.build import build
 from trainer.models.devices import EVALUATOR, pick_device
@@ -82,6 +84,7 @@ class Evaluator:
         self.device = pick_device(config.processes.device, EVALUATOR)
         self.tail, self.log = EventTail(output / METRICS, from_beginning=True), Surviving()
         self.warned: set[str] = set()
+        self.num_classes = shards.num_classes
         if self.rows is None:
             self._warn(NO_ROWS)
 
@@ -130,10 +133,13 @@ class Evaluator:
         return values
 
     def _measure(self, state: State) -> None:
-        if self.rows is None or self._evaluation(state):
+        if self._evaluation(state):
             return
-        loss, accuracy = self._evaluate(self.rows)
-        train_loss, train_accuracy = self._evaluate(self.train_rows)
+        train = self._evaluate(self.train_rows)
+        learned = self._has_learned(state, train)
+        if self.rows is None:
+            return
+        found, l2 = self._evaluate(self.rows), penalty(self.flat.model, self.config.optimiser.weight_decay)
         log_event(
             self.output,
             "eval",
@@ -141,17 +147,28 @@ class Evaluator:
             generation=state.generation,
             epoch=state.epoch if state.epoch_boundary is None else state.epoch_boundary,
             seconds=state.seconds,
-            loss=loss,
-            accuracy=accuracy,
+            loss=found.loss + l2,
+            accuracy=found.accuracy,
             rows=len(self.rows),
-            train_loss=train_loss,
-            train_accuracy=train_accuracy,
+            train_loss=train.loss + l2,
+            train_accuracy=train.accuracy,
+            learned=learned,
             final=state.final,
         )
 
-    def _evaluate(self, rows: Rows) -> tuple[float, float]:
-        loss, accuracy = evaluate(self.flat.model, self.task, self._batches(rows))
-        return loss + penalty(self.flat.model, self.config.optimiser.weight_decay), accuracy
+    def _evaluate(self, rows: Rows) -> Measurement:
+        return evaluate(self.flat.model, self.task, self._batches(rows))
+
+    def _has_learned(self, state: State, train: Measurement) -> bool | None:
+        """Whether the model is better than guessing, and a warning if it is not after an epoch; None where guessing says
+        nothing."""
+        guessing = self.task.guessing(self.num_classes)
+        if guessing is None:
+            return None
+        learned = has_learned(train.loss, train.noise, guessing)
+        if not learned and state.epoch >= 1:
+            self._warn(nothing_learned(self.config, train.loss, train.noise, guessing), kind=NOTHING_LEARNED)
+        return learned
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
         for images, labels in batches(rows, self.mean, BATCH):
@@ -184,10 +201,10 @@ class Evaluator:
     def _evaluation(self, state: State) -> dict[str, Any] | None:
         return next((event for event in self._evaluations() if _is_of(event, state)), None)
 
-    def _warn(self, message: str) -> None:
-        """Once a run, however often the evaluator starts."""
+    def _warn(self, message: str, *, kind: str = "") -> None:
+        """Once a run, however often the evaluator starts. kind: how all messages begin of which one is enough."""
         self._evaluations()
-        if message not in self.warned:
+        if not any(said.startswith(kind or message) for said in self.warned):
             log_event(self.output, "warning", message=message)
 
 
@@ -196,22 +213,30 @@ def _is_of(event: dict[str, Any], state: State) -> bool:
     return (event["version"], event.get("generation")) == (state.version, state.generation)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> tuple[float, float]:
-    """(mean loss, share of correct predictions) over all rows, in eval mode; the model's numbers stay as they are.
+class Measurement(NamedTuple):
+    """Mean loss without the L2 term, share of correct predictions, and the standard error of that loss."""
 
-    Raises ValueError without rows."""
+    loss: float
+    accuracy: float
+    noise: float
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurement:
+    """Over all rows, in eval mode; the model's numbers stay as they are. Raises ValueError without rows."""
     model.eval()
     rows = right = 0
-    loss = 0.0
+    loss = squares = 0.0
     for images, labels in batches:
         outputs = model(images)
         rows += len(labels)
         loss += float(task.loss(outputs, labels)) * len(labels)
+        squares += float(task.losses(outputs, labels).double().square().sum())
         right += int(task.correct(outputs, labels))
     if not rows:
         raise ValueError("no rows to evaluate")
-    return loss / rows, right / rows
+    mean = loss / rows
+    return Measurement(mean, right / rows, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))
 
 
 @torch.no_grad()

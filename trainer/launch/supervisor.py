@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.checkpoints.read import is_evaluated, newest, read_state, versions
+from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
 from trainer.launch.control import Control
@@ -159,7 +159,7 @@ class Supervisor:
     def _furthest_evaluated(self) -> int:
         """The newest version that the evaluator is done with; one without rows logs no event, and marks it only."""
         root = self.output / CHECKPOINTS
-        marked = [version for version in versions(root) if is_evaluated(root, version)]
+        marked = [state.version for state in whole_states(root) if evaluation_of(root, state)]
         self._last_evaluated = max(self._last_evaluated, *marked, -1)
         return self._last_evaluated
 
@@ -220,6 +220,8 @@ class Supervisor:
             if event["event"] == "eval":
                 self._evaluated = event["accuracy"]
                 self._last_evaluated = max(self._last_evaluated, event["version"])
+            if event["event"] == "warning":
+                self.progress.message(event["message"])
             if event["event"] == "rollback" and LEADER in self.roles:
                 self.furthest = max(self.furthest, event["from_version"])
                 self._count("the run went back to a checkpoint", self.furthest, event["cause"], self.events.path)

@@ -77,6 +77,8 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     if lost:
         text = f"The loss is no finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,}) on."
         found.append(Finding("worse", text))
+    if summary["learned"] is False:
+        found.append(Finding("worse", "Nothing was learned: the loss on training rows is that of guessing."))
     counts = Counter(event["role"] for event in of_kind(events, "restart"))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())

@@ -44,6 +44,7 @@ class Result:
     best_epoch: float | None
     train_accuracy: float | None  # some training rows, last evaluation
     train_loss: float | None
+    learned: bool | None  # whether the last evaluation's loss on training rows is below that of guessing
     running_train_accuracy: float | None  # mean over the last whole epoch, as it was trained
     running_train_loss: float | None
     staleness: dict[str, Any]  # mean, max, and histogram of accepted gradients
@@ -139,6 +140,7 @@ def _accuracy(live: list[Event]) -> dict[str, Any]:
         "best_epoch": _finite(top.get("epoch")),
         "train_accuracy": _finite(last.get("train_accuracy")),
         "train_loss": _finite(last.get("train_loss")),
+        "learned": last.get("learned"),
         "running_train_accuracy": _finite(epoch.get("accuracy")),
         "running_train_loss": _finite(epoch.get("loss")),
     }

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError
-from trainer.checkpoints.prune import WAITING, go_back, prune
-from trainer.checkpoints.read import read_state, whole
+from trainer.checkpoints.prune import WAITING, go_back
+from trainer.checkpoints.read import read_state
+from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.convergence import Convergence, Read
@@ -20,9 +21,12 @@ from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.orders import Measured, Order
 from trainer.plan import worker_rate
-from trainer.run_files import CHECKPOINTS
+from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
+from trainer.server.background import AtOnce, Work
+from trainer.server.slice_server import Outcome
+from trainer.server.snapshots import Snapshots
 
 RETRY_FINAL_S = 5.0
 GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest are deleted and not evaluated"
@@ -39,17 +43,18 @@ class Follower:
 
 @dataclass(frozen=True)
 class Training:
-    """What server 0 has while all servers hold one generation: who decides, when it converges, what is logged."""
+    """What server 0 has while all servers hold one generation: who decides, when it converges, what is logged and kept."""
 
     coordinator: Coordinator
     convergence: Convergence
     journal: Journal
+    snapshots: Snapshots
 
 
 class Leader:
     """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated.
     read: the parameters that this server holds; microseconds: a clock that has grown since any earlier start, for the
-    numbers of generations."""
+    numbers of generations; work: completes checkpoints and deletes old ones."""
 
     def __init__(
         self,
@@ -60,16 +65,19 @@ class Leader:
         send_load: Callable[[Sequence[Follower], int, int], None],
         read: Read,
         microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
+        work: Work | None = None,
     ) -> None:
         self.config, self.facts, self.root = config, facts, root
         self.checkpoints = root / CHECKPOINTS
         self.send_order, self.send_load, self.read, self.microseconds = send_order, send_load, read, microseconds
+        self.work = work or AtOnce()
         self.followers: dict[int, Follower] = {}
         self.generation = self.version = 0
         self.training: Training | None = None  # while not all servers have loaded one generation
         self._snapshot_at = 0.0
         self._left: int | None = None  # the version that a roll-back left, until it is logged
         self._gather_again: str | None = None  # the cause of a roll-back that a file system did not let happen
+        self._ticked = self._patient_until = 0.0
         self._has_warned = False
 
     # --- servers ------------------------------------------------------------------------------------------------------
@@ -138,8 +146,36 @@ class Leader:
         )
         convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
         journal = Journal(self.root, coordinator, self.generation, state.seconds, facts.fingerprint)
-        self.training = Training(coordinator, convergence, journal)
+        self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
         self._snapshot_at = now
+
+    def _snapshots(self, journal: Journal) -> Snapshots:
+        generation = self.generation
+        return Snapshots(
+            self.checkpoints,
+            self.root / PUSHES,
+            self.config.processes.servers,
+            self.work,
+            log=journal.write_pushes,
+            is_current=lambda: self.generation == generation,
+            given_up=self._given_up,
+        )
+
+    def wrote(self, server: int, generation: int, sequence: int, outcome: Outcome) -> None:
+        """A server has written its part of the checkpoint of an order, or says why not."""
+        if not self.training or generation != self.generation:
+            return
+        self.training.snapshots.wrote(server, sequence, outcome)
+        if self.training.snapshots.broken:
+            self.training.coordinator.diverge()
+
+    def _given_up(self, deleted: tuple[int, ...]) -> None:
+        """Checkpoints were deleted before the evaluator came to them."""
+        if not self._has_warned:
+            self._has_warned = True
+            log_event(self.root, "warning", message=GIVEN_UP)
+        for version in deleted:
+            log_event(self.root, "given_up", version=version)
 
     # --- workers and supervisors --------------------------------------------------------------------------------------
 
@@ -181,19 +217,25 @@ class Leader:
 
     def tick(self, now: float) -> None:
         """What is due by the clock: silent workers, checkpoints, log lines."""
+        timeout_s = self.config.processes.heartbeat_timeout_s
+        if now - self._ticked > timeout_s / 4:
+            self._patient_until = now + timeout_s  # this server stood still: what it was told meanwhile is still unread
+        self._ticked = now
         if self._gather_again is not None:
             self.gather(self._gather_again)
         if self.training:
-            self.training.coordinator.lose_silent(now, self.config.processes.heartbeat_timeout_s)
+            if now >= self._patient_until:
+                self.training.coordinator.lose_silent(now, timeout_s)
             self.keep(now)
 
     def keep(self, now: float) -> None:
         """Write the checkpoints and log lines that are due by the clock."""
         if not self.training:
             return
-        coordinator = self.training.coordinator
-        unfinished = coordinator.finished and not self._final_is_whole(coordinator)
-        if now - self._snapshot_at >= (RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s):
+        coordinator, snapshots = self.training.coordinator, self.training.snapshots
+        unfinished = coordinator.finished and not snapshots.is_final_whole
+        due_s = RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s
+        if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.broken):
             coordinator.request_snapshot()
             self._snapshot_at = now
         self._advance(self.training, now)
@@ -204,12 +246,12 @@ class Leader:
         if not self.training:
             return {"ready": False, "finished": False, "diverged": None}
         coordinator, journal = self.training.coordinator, self.training.journal
-        position, members, bad = coordinator.budget.position, coordinator.membership, coordinator.diverged
+        position, members, bad = coordinator.budget.position, coordinator.membership, self._diverged(self.training)
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
         return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
-            "finished": coordinator.finished and (bad is not None or self._final_is_whole(coordinator)),
-            "diverged": bad and f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}",
+            "finished": coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
+            "diverged": bad,
             "version": position.version,
             "accepted": position.accepted,
             "total": coordinator.budget.total,
@@ -220,32 +262,34 @@ class Leader:
             "num_workers": coordinator.num_workers,
         }
 
+    def trouble(self, now: float) -> str | None:
+        """Why the last checkpoint is not there."""
+        return self.training.snapshots.trouble(now) if self.training else None
+
+    def _diverged(self, training: Training) -> str | None:
+        bad = training.coordinator.diverged
+        if bad:
+            return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}"
+        return training.snapshots.broken
+
     def _advance(self, training: Training, now: float) -> None:
-        coordinator, journal = training.coordinator, training.journal
+        """Workers wait while servers have too many checkpoints to write: none of an epoch's end is left out."""
+        coordinator, journal, snapshots = training.coordinator, training.journal, training.snapshots
+        if snapshots.is_full:
+            return
         for decided in coordinator.advance(now):
             snapshot = self._complete(decided.snapshot, journal, now) if decided.snapshot else None
             order = decided._replace(snapshot=snapshot)
+            if snapshot:
+                snapshots.begin(order.sequence, _state(snapshot), now)
+            journal.note(snapshot["epoch_boundary"] if snapshot else None, now)  # before it can be whole
             self.send_order(list(self.followers.values()), order)
-            journal.note(snapshot["epoch_boundary"] if snapshot else None, now)
             if order.learning_rate is not None and training.convergence.is_reached(
                 coordinator.budget.position.accepted
             ):
                 self._converged(training, now)
-            if snapshot:
-                journal.write_pushes()  # what a checkpoint counts is logged with it
-                self._prune()
-
-    def _prune(self) -> None:
-        try:
-            deleted = prune(self.checkpoints)
-        except OSError as error:
-            print(f"old checkpoints are not deleted yet: {error}", flush=True)
-            return
-        if deleted and not self._has_warned:
-            self._has_warned = True
-            log_event(self.root, "warning", message=GIVEN_UP)
-        for version in deleted:
-            log_event(self.root, "given_up", version=version)
+            if snapshots.is_full:
+                return
 
     def _converged(self, training: Training, now: float) -> None:
         training.coordinator.converge()
@@ -264,6 +308,7 @@ class Leader:
             "identity": self.config.identity(),
         }
 
-    def _final_is_whole(self, coordinator: Coordinator) -> bool:
-        """Whether all servers have written the checkpoint of the end."""
-        return coordinator.version in whole(self.checkpoints)[-1:]
+
+def _state(snapshot: dict[str, Any]) -> State:
+    clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
+    return State(**{**snapshot, "clocks": clocks})

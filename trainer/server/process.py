@@ -1,4 +1,5 @@
-"""A server's process: one thread, one socket that everybody talks to, and for servers but 0 one to server 0."""
+"""A server's process: one socket that everybody talks to, for servers but 0 one to server 0, and one thread, beside which
+another writes checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured, Order
 from trainer.coordination.passes import Seen
 from trainer.run_files import CHECKPOINTS
+from trainer.server.background import Background
 from trainer.server.leader import Follower, Leader
-from trainer.server.slice_server import SliceServer
+from trainer.server.slice_server import Outcome, SliceServer
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
@@ -43,14 +45,24 @@ class Server:
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), held)
         self.to_leader = connect(self.context, addresses[0], secret) if index else None
-        self.slice_server = SliceServer(config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send)
+        self.background = Background()
+        self.slice_server = SliceServer(
+            config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send, self.background, self._wrote
+        )
+        self._untold: list[Header] = []  # to server 0, which did not read
         self.leader = None if index else self._make_leader()
         self.malformed = 0
 
     def _make_leader(self) -> Leader:
         config, facts = self.slice_server.config, self.slice_server.facts
         return Leader(
-            config, facts, Path(config.run.output), self.send_order, self.send_load, self.slice_server.parameters
+            config,
+            facts,
+            Path(config.run.output),
+            self.send_order,
+            self.send_load,
+            self.slice_server.parameters,
+            work=self.background,
         )
 
     def run(self) -> None:
@@ -59,13 +71,17 @@ class Server:
         sockets = [socket for socket in (self.socket, self.to_leader) if socket]
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
+        poller.register(self.background, zmq.POLLIN)
         if self.leader:
             self.leader.gather()
         due = 0.0
         while True:
             kick()
-            for socket, _ in poller.poll(int(TICK_S * 1000)):
-                self._drain(socket)
+            for ready, _ in poller.poll(int(TICK_S * 1000)):
+                if isinstance(ready, zmq.Socket):
+                    self._drain(ready)
+                else:
+                    self.background.collect()
             now = time.monotonic()
             if now >= due:
                 due = now + (TICK_S if self.leader else HELLO_S)
@@ -81,7 +97,7 @@ class Server:
             header = Header(Op.ORDER, 0, 0, self.session, self.slice_server.generation)
             for follower in followers:
                 self.send(follower.identity, header, body)
-        self._execute(order)
+        self.slice_server.execute(order)
 
     def send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
         for follower in followers:
@@ -96,10 +112,26 @@ class Server:
         else:
             hello = Header(Op.HELLO, 0, self.index, self.session, self.slice_server.generation)
             self._tell_leader(hello, self.agreement.introduction())
+            self._tell_what_is_written()
 
-    def _tell_leader(self, header: Header, body: bytes = b"") -> None:
+    def _tell_leader(self, header: Header, body: bytes = b"") -> bool:
+        """False if server 0 does not read."""
         assert self.to_leader
-        offer(self.to_leader, header.pack(), body)
+        return offer(self.to_leader, header.pack(), body)
+
+    def _wrote(self, generation: int, sequence: int, outcome: Outcome) -> None:
+        """This server's part of a checkpoint is written, or is not; the order's number travels in ``clock``."""
+        if self.slice_server.trouble:
+            print(self.slice_server.trouble, flush=True)
+        if self.leader:
+            self.leader.wrote(0, generation, sequence, outcome)
+        else:
+            self._untold.append(Header(Op.WRITTEN, int(outcome), self.index, self.session, generation, sequence))
+            self._tell_what_is_written()
+
+    def _tell_what_is_written(self) -> None:
+        while self._untold and self._tell_leader(self._untold[0]):
+            self._untold.pop(0)
 
     def _drain(self, socket: zmq.Socket[bytes], most: int = 64) -> None:
         for _ in range(most):
@@ -167,6 +199,7 @@ class Server:
             Op.HELLO: self._on_hello,
             Op.LOADED: self._on_loaded,
             Op.HELD: self._on_held,
+            Op.WRITTEN: self._on_written,
             Op.HEARTBEAT: self._on_heartbeat,
             Op.GIVE_UP: self._on_give_up,
             Op.STATUS: self._on_status,
@@ -192,6 +225,11 @@ class Server:
         else:
             leader.pushed(server, worker, header.session, header.clock, now)
 
+    def _on_written(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
+        if header.flags not in set(Outcome):
+            raise Malformed(f"outcome {header.flags} of a checkpoint")
+        leader.wrote(self._server(header.index), header.generation, header.clock, Outcome(header.flags))
+
     def _on_heartbeat(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
         if not leader.alive(self._worker(header.index), header.session, now):
             self._send_back(identity, header)
@@ -211,7 +249,8 @@ class Server:
         leader.end(now)
 
     def _status(self, leader: Leader, now: float) -> dict[str, Any]:
-        return leader.status(now) | {"malformed": self.malformed, "trouble": self.slice_server.trouble}
+        trouble = self.slice_server.trouble or leader.trouble(now)
+        return leader.status(now) | {"malformed": self.malformed, "trouble": trouble}
 
     def _worker(self, index: int) -> int:
         if not 0 <= index < self.slice_server.facts.num_workers:
@@ -231,12 +270,7 @@ class Server:
             self.slice_server.load(header.generation, header.version)
             self._tell_leader(Header(Op.LOADED, 0, self.index, self.session, header.generation))
         elif header.op is Op.ORDER and header.generation == self.slice_server.generation:
-            self._execute(_order(body))
-
-    def _execute(self, order: Order) -> None:
-        self.slice_server.execute(order)
-        if order.snapshot and self.slice_server.trouble:
-            print(self.slice_server.trouble, flush=True)
+            self.slice_server.execute(_order(body))
 
 
 def _measured(header: Header) -> Measured:

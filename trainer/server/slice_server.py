@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.checkpoints.read import Float32s, read_slice_range
-from trainer.checkpoints.state import State, folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.state import folder_of
+from trainer.checkpoints.write import write_slice
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Order
+from trainer.server.background import AtOnce, Work
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
 from trainer.transport.shared_memory import SharedVectors, open_memory
 
 Send = Callable[[bytes, Header, "bytes | None"], None]
+
+
+class Outcome(IntEnum):
+    """What became of a server's part of a checkpoint. NOT_FINITE: it holds a NaN or an infinity, and was not written."""
+
+    WRITTEN = 0
+    FAILED = 1
+    NOT_FINITE = 2
+
+
+# wrote(generation, sequence of the order, outcome)
+Wrote = Callable[[int, int, Outcome], None]
 
 
 @dataclass
@@ -34,10 +49,20 @@ class Peer:
 
 
 class SliceServer:
-    """send(identity, header, body) answers a peer."""
+    """send(identity, header, body) answers a peer. work: writes checkpoints; wrote: told of each, in the caller's thread."""
 
-    def __init__(self, config: Config, facts: Facts, index: int, root: Path, send: Send) -> None:
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        index: int,
+        root: Path,
+        send: Send,
+        work: Work | None = None,
+        wrote: Wrote = lambda generation, sequence, outcome: None,
+    ) -> None:
         self.config, self.facts, self.index, self.root, self.send = config, facts, index, root, send
+        self.work, self.wrote = work or AtOnce(), wrote
         self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.slice = self._slice(np.empty(0, np.float32), np.empty(0, np.float32))  # until one is loaded
         self.peers: dict[int, Peer] = {}
@@ -100,7 +125,7 @@ class SliceServer:
         self.sequence = order.sequence
         self._use(order)
         if order.snapshot:
-            self._write(order.snapshot)
+            self._write(order.sequence, order.snapshot)
         for worker, session, clock in order.unblocked:
             self._reply(Op.PARAMETERS, worker, session, clock, order.version)
         for worker, session, clock in order.stop:
@@ -143,27 +168,30 @@ class SliceServer:
             self._answer = (version, self.slice.values.tobytes())
         return self._answer[1]
 
-    def _write(self, snapshot: dict[str, Any]) -> None:
-        """A checkpoint that cannot be written is reported and missed; training goes on, older ones stay."""
-        clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
-        facts, state = self.facts, State(**{**snapshot, "clocks": clocks})
+    def _write(self, sequence: int, snapshot: dict[str, Any]) -> None:
+        """Have this moment's slice written; orders that follow change the original, not the copy."""
+        generation, version = self.generation, int(snapshot["version"])
+        values, momentum = self.slice.values.copy(), self.slice.momentum.copy()
+        self.work.submit(
+            partial(self._written, generation, version, values, momentum), partial(self._tell, generation, sequence)
+        )
+
+    def _tell(self, generation: int, sequence: int, done: tuple[Outcome, str | None]) -> None:
+        outcome, self.trouble = done
+        self.wrote(generation, sequence, outcome)
+
+    def _written(
+        self, generation: int, version: int, values: Float32s, momentum: Float32s
+    ) -> tuple[Outcome, str | None]:
+        """A part that cannot be written is reported and missed; training goes on, older checkpoints stay."""
+        if generation != self.generation:
+            return Outcome.FAILED, None  # of a history that was left meanwhile
+        if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
+            return Outcome.NOT_FINITE, None
+        folder, servers = folder_of(self.root, version), self.config.processes.servers
+        total, span = self.facts.elements, (self.begin, self.end)
         try:
-            folder = folder_of(self.root, state.version)
-            write_slice(
-                folder,
-                self.index,
-                self.config.processes.servers,
-                state.version,
-                self.begin,
-                self.end,
-                facts.elements,
-                self.slice.values,
-                self.slice.momentum,
-                state.generation,
-            )
-            if self.index == 0:
-                write_state(folder, state)
+            write_slice(folder, self.index, servers, version, *span, total, values, momentum, generation)
         except OSError as error:
-            self.trouble = f"the checkpoint of version {state.version} was not written: {error}"
-        else:
-            self.trouble = None
+            return Outcome.FAILED, f"the checkpoint of version {version} was not written: {error}"
+        return Outcome.WRITTEN, None

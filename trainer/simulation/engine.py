@@ -19,7 +19,7 @@ from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.read import read_events, read_pushes
 from trainer.server.leader import Follower, Leader
-from trainer.server.slice_server import SliceServer
+from trainer.server.slice_server import Outcome, SliceServer
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
@@ -86,7 +86,10 @@ class Engine:
         self.down = False
         checkpoints = self.root / CHECKPOINTS
         self.servers = [
-            SliceServer(config, facts, index, checkpoints, partial(self._answer, index)) for index in range(count)
+            SliceServer(
+                config, facts, index, checkpoints, partial(self._answer, index), wrote=partial(self._wrote, index)
+            )
+            for index in range(count)
         ]
         self.leader = Leader(
             config, facts, self.root, self._send_order, self._send_load, self.servers[0].parameters, lambda: generation
@@ -212,6 +215,9 @@ class Engine:
             server.load(generation, version)
         for index in reversed(range(len(self.servers))):
             self.leader.loaded(index, generation, self.now)
+
+    def _wrote(self, index: int, generation: int, sequence: int, outcome: Outcome) -> None:
+        self.leader.wrote(index, generation, sequence, outcome)
 
     def _answer(self, index: int, identity: bytes, header: Header, body: bytes | None) -> None:
         mine = self.workers[header.index]

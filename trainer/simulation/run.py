@@ -18,6 +18,7 @@ from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
 from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, METRICS
+from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import CLOCK
 from trainer.runlog.read import read_events
 from trainer.runlog.result import Result, read_result
@@ -111,6 +112,7 @@ class _Watcher:
             self.evaluator = Evaluator(config, self.output)
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.has_board = options.tensorboard
+        self.events = EventTail(self.output / METRICS)
         self.interrupted = False
         self._shown = 0.0
 
@@ -136,6 +138,9 @@ class _Watcher:
                 mark_evaluated(root, state)
         if self.evaluator:
             self.evaluator.keep_best()
+        for event in self.events.new():
+            if event["event"] == "warning":
+                self.progress.message(event["message"])
 
     def close(self) -> None:
         self.progress.close()

@@ -13,7 +13,7 @@ JSON_LIMIT_BYTES = 1 << 20
 
 
 class Op(IntEnum):
-    """JOIN..GIVE_UP: worker to server; HELLO..LOADED: server to server 0; STATUS..END: supervisor to server 0; the rest
+    """JOIN..GIVE_UP: worker to server; HELLO..WRITTEN: server to server 0; STATUS..END: supervisor to server 0; the rest
     are answers, and the orders and loads that server 0 sends the other servers. END is answered by END. JOIN, HELLO and
     STATUS..END carry an introduction, and are answered by REFUSED where it is not this run's."""
 
@@ -24,6 +24,7 @@ class Op(IntEnum):
     HELLO = 10
     HELD = 11
     LOADED = 12
+    WRITTEN = 13
     STATUS = 20
     LOST = 21
     END = 22

@@ -1,0 +1,29 @@
+"""Whether a model has learned anything: its loss against that of guessing, by the loss's own noise."""
+
+from __future__ import annotations
+
+from trainer.config import Config
+
+NOTHING_LEARNED = "nothing was learned"
+NOISES = 2.0  # standard errors by which the loss must be lower
+
+
+def has_learned(loss: float, noise: float, guessing: float) -> bool:
+    """loss: mean cross entropy of training rows, without the L2 term; noise: its standard error; guessing: the loss of who
+    knows the number of classes alone. False for a loss that is no number."""
+    return loss + NOISES * noise < guessing
+
+
+def nothing_learned(config: Config, loss: float, noise: float, guessing: float) -> str:
+    """What a person is told, with the next step."""
+    found = f"the loss on training rows is {loss:.3f} (give or take {NOISES * noise:.3f}), and guessing costs {guessing:.3f}"
+    return f"{NOTHING_LEARNED}: {found}; {_next_step(config)}"
+
+
+def _next_step(config: Config) -> str:
+    own = config.model.learning_rate if config.protocol.synchronous else config.model.stale_learning_rate
+    if config.learning_rate > own:
+        return f"--learning-rate is {config.learning_rate:g}: leave it out, and it is {own:g}"
+    if not config.protocol.synchronous and config.optimiser.momentum_rule == "heavy-ball":
+        return "--momentum-rule is heavy-ball, which stale gradients bear at low rates only: leave it out"
+    return f"give a lower --learning-rate than {config.learning_rate:g}, or more epochs"
