@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,10 @@ def train(config: Config, options: Options | None = None) -> Result | None:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
             return read_result(Path(config.run.output))
-        FORK_SERVER.ensure()
-        FORK_SERVER.losses.clear()  # between two runs it may go
         from trainer.launch.run import run
 
+        FORK_SERVER.ensure()
+        FORK_SERVER.losses.clear()  # between two runs it may go
         return run(config, options)
 
 
@@ -49,9 +50,18 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
     shards = open_shards(config.data.shards)
     options.roles_of(config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers)
-    with settled(output, RunRecord.of(config, shards), resume=options.resume, overwrite=options.overwrite) as start:
+    record, check = RunRecord.of(config, shards), partial(_check, config, options)
+    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
         if start is Start.NEW and options.resume and not options.silent:
             print(f"{output}: holds no run to go on with, so one is started")
         yield start
+
+
+def _check(config: Config, options: Options) -> None:
+    """Raises UsageError for what no process of this host could compute."""
+    FORK_SERVER.ensure()
+    from trainer.launch.run import prepare
+
+    prepare(config, options, write=False)

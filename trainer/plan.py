@@ -109,6 +109,14 @@ def check_shares(config: Config, num_workers: int) -> None:
     config.protocol.check(num_workers)
 
 
+def smallest_pass(config: Config, num_workers: int) -> int:
+    """Examples in the smallest forward pass of any worker: a mini-batch, or a micro-batch of it."""
+    if config.data.sampling == "bernoulli":
+        return 1
+    share = config.worker_batch_size(num_workers - 1, num_workers)
+    return max(1, share // config.protocol.parts_of_a_step())
+
+
 def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
     """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
     steps = config.steps_per_epoch(facts.rows)

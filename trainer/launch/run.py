@@ -27,7 +27,7 @@ def run(config: Config, options: Options) -> Result | None:
 
     Raises UsageError, DataError and JobError."""
     leads = options.has(LEADER)
-    facts = _prepare(config, write=leads)
+    facts = prepare(config, options, write=leads)
     if options.addresses:
         check_addresses(options.addresses, config.processes.servers)
     addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
@@ -51,15 +51,18 @@ def run(config: Config, options: Options) -> Result | None:
     return result
 
 
-def _prepare(config: Config, *, write: bool) -> Facts:
+def prepare(config: Config, options: Options, *, write: bool) -> Facts:
     """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
-    again."""
+    again. write: the first checkpoint too, where there is none.
+
+    Raises UsageError and DataError for what cannot be trained, of which nothing is left, and JobError."""
+    computes = options.roles is None or any(role.kind != "server" for role in options.roles)
     log = Path(config.run.output) / LOGS / "prepare.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(PREPARE_TRIES):
         log.write_text("")  # what an earlier start said is not this one's cause
         mine, theirs = context().Pipe(duplex=False)
-        child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
+        child = Child("prepare", log, "trainer.launch.prepare", config, write, computes, theirs)
         theirs.close()
         try:
             while not mine.poll(POLL_S):
@@ -75,6 +78,10 @@ def _prepare(config: Config, *, write: bool) -> Facts:
         if code > 0 and code != UNKNOWN:
             break
     errors = {error.exit_code: error for error in (UsageError, DataError)}
+    if code in errors:
+        log.unlink()
+        with suppress(OSError):  # others' logs are there
+            log.parent.rmdir()
     raise errors.get(code, JobError)(cause)
 
 
