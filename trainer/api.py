@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Config
+from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
@@ -29,6 +30,7 @@ def train(config: Config, options: Options | None = None) -> Result | None:
     Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
     run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
     options = options or Options()
+    raise_limit()  # before the fork server starts, whose processes have its limit
     with _settled(config, options) if options.has(Role("server", 0)) else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
@@ -48,7 +50,8 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
 
     output = Path(config.run.output)
     shards = open_shards(config.data.shards)
-    options.roles_of(config.processes.servers, shards.num_workers)
+    roles = options.roles_of(config.processes.servers, shards.num_workers)
+    check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers)
     record, check = RunRecord.of(config, shards), partial(_check, config, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
 from trainer.launch.ends import conclude, interruptible, log_start
+from trainer.launch.open_files import check_limit
 from trainer.launch.processes import UNKNOWN, Child, context
 from trainer.launch.supervisor import LEADER, POLL_S, Interrupted, Supervisor
 from trainer.options import Options
@@ -28,6 +29,9 @@ def run(config: Config, options: Options) -> Result | None:
     Raises UsageError, DataError and JobError."""
     leads = options.has(LEADER)
     facts = prepare(config, options, write=leads)
+    check_limit(
+        options.roles_of(config.processes.servers, facts.num_workers), config.processes.servers, facts.num_workers
+    )
     if options.addresses:
         check_addresses(options.addresses, config.processes.servers)
     addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
