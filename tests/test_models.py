@@ -21,6 +21,7 @@ from pipeline.errors import UsageError
 from trainer.flags import config_of, flags
 from trainer.models import MODELS, ModelInput, model_from_json
 from trainer.models.build import Built, build
+from trainer.models.devices import EVALUATOR, device_of
 from trainer.models.networks.dropout import Dropout
 from trainer.models.tasks import Classification, LeastSquares
 
@@ -356,3 +357,25 @@ def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own: None, name: 
 def test_an_import_that_fails_inside_the_users_module_shows_its_own_cause(own: None) -> None:
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         _make("own_broken:good")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cards", "found"),
+    [
+        ("auto", 0, ["cpu", "cpu", "cpu"]),
+        ("cpu", 2, ["cpu", "cpu", "cpu"]),
+        ("auto", 1, ["cuda:0", "cuda:0", "cuda:0"]),
+        ("cuda", 2, ["cuda:0", "cuda:1", "cuda:0"]),
+        ("auto", 4, ["cuda:0", "cuda:1", "cuda:2"]),
+    ],
+)
+def test_the_workers_of_a_host_spread_over_its_cards_and_the_evaluator_has_the_last(
+    wanted: str, cards: int, found: list[str]
+) -> None:
+    assert [device_of(wanted, place, cards) for place in range(3)] == found
+    assert device_of(wanted, EVALUATOR, cards) == (f"cuda:{cards - 1}" if found != ["cpu"] * 3 else "cpu")
+
+
+def test_a_card_that_is_not_there_is_refused_with_the_next_step() -> None:
+    with pytest.raises(UsageError, match=r"^--device cuda: .* no GPU on this host; give --device cpu, or auto$"):
+        device_of("cuda", 0, 0)

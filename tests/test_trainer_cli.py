@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,12 +24,14 @@ from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.trainer_runs import Training
 from trainer.__main__ import main
 from trainer.config import Config, Data, Facts, Optimiser, Processes, RunSpec
+from trainer.data.shards import open_shards
 from trainer.flags import config_of, flags, options_of
 from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
-from trainer.plan import describe, plan
+from trainer.plan import describe, plan, smallest_pass
 from trainer.protocols import PROTOCOLS
 from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settled
+from trainer.simulate import main as simulate
 
 ROOT = PACKAGE.parent
 NEEDED = ["--shards", "shards", "--output", "run"]
@@ -268,6 +271,17 @@ def test_shares_add_up_and_every_push_goes_into_one_update(workers: int, more: A
 def test_threads_are_what_is_left_of_the_cores_unless_given() -> None:
     assert [planned(workers).threads_per_worker for workers in (1, 3, 12)] == [8, 2, 1]
     assert planned(12, threads=3).threads_per_worker == 3
+
+
+def test_a_hosts_cores_are_shared_by_its_own_workers() -> None:
+    def of(here: int, **values: Any) -> Any:
+        config = make_config(epochs=1, batch_size=12, **values)
+        return plan(config, Facts(12, 50_000, 1000, 10), cores=8, workers_here=here)
+
+    assert [of(here).threads_per_worker for here in (12, 6, 4, 1, 0)] == [1, 1, 2, 8, 8]
+    assert of(4, threads=3).threads_per_worker == 3
+    assert "1 server, 12 workers (4 here, of 2 threads each), 1 evaluator" in describe(of(4))
+    assert "1 server, 12 workers (none here), 1 evaluator" in describe(of(0))
 
 
 def test_what_cannot_be_shared_out_is_refused() -> None:
@@ -535,3 +549,78 @@ def test_one_life_of_a_run(shards: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert other.wait() == 0, other.said()
     assert other.result()["updates"] == 4
     assert [event["resumed_from"] for event in other.events("start")] == [None]
+
+
+# --- what cannot be computed -----------------------------------------------------------------------------------------
+
+OWN = """
+from torch import nn
+def normalised(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
+"""
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no card": (["--device", "cuda"], "--device cuda: torch finds no GPU on this host; give --device cpu, or auto"),
+    "batch norm": (
+        ["--model", "cnn", "--batch-size", "2"],
+        "--model cnn has BatchNorm, which cannot normalise the 1 example of a worker's smallest mini-batch:"
+        " give --batch-size 4 or more, or --norm group",
+    ),
+    "micro-batches": (
+        ["--model", "cnn", "--batch-size", "8", "--protocol", "k-batch-bsp", "--k", "2", "--cancel", "preempt"],
+        "give --batch-size 16 or more",
+    ),
+    "bernoulli": (
+        ["--model", "cnn", "--batch-size", "8", "--sampling", "bernoulli"],
+        "--sampling bernoulli draws mini-batches of 1 example too: give --sampling shuffle, or --norm group",
+    ),
+    "own model": (
+        ["--model", "own_normalised:normalised", "--batch-size", "2"],
+        "--model own_normalised:normalised has BatchNorm",
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("way", [main, simulate])
+def test_what_no_worker_could_compute_is_refused_before_the_start_and_leaves_nothing(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: Any
+) -> None:
+    (tmp_path / "own_normalised.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    flags, line = REFUSED[kind]
+    with pytest.raises(UsageError) as refused:
+        way(["--shards", str(shards), "--output", "deep/run", "--steps", "1", "--quiet", "--batch-size", "8", *flags])
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_a_run_that_is_there_stays_as_it_is_when_the_next_start_is_refused(
+    shards: Path, finished: Path, flag: str
+) -> None:
+    more = ["--steps", "30", "--device", "cuda"]
+    config, _ = parsed("--shards", shards, "--output", finished, *more)
+    (finished / "config.json").write_text(json.dumps(RunRecord.of(config, open_shards(str(shards))).to_json()))
+    before = content(finished)
+    with pytest.raises(UsageError, match="no GPU"):
+        main(["--shards", str(shards), "--output", str(finished), *more, "--steps", "40", flag])
+    assert content(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        ({}, 10),
+        ({"batch_size": 12}, 1),
+        ({"batch_size": 23, "worker_batch": "exact"}, 1),
+        ({"sampling": "bernoulli"}, 1),
+        ({"protocol": "k-batch-bsp", "cancel": "preempt", "micro_batches": 3}, 3),
+    ],
+)
+def test_the_smallest_forward_pass_of_a_run_is_that_of_its_smallest_mini_or_micro_batch(
+    values: Any, least: int
+) -> None:
+    assert smallest_pass(make_config(**values), 12) == least

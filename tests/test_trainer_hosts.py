@@ -19,10 +19,16 @@ import pytest
 from pipeline.errors import UsageError
 from tests.cable import LOOPBACK, Cable
 from tests.clusters import free_ports
+from tests.configs import make_config
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
 from trainer.checkpoints.read import whole
+from trainer.config import Facts
+from trainer.launch.supervisor import Supervisor
+from trainer.options import Options, parse_roles
+from trainer.plan import plan
 from trainer.transport import sockets as transport
+from trainer.transport.sockets import Secret
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 60, "--checkpoint-every-s", 0.5)
@@ -164,6 +170,22 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
         train_here(shards, tmp_path / "run", *COMMON, *part, *flags)
     assert "\n" not in str(refused.value)
     assert head.process.poll() is None, head.said()
+
+
+def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_path: Path) -> None:
+    config, facts = make_config("s", tmp_path, batch_size=12), Facts(12, 100, 10, 0)
+    where, roles = ("tcp://127.0.0.1:7000",), parse_roles("worker:9-11,evaluator")
+    options = Options(roles=roles, addresses=where, token_file=tmp_path / "token", quiet=True)
+    supervisor = Supervisor(config, facts, options, where, Secret("0123456789abcdef"))
+    assert supervisor.plan == plan(config, facts, workers_here=3)
+    started: list[tuple[Any, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.launch.supervisor.Child", lambda name, log, module, *given: started.append(given))
+        for role in roles[:3]:
+            supervisor._start(role)
+    assert [given[-2:] for given in started] == [(supervisor.plan.threads_per_worker, place) for place in range(3)]
+    supervisor.children.clear()
+    supervisor.close()
 
 
 @pytest.mark.parametrize("comes", ["first", "later"])

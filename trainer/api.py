@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Config
+from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
@@ -28,15 +30,16 @@ def train(config: Config, options: Options | None = None) -> Result | None:
     Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
     run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
     options = options or Options()
+    raise_limit()  # before the fork server starts, whose processes have its limit
     with _settled(config, options) if options.has(Role("server", 0)) else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
             return read_result(Path(config.run.output))
-        FORK_SERVER.ensure()
-        FORK_SERVER.losses.clear()  # between two runs it may go
         from trainer.launch.run import run
 
+        FORK_SERVER.ensure()
+        FORK_SERVER.losses.clear()  # between two runs it may go
         return run(config, options)
 
 
@@ -47,11 +50,21 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
 
     output = Path(config.run.output)
     shards = open_shards(config.data.shards)
-    options.roles_of(config.processes.servers, shards.num_workers)
+    roles = options.roles_of(config.processes.servers, shards.num_workers)
+    check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers)
-    with settled(output, RunRecord.of(config, shards), resume=options.resume, overwrite=options.overwrite) as start:
+    record, check = RunRecord.of(config, shards), partial(_check, config, options)
+    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
         if start is Start.NEW and options.resume and not options.silent:
             print(f"{output}: holds no run to go on with, so one is started")
         yield start
+
+
+def _check(config: Config, options: Options) -> None:
+    """Raises UsageError for what no process of this host could compute."""
+    FORK_SERVER.ensure()
+    from trainer.launch.run import prepare
+
+    prepare(config, options, write=False)

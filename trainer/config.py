@@ -95,7 +95,12 @@ class Processes(Spec):
         "auto", "where workers compute; auto: on GPUs where there are any", may_change=True
     )
     threads: int = option(
-        0, "of each worker's computation", metavar="T", least=0, may_change=True, shown="0: cores / workers"
+        0,
+        "of each worker's computation",
+        metavar="T",
+        least=0,
+        may_change=True,
+        shown="0: this host's cores / its workers",
     )
     same_host: Literal["memory", "socket"] = option(
         "memory", "how gradients reach a server on the same host", may_change=True

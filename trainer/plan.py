@@ -20,7 +20,8 @@ class Plan:
     learning_rate: the single-process rate a; worker_rate: that of a fresh gradient in an update of ``update_size``
     gradients, a/n but for n-softsync. looks_ahead: momentum decays a round of workers at a time, not an update, and they
     compute at where it leads. updates: without those that stop="local" may add. drops: the epochs of this run at
-    which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. push_mb: megabytes (10^6) of one push,
+    which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. workers_here: those of this host, whose
+    cores they share. push_mb: megabytes (10^6) of one push,
     summed over servers; the answer has as many."""
 
     model: str
@@ -29,6 +30,7 @@ class Plan:
     clock_bound: int | None
     num_workers: int
     num_servers: int
+    workers_here: int
     threads_per_worker: int
     rows: int
     batch_size: int
@@ -50,9 +52,11 @@ class Plan:
     push_mb: float
 
 
-def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
-    """cores: of this machine, counted where not given. Raises UsageError for what cannot be shared out."""
+def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: int | None = None) -> Plan:
+    """cores: of this machine, counted where not given; workers_here: all where not given. Raises UsageError for what
+    cannot be shared out."""
     workers = facts.num_workers
+    here = workers if workers_here is None else workers_here
     check_shares(config, workers)
     size = config.protocol.update_size(workers)
     if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
@@ -72,7 +76,8 @@ def plan(config: Config, facts: Facts, cores: int | None = None) -> Plan:
         clock_bound=config.protocol.clock_bound(),
         num_workers=workers,
         num_servers=config.processes.servers,
-        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // workers),
+        workers_here=here,
+        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // max(1, here)),
         rows=facts.rows,
         batch_size=config.data.batch_size,
         worker_batches=batches,
@@ -102,6 +107,14 @@ def check_shares(config: Config, num_workers: int) -> None:
             f" give at least {num_workers}, one example each"
         )
     config.protocol.check(num_workers)
+
+
+def smallest_pass(config: Config, num_workers: int) -> int:
+    """Examples in the smallest forward pass of any worker: a mini-batch, or a micro-batch of it."""
+    if config.data.sampling == "bernoulli":
+        return 1
+    share = config.worker_batch_size(num_workers - 1, num_workers)
+    return max(1, share // config.protocol.parts_of_a_step())
 
 
 def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
@@ -167,8 +180,10 @@ def _momentum(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> str:
-    threads = _count(plan.threads_per_worker, "thread")
-    return f"{_count(plan.num_servers, 'server')}, {_count(plan.num_workers, 'worker')} of {threads} each, 1 evaluator"
+    each = f"of {_count(plan.threads_per_worker, 'thread')} each"
+    if plan.workers_here < plan.num_workers:
+        each = f"({plan.workers_here} here, {each})" if plan.workers_here else "(none here)"
+    return f"{_count(plan.num_servers, 'server')}, {_count(plan.num_workers, 'worker')} {each}, 1 evaluator"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

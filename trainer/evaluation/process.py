@@ -27,6 +27,7 @@ from trainer.data.shards import Rows, load_eval, open_shards
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.models.build import build
+from trainer.models.devices import EVALUATOR, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, CHECKPOINTS, METRICS, MODEL
@@ -80,7 +81,7 @@ class Evaluator:
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
         self.rows = load_eval(shards, targets=built.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
-        self.device = torch.device(_device(config.processes.device))
+        self.device = pick_device(config.processes.device, EVALUATOR)
         self.tail, self.log = EventTail(output / METRICS, from_beginning=True), Surviving()
         self.warned: set[str] = set()
         self.num_classes = shards.num_classes
@@ -243,9 +244,3 @@ def penalty(model: nn.Module, weight_decay: float) -> float:
     """The L2 term of the loss that workers report: half the decay times the squares of all matrices."""
     squares = [p.square().sum() for p in model.parameters() if p.requires_grad and p.ndim > 1]
     return 0.5 * weight_decay * float(sum(squares))
-
-
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from pipeline.atomic import write_durably
 from trainer.checkpoints.read import newest
-from trainer.config import Config, Facts
+from trainer.config import Config
 from trainer.options import Options
-from trainer.plan import plan
+from trainer.plan import Plan
 from trainer.report.terminal import ending
 from trainer.run_files import BEST, CHECKPOINTS, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
@@ -52,7 +52,7 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def log_start(config: Config, facts: Facts, simulated: dict[str, Any] | None = None) -> None:
+def log_start(config: Config, planned: Plan, simulated: dict[str, Any] | None = None) -> None:
     """simulated: of a run in virtual time, what stands for its machines."""
     versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
     resumed = newest(Path(config.run.output) / CHECKPOINTS)
@@ -60,7 +60,7 @@ def log_start(config: Config, facts: Facts, simulated: dict[str, Any] | None = N
         Path(config.run.output),
         "start",
         config=config.to_json(),
-        plan=asdict(plan(config, facts)),
+        plan=asdict(planned),
         versions=versions,
         resumed_from=resumed or None,
         **({"simulated": simulated} if simulated is not None else {}),

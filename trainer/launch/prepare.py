@@ -8,29 +8,58 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from trainer.checkpoints.read import newest, versions
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
-from trainer.data.shards import open_shards
-from trainer.models.build import build
+from trainer.data.shards import Shards, open_shards
+from trainer.models.build import Built, build
+from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
+from trainer.models.normalisation import normalises
+from trainer.plan import smallest_pass
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import digest
 
 
-def main(config: Config, write: bool, answer: Connection) -> None:
-    """Answer with the facts of the run as JSON; with ``write``, make a first checkpoint where there is none.
+def main(config: Config, write: bool, computes: bool, answer: Connection) -> None:
+    """Answer with the facts of the run as JSON; with ``write``, make a first checkpoint where there is none. computes:
+    whether this host has workers or the evaluator.
 
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
     shards = open_shards(config.data.shards)
-    flat = FlatModel(build(config.model, shards.inputs, config.run.seed).model)
+    built = build(config.model, shards.inputs, config.run.seed)
+    if computes:
+        pick_device(config.processes.device, 0)
+    check_normalisation(config, built, shards)
+    flat = FlatModel(built.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     facts = Facts(*sizes, digest(shards), shards.fingerprint)
     if write:
         first_checkpoint(config, facts, flat.read())
     answer.send_bytes(_facts(facts))
+
+
+def check_normalisation(config: Config, built: Built, shards: Shards, num_workers: int | None = None) -> None:
+    """Raises UsageError if a worker's step would end in a BatchNorm layer. num_workers: as many as shards where not
+    given."""
+    workers = num_workers or shards.num_workers
+    examples = smallest_pass(config, workers)
+    if normalises(built.model, shards.shape, examples):
+        return
+    instead = "--norm group" if hasattr(config.model, "norm") else "a model without BatchNorm"
+    if config.data.sampling == "bernoulli":
+        raise UsageError(
+            f"--model {config.model.name} has BatchNorm, which cannot normalise a single example, and --sampling bernoulli"
+            f" draws mini-batches of 1 example too: give --sampling shuffle, or {instead}"
+        )
+    parts = config.protocol.parts_of_a_step()
+    what = "micro-batch" if parts > 1 else "mini-batch"
+    raise UsageError(
+        f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example of a worker's smallest"
+        f" {what}: give --batch-size {2 * parts * workers} or more, or {instead}"
+    )
 
 
 def _facts(facts: Facts) -> bytes:

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.errors import JobError
+from trainer.launch.open_files import raise_limit
 from trainer.watchdog import kick, stalled_s
 
 PULSE_S = 1.0
@@ -208,6 +209,7 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem)  # so that ps and top tell the roles apart
     _keep_freed_memory()
+    raise_limit()  # of a fork server that another part of this program has started
     kick()
     threading.Thread(target=_pulse, args=(lifeline,), name="lifeline", daemon=True).start()
     code = 0

@@ -9,10 +9,11 @@ from pathlib import Path
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
 from trainer.launch.ends import conclude, interruptible, log_start
+from trainer.launch.open_files import check_limit
 from trainer.launch.processes import UNKNOWN, Child, context
 from trainer.launch.supervisor import LEADER, POLL_S, Interrupted, Supervisor
 from trainer.options import Options
-from trainer.plan import describe, plan
+from trainer.plan import describe
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
 from trainer.transport.addresses import check_addresses, local_addresses
@@ -27,18 +28,21 @@ def run(config: Config, options: Options) -> Result | None:
 
     Raises UsageError, DataError and JobError."""
     leads = options.has(LEADER)
-    facts = _prepare(config, write=leads)
+    facts = prepare(config, options, write=leads)
+    check_limit(
+        options.roles_of(config.processes.servers, facts.num_workers), config.processes.servers, facts.num_workers
+    )
     if options.addresses:
         check_addresses(options.addresses, config.processes.servers)
     addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
     supervisor = Supervisor(config, facts, options, addresses, _secret(options))
     if not (options.quiet or options.silent):
-        print(describe(plan(config, facts)), flush=True)
+        print(describe(supervisor.plan), flush=True)
     cause = "failed"
     with interruptible(supervisor):
         try:
             if leads:
-                log_start(config, facts)
+                log_start(config, supervisor.plan)
             supervisor.run()
             cause = "finished"
         except Interrupted:
@@ -51,15 +55,18 @@ def run(config: Config, options: Options) -> Result | None:
     return result
 
 
-def _prepare(config: Config, *, write: bool) -> Facts:
+def prepare(config: Config, options: Options, *, write: bool) -> Facts:
     """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
-    again."""
+    again. write: the first checkpoint too, where there is none.
+
+    Raises UsageError and DataError for what cannot be trained, of which nothing is left, and JobError."""
+    computes = options.roles is None or any(role.kind != "server" for role in options.roles)
     log = Path(config.run.output) / LOGS / "prepare.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(PREPARE_TRIES):
         log.write_text("")  # what an earlier start said is not this one's cause
         mine, theirs = context().Pipe(duplex=False)
-        child = Child("prepare", log, "trainer.launch.prepare", config, write, theirs)
+        child = Child("prepare", log, "trainer.launch.prepare", config, write, computes, theirs)
         theirs.close()
         try:
             while not mine.poll(POLL_S):
@@ -75,6 +82,10 @@ def _prepare(config: Config, *, write: bool) -> Facts:
         if code > 0 and code != UNKNOWN:
             break
     errors = {error.exit_code: error for error in (UsageError, DataError)}
+    if code in errors:
+        log.unlink()
+        with suppress(OSError):  # others' logs are there
+            log.parent.rmdir()
     raise errors.get(code, JobError)(cause)
 
 

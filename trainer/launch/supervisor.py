@@ -50,7 +50,8 @@ class Supervisor:
         self.furthest = 0  # the highest version that was heard of
         self.done: set[Role] = set()
         self.interrupted = False
-        self.threads = plan(config, facts).threads_per_worker
+        self.workers = [role.index for role in self.roles if role.kind == "worker"]
+        self.plan = plan(config, facts, workers_here=len(self.workers))
         self.events = EventTail(self.output / METRICS)
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.board = _board(options, self.output)
@@ -100,8 +101,9 @@ class Supervisor:
             held = self.held[role.index]
             child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret, held)
         elif role.kind == "worker":
+            share = self.plan.threads_per_worker, self.workers.index(role.index)
             child = Child(
-                str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, self.threads
+                str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share
             )
         else:
             child = Child(str(role), log, "trainer.evaluation.process", config, self.output)

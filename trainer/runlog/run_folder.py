@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -121,27 +121,53 @@ def locked(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def settled(output: Path, requested: RunRecord, *, resume: bool, overwrite: bool) -> Iterator[Start]:
+def settled(
+    output: Path,
+    requested: RunRecord,
+    *,
+    resume: bool,
+    overwrite: bool,
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[Start]:
     """Decide what a start in a folder amounts to, make the folder ready for it, and keep others out while it runs.
+
+    check: raises UsageError or DataError for a start that has something to do and cannot; it is asked before anything in
+    the folder is changed, and then nothing is.
 
     Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged, JobError while
     another run is there."""
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))
-    with locked(output):
+    with _without_trace(output), locked(output):
         names = listing(output)
-        if overwrite:
-            _delete(output, names)
-            start = Start.NEW
-        elif all(EARLY.fullmatch(name) for name in names):
-            _delete(output, [name for name in names if not name.startswith("logs/")])
-            start = Start.NEW
-        else:
-            start = decide(output, _saved(output), requested, is_finished=_is_finished(output), resume=resume)
+        is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
+        start = (
+            Start.NEW
+            if is_new
+            else decide(output, _saved(output), requested, is_finished=_is_finished(output), resume=resume)
+        )
         if start is not Start.FINISHED:
+            check()
+            if is_new:
+                _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
             (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
             write_durably(output / CONFIG, (json.dumps(requested.to_json(), indent=1) + "\n").encode())
         yield start
+
+
+@contextmanager
+def _without_trace(output: Path) -> Iterator[None]:
+    """A start that is refused before it has written its configuration leaves a folder as it was, absent or empty."""
+    missing = [folder for folder in (output, *output.parents) if not folder.exists()]
+    try:
+        yield
+    except (UsageError, DataError):
+        if listing(output) == [LOCK]:
+            (output / LOCK).unlink()
+        for folder in missing:
+            with suppress(OSError):  # others have put something into it
+                folder.rmdir()
+        raise
 
 
 def decide(output: Path, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:

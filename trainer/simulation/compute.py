@@ -90,8 +90,9 @@ class RealCompute(Compute):
         from trainer.data.deal import deal
         from trainer.data.shards import open_shards
         from trainer.models.build import build
+        from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
-        from trainer.worker.step import Step, pick_device
+        from trainer.worker.step import Step
 
         torch.set_num_threads(config.processes.threads or 1)
         shards = open_shards(config.data.shards)

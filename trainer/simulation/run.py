@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from pipeline.errors import JobError, UsageError
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts
+from trainer.data.shards import open_shards
 from trainer.launch.ends import conclude, interruptible, log_start
-from trainer.launch.prepare import first_checkpoint
+from trainer.launch.prepare import check_normalisation, first_checkpoint
 from trainer.launch.supervisor import Interrupted
+from trainer.models.build import build
+from trainer.models.devices import pick_device
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
 from trainer.report.progress import ProgressLine
@@ -41,7 +45,8 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
-    with settled(output, record, resume=options.resume, overwrite=options.overwrite) as start:
+    check = partial(_check, config, num_workers) if simulated.compute == "real" else lambda: None
+    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
         compute = COMPUTES[simulated.compute](config, num_workers)
@@ -50,11 +55,16 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
         return _run(config, facts, simulated, compute, options)
 
 
+def _check(config: Config, num_workers: int) -> None:
+    """Raises UsageError for what no worker could compute."""
+    shards = open_shards(config.data.shards)
+    pick_device(config.processes.device, 0)
+    check_normalisation(config, build(config.model, shards.inputs, config.run.seed), shards, num_workers)
+
+
 def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
     """Workers, rows and the shards' digest. Raises UsageError where nothing tells."""
     if config.data.shards:
-        from trainer.data.shards import open_shards
-
         shards = open_shards(config.data.shards)
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)
     if simulated.compute == "real":
@@ -68,15 +78,14 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
     output = Path(config.run.output)
     planned = plan(config, facts)  # before anything is logged: it may not fit
     if not (options.quiet or options.silent):
-        if simulated.compute != "real":
-            planned = replace(planned, model=simulated.compute)
-        print(describe(planned), flush=True)
+        shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
+        print(describe(shown), flush=True)
     watcher = _Watcher(config, simulated, options)
     engine = Engine(config, facts, simulated, compute, watcher)
     token = CLOCK.set(lambda: engine.now)
     cause = "failed"
     try:
-        log_start(config, facts, simulated.to_json())
+        log_start(config, planned, simulated.to_json())
         with interruptible(watcher):
             engine.run()
         watcher.evaluate(engine)

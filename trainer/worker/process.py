@@ -14,23 +14,27 @@ from trainer.coordination.orders import Measured
 from trainer.data.batches import Loader
 from trainer.data.shards import Rows, Shards, load_worker, open_shards
 from trainer.models.build import Built, build
+from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.agreement import Agreement
 from trainer.transport.sockets import Secret
 from trainer.watchdog import kick
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
-from trainer.worker.step import Step, pick_device, step_seed
+from trainer.worker.step import Step, step_seed
 
 
-def main(config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret, threads: int) -> None:
-    """The process of one worker, until the servers say that the run is over. Raises DataError for broken shards."""
+def main(
+    config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret, threads: int, place: int
+) -> None:
+    """The process of one worker, until the servers say that the run is over. place: among the workers of this host. Raises
+    DataError for broken shards."""
     torch.set_num_threads(threads)
     shards = open_shards(config.data.shards, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.run.seed)
     rows = _load(config, shards, worker, built)
     use_memory = config.processes.same_host == "memory"
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
-    device = pick_device(config.processes.device, worker)
+    device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     size = config.worker_batch_size(worker, facts.num_workers)
     loader = Loader(

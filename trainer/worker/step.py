@@ -16,13 +16,6 @@ from trainer.models.flat_vector import FlatModel
 from trainer.watchdog import kick
 
 
-def pick_device(name: str, worker: int) -> torch.device:
-    """auto: a GPU where there is one; several workers share one, and spread over several."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    return torch.device("cuda", worker % torch.cuda.device_count())
-
-
 class Step:
     """The gradient of one mini-batch, between two host vectors: numbers in ``pulled``, gradients out to ``pushed``.
 

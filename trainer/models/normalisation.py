@@ -1,0 +1,41 @@
+"""Whether BatchNorm can normalise a mini-batch, found out by asking the model."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class _OneValue(Exception):
+    """A layer was given a single value a channel, which has no variance."""
+
+
+@torch.no_grad()
+def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> bool:
+    """Whether the BatchNorm layers of a model can train on so many examples of a shape; True without such layers.
+
+    One forward pass of a copy; the model and torch's generator stay as they are. What else goes wrong in it says nothing
+    about BatchNorm."""
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return True
+    asked = copy.deepcopy(model).train()
+    for module in asked.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(_refuse_one_value)
+    with torch.random.fork_rng(devices=[]), suppress(Exception):
+        try:
+            asked(torch.zeros(examples, *shape))
+        except _OneValue:
+            return False
+    return True
+
+
+def _refuse_one_value(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    values = inputs[0]
+    if values.numel() <= values.shape[1]:
+        raise _OneValue
