@@ -104,8 +104,8 @@ class Disturbed:
             if code == 0:
                 self.ended[index] = 0
             elif code is not None:
-                if code in (2, 3):
-                    raise Failed(f"host {index} ended with {code}: {host.said()[-500:]}")
+                if code != -signal.SIGKILL:
+                    raise Failed(f"host {index} ended by itself, with {code}: {host.said()[-500:]}")
                 has_begun = (self.output / "config.json").exists()
                 self.hosts[index] = self._start(index, *(["--resume"] if index == 0 and has_begun else []))
                 self.done["started again"] += 1
