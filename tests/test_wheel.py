@@ -20,7 +20,7 @@ from tests.clusters.artifacts import find_java, java_home
 pytestmark = pytest.mark.slow  # builds a wheel and an environment; a set is sharded and trained on in it
 ROOT = PACKAGE.parent
 SET_UP = {"setup.sh", "constraints.txt"}  # of a checkout's environment
-MOMENTUM = 0.5  # in the installed trainer.toml; no other file says so
+WEIGHT_DECAY = 5e-3  # in the installed trainer.toml; no other file says so
 # Every Python process of the environment runs this when it starts. {allowed}: where the third-party packages are.
 GUARD = """
 import sys
@@ -95,7 +95,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     guard = GUARD.format(root=f"{ROOT}/", allowed=f"{ROOT}/.venv/")
     (here.packages / "sitecustomize.py").write_text(guard)
     settings = here.packages / "pipeline" / "conf" / "trainer.toml"
-    settings.write_text(settings.read_text().replace("momentum = 0.9", f"momentum = {MOMENTUM}"))
+    settings.write_text(settings.read_text().replace("weight_decay = 2e-4", f"weight_decay = {WEIGHT_DECAY}"))
     return here
 
 
@@ -131,7 +131,7 @@ def test_a_set_is_made_sharded_and_trained_on_without_the_checkout(installed: In
         assert "checkout's" not in done.stdout + done.stderr
         assert " WARN " not in done.stderr, "the log settings that came with the wheel hide these"
     config = json.loads((installed.folder / "run" / "config.json").read_text())["config"]
-    assert config["optimiser"]["momentum"] == MOMENTUM
+    assert config["optimiser"]["weight_decay"] == WEIGHT_DECAY
     assert (installed.folder / "run" / "model.safetensors").exists()
 
 
