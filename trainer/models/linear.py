@@ -51,7 +51,7 @@ class Linear(LinearSpec):
 class Perceptron(ModelSpec):
     name: ClassVar[str] = "perceptron"
     learning_rate: ClassVar[float] = 0.3
-    stale_learning_rate: ClassVar[float] = 0.15
+    stale_learning_rate: ClassVar[float] = 0.2
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
         from trainer.models.networks.linear import perceptron
