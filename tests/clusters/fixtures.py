@@ -19,7 +19,7 @@ from tests.clusters.yarn import Yarn
 # minute and more each on two cores; the order is that of their durations.
 LONG = (
     "on standalone", "on hdfs", "test_readme", "test_benchmark.py", "test_on_local_files", "test_trainer_hosts",
-    "test_trainer_launch", "test_jobs", "test_training", "test_regressions", "test_clusters", "test_report",
+    "test_trainer_launch", "test_chaos", "test_jobs", "test_training", "test_regressions", "test_clusters", "test_report",
     "test_trainer_faults", "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_wheel",
     "test_boundaries",
 )  # fmt: skip
