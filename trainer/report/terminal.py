@@ -36,7 +36,7 @@ def ending(result: Mapping[str, Any], output: Path, report: Path | None) -> str:
         ("accuracy", accuracy if result["final_accuracy"] is not None else "not evaluated"),
         ("images/s", number(result["images_per_second"], ",.0f")),
         ("staleness", f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0}"),
-        *([("learned", "nothing: the loss is that of guessing")] if result["learned"] is False else []),
+        *([("learned", "nothing: the loss is no lower than that of guessing")] if result["learned"] is False else []),
         *([("restarts", restarts)] if restarts else []),
         ("model", str(output / MODEL)),
         *([("report", str(report))] if report else []),

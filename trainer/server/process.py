@@ -68,8 +68,8 @@ class Server:
     def run(self) -> None:
         """Serve until the process is ended."""
         poller = zmq.Poller()
-        sockets = [socket for socket in (self.socket, self.to_leader) if socket]
-        for socket in sockets:
+        mine = [socket for socket in (self.socket, self.to_leader) if socket]
+        for socket in mine:
             poller.register(socket, zmq.POLLIN)
         poller.register(self.background, zmq.POLLIN)
         if self.leader:
