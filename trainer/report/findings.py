@@ -78,7 +78,9 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
         text = f"The loss is no finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,}) on."
         found.append(Finding("worse", text))
     if summary["learned"] is False:
-        found.append(Finding("worse", "Nothing was learned: the loss on training rows is no lower than that of guessing."))
+        found.append(
+            Finding("worse", "Nothing was learned: the loss on training rows is no lower than that of guessing.")
+        )
     counts = Counter(event["role"] for event in of_kind(events, "restart"))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
