@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from pipeline.atomic import sync_folder, write_durably
+from pipeline.atomic import sync, write_durably
 from trainer.checkpoints.read import Float32s, read_state
 from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
 
@@ -59,4 +59,4 @@ def mark_evaluated(root: Path, state: State, accuracy: float | None = None) -> N
 
 def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    sync_folder(folder.parent)
+    sync(folder.parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.atomic import sync
 from trainer.checkpoints.prune import prune
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_state
@@ -99,7 +99,7 @@ class Snapshots:
             return Completed()
         try:
             with suppress(FileNotFoundError):
-                _sync(self.logged)
+                sync(self.logged)
             write_state(folder_of(self.root, state.version), state)
         except OSError as error:
             return Completed(f"the checkpoint of version {state.version} was not written: {error}")
@@ -116,12 +116,3 @@ class Snapshots:
             self.is_final_whole = True
         if completed.given_up:
             self.given_up(completed.given_up)
-
-
-def _sync(path: Path) -> None:
-    """Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
