@@ -14,6 +14,7 @@ from pipeline.errors import JobError
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
     "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
+    "derive": ("pipeline.datasets.derive", "a smaller copy of a data set, or one in a bad order, for studies"),
     "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark where none runs"),
     "zip": ("pipeline.spark.package", "pack this package for spark-submit --py-files (YARN in cluster mode)"),
 }

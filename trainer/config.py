@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from pipeline.command_line import seed
+from pipeline.command_line import seed as seed_number
 from pipeline.errors import UsageError
 from pipeline.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
@@ -145,7 +145,10 @@ class RunSpec(Spec):
         None, "mini-batches of each worker, instead of --epochs", metavar="K", least=1, may_change=True
     )
     seed: int = option(
-        0, "of initial parameters, order of examples, augmentation and dropout", metavar="S", least=0, parse=seed
+        0, "of initial parameters, order of examples, augmentation and dropout", metavar="S", least=0, parse=seed_number
+    )
+    model_seed: int | None = option(
+        None, "of initial parameters alone", metavar="S", least=0, parse=seed_number, shown="that of --seed"
     )
     stop: Literal["global", "local"] = option(
         "global", "end when all workers together have done their steps, or each after its own"
@@ -194,6 +197,11 @@ class Config:
         """Examples a worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers."""
         share, rest = divmod(self.data.batch_size, num_workers)
         return share + (self.data.worker_batch == "exact" and worker < rest)
+
+    @property
+    def model_seed(self) -> int:
+        """That of initial parameters."""
+        return self.run.seed if self.run.model_seed is None else self.run.model_seed
 
     @property
     def learning_rate(self) -> float:

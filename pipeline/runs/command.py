@@ -25,14 +25,24 @@ def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
 
 def main(argv: Sequence[str]) -> None:
     """``python -m pipeline shard``: shard images by any strategy of the registry, on the running Spark or a local one."""
+    cli.execute(lambda: _shard_by_name(argv))
+
+
+def shard_parser() -> Parser:
+    """The flags of ``python -m pipeline shard``."""
     flags = cli.sharding_parser("python -m pipeline shard", main.__doc__)
     cli.add_strategy_flags(flags, STRATEGIES, required=True)
-    cli.execute(lambda: _shard_by_name(flags, argv))
+    return flags
 
 
-def _shard_by_name(flags: Parser, argv: Sequence[str]) -> int:
-    args = parse(flags, argv)
-    return run_sharding(args, member_from_flags(STRATEGIES, "--strategy", args))
+def strategy_of_flags(args: argparse.Namespace) -> Strategy:
+    """The strategy that these flags name, with its parameters. Raises UsageError."""
+    return member_from_flags(STRATEGIES, "--strategy", args)
+
+
+def _shard_by_name(argv: Sequence[str]) -> int:
+    args = parse(shard_parser(), argv)
+    return run_sharding(args, strategy_of_flags(args))
 
 
 def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:

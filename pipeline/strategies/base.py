@@ -78,6 +78,10 @@ class Strategy(Spec, ABC):
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
     seed: int = option(0, "seed of everything random", metavar="S", parse=seed_number, recorded=False)
 
+    def draws(self) -> bool:
+        """Whether the seed changes the shards."""
+        return True
+
     @abstractmethod
     def fit(self, context: Context) -> Fitted:
         """Look at the data and decide the grouping."""

@@ -14,5 +14,8 @@ class RoundRobin(Strategy):
     summary: ClassVar[str] = "row i to worker i mod N"
     even_sizes: ClassVar[bool] = True
 
+    def draws(self) -> bool:
+        return False
+
     def fit(self, context: Context) -> Fitted:
         return Fitted(Grouping(), row_counts(context))

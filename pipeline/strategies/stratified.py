@@ -44,6 +44,9 @@ class Stratified(Strategy):
     start: Start = option("zero", START_HELP)
     shuffle_within_class: bool = option(False, "deal each class in a seeded random order")
 
+    def draws(self) -> bool:
+        return self.shuffle_within_class
+
     def fit(self, context: Context) -> Fitted:
         shuffle = self.seed if self.shuffle_within_class else None
         return Fitted(ByLabel(shuffle), context.scan.label_counts, start=self.start)

@@ -77,7 +77,7 @@ class Evaluator:
     def __init__(self, config: Config, output: Path) -> None:
         self.config, self.output, self.root = config, output, output / CHECKPOINTS
         shards = open_shards(config.data.shards)
-        built = build(config.model, shards.inputs, config.run.seed)
+        built = build(config.model, shards.inputs, config.model_seed)
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
         self.rows = load_eval(shards, targets=built.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)

@@ -29,7 +29,7 @@ def main(config: Config, write: bool, computes: bool, answer: Connection) -> Non
 
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
     shards = open_shards(config.data.shards)
-    built = build(config.model, shards.inputs, config.run.seed)
+    built = build(config.model, shards.inputs, config.model_seed)
     if computes:
         pick_device(config.processes.device, 0)
     check_normalisation(config, built, shards)

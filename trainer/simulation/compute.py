@@ -96,7 +96,7 @@ class RealCompute(Compute):
 
         torch.set_num_threads(config.processes.threads or 1)
         shards = open_shards(config.data.shards)
-        built = build(config.model, shards.inputs, config.run.seed)
+        built = build(config.model, shards.inputs, config.model_seed)
         flat = FlatModel(built.model)
         self.config, self._start, self.fingerprint = config, flat.read(), shards.fingerprint
         self.num_parameters, self.num_buffers = flat.num_parameters, flat.num_buffers

@@ -76,6 +76,7 @@ class Engine:
     ) -> None:
         self.config, self.facts, self.simulated, self.compute = config, facts, simulated, compute
         self.observe, self.root = observe, Path(config.run.output)
+        self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)
         self.network = _network(config, facts, simulated)
         self.queue: list[Event] = []
@@ -238,7 +239,7 @@ class Engine:
 
     def _step_s(self, worker: int, clock: int) -> float:
         simulated = self.simulated
-        return simulated.profile.seconds(simulated.step_ms / 1000, self.config.run.seed, worker, clock)
+        return simulated.profile.seconds(simulated.step_ms / 1000, self.schedule_seed, worker, clock)
 
     def _cancel(self, mine: Worker, worker: int) -> None:
         """The worker gives up at the end of its micro-batch, unless that is its last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.command_line import seed
 from pipeline.errors import UsageError
 from pipeline.specs import Spec, option
 from trainer.simulation.failures import FORM, Failure, parse_failures
@@ -36,6 +37,9 @@ class Simulated(Spec):
         metavar="M",
         above=0,
         shown="without limit",
+    )
+    schedule_seed: int | None = option(
+        None, "of the time that steps take", metavar="S", least=0, parse=seed, shown="that of --seed"
     )
     failures: tuple[Failure, ...] = option(
         (), f"scripted failures, a list of {FORM}", metavar="LIST", parse=parse_failures, shown="none"

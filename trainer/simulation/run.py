@@ -59,7 +59,7 @@ def _check(config: Config, num_workers: int) -> None:
     """Raises UsageError for what no worker could compute."""
     shards = open_shards(config.data.shards)
     pick_device(config.processes.device, 0)
-    check_normalisation(config, build(config.model, shards.inputs, config.run.seed), shards, num_workers)
+    check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
 
 
 def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:

@@ -30,7 +30,7 @@ def main(
     DataError for broken shards."""
     torch.set_num_threads(threads)
     shards = open_shards(config.data.shards, num_workers=facts.num_workers)
-    built = build(config.model, shards.inputs, config.run.seed)
+    built = build(config.model, shards.inputs, config.model_seed)
     rows = _load(config, shards, worker, built)
     use_memory = config.processes.same_host == "memory"
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)

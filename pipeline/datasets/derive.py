@@ -1,0 +1,182 @@
+"""Another data set out of one: fewer rows, smaller images, or rows in an order that round robin deals badly.
+
+A study's cheap version of a data set, and its control. The copy is Parquet, ``train.parquet`` and, where the input has
+evaluation rows, ``test.parquet``; no Spark, and the whole copy is held in memory while it is put in order."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import command_line
+from pipeline.command_line import Parser
+from pipeline.datasets.cifar import LocalTarget
+from pipeline.errors import DataError, UsageError
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import record_schema
+from pipeline.specs import Spec, add_flags, from_flags, option
+from pipeline.storage.store import Store
+
+RECORD = "_derived.json"  # what the folder was made of, so that a rerun sees whether there is anything to do
+TRAIN, TEST = "train.parquet", "test.parquet"
+
+Pixels = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Derivation(Spec):
+    """What is done to a data set. order concerns training rows alone."""
+
+    shrink: int = option(1, "average squares of F x F pixels into one", metavar="F", least=1)
+    rows: int | None = option(None, "keep the first R training rows", metavar="R", least=1, shown="all")
+    order: Literal["given", "class-blocks"] = option(
+        "given",
+        "class-blocks: sort by class, and interleave so that round robin over --workers gives each a block of classes",
+    )
+    workers: int | None = option(None, "of class-blocks", metavar="N", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.order == "class-blocks") != (self.workers is not None):
+            raise UsageError("--order class-blocks and --workers N go together: blocks are made for N workers")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """labels int32 [rows], coarse_labels int32 [rows] or None, images uint8 [rows, C*H*W]."""
+
+    labels: npt.NDArray[np.int32]
+    coarse_labels: npt.NDArray[np.int32] | None
+    images: Pixels
+
+    def take(self, order: Ints) -> "Rows":
+        coarse = self.coarse_labels
+        return Rows(self.labels[order], None if coarse is None else coarse[order], self.images[order])
+
+
+def shrunk(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
+    """uint8 [rows, C*H*W] as [rows, C*(H/F)*(W/F)]: means of squares, rounded half up. Raises UsageError."""
+    channels, height, width = shape
+    if height % factor or width % factor:
+        raise UsageError(f"--shrink {factor} must divide the images' height and width, {height} and {width}")
+    squares = images.reshape(len(images), channels, height // factor, factor, width // factor, factor)
+    sums = squares.sum(axis=(3, 5), dtype=np.int64)
+    return ((2 * sums + factor**2) // (2 * factor**2)).astype(np.uint8).reshape(len(images), -1)
+
+
+def class_blocks(labels: npt.NDArray[np.int32], num_workers: int) -> Ints:
+    """An order of the rows in which every num_workers-th, from the w-th, are the w-th block of the rows sorted by class."""
+    by_class = np.argsort(labels, kind="stable")
+    places = np.concatenate([np.arange(worker, len(labels), num_workers) for worker in range(num_workers)])
+    order = np.empty(len(labels), np.int64)
+    order[places] = by_class
+    return order
+
+
+def derive(source: str, target: Path, derivation: Derivation) -> bool:
+    """Write the derived data set into the folder ``target``, whole or not at all; False where it is there already.
+
+    Raises UsageError (a folder with something else in it, images that cannot be shrunk) and DataError (broken input)."""
+    store = Store()
+    train = discover(store, source, run=serial)
+    said = asdict(derivation) | {"input": train.uri}
+    if target.is_dir() and any(target.iterdir()):
+        return _refuse_other(target, said)
+    test = _evaluation_side(store, train)
+
+    def fill(folder: Path) -> None:
+        layout, rows = _read(train, min(derivation.rows or train.rows, train.rows), derivation)
+        if derivation.workers is not None:
+            rows = rows.take(class_blocks(rows.labels, derivation.workers))
+        _write(folder / TRAIN, layout, rows)
+        if test:
+            _write(folder / TEST, *_read(test, test.rows, derivation))
+        (folder / RECORD).write_text(json.dumps(said, indent=1) + "\n")
+
+    LocalTarget(target).publish(fill)
+    return True
+
+
+def _refuse_other(target: Path, said: dict[str, object]) -> bool:
+    try:
+        found = json.loads((target / RECORD).read_text())
+    except (OSError, ValueError):
+        raise UsageError(f"--to {target} holds other files; choose a folder that does not exist yet") from None
+    if found != said:
+        differing = next(key for key in said if found.get(key) != said[key])
+        raise UsageError(
+            f"--to {target} was made with {differing} {found.get(differing)}, not {said[differing]}; choose another folder"
+        )
+    return False
+
+
+def _evaluation_side(store: Store, train: Dataset) -> Dataset | None:
+    """The other files of a folder that has both sides; None where there is one side."""
+    if not store.info(train.uri).is_dir:
+        return None
+    found = discover(store, train.uri, run=serial, evaluation=True)
+    return None if found.files == train.files else found
+
+
+def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Rows]:
+    layout = dataset.layout
+    if layout.dtype != "uint8" or layout.targets:
+        raise DataError(f"{dataset.uri} holds {layout.describe()}: only labelled images of whole numbers are derived")
+    labels, coarse, images = [], [], []
+    for block in dataset.read(0, count):
+        labels.append(block.labels)
+        if block.columns.coarse_labels is not None:
+            coarse.append(block.columns.coarse_labels)
+        images.append(shrunk(block.images, layout.shape, derivation.shrink))
+    channels, height, width = layout.shape
+    smaller = replace(layout, shape=(channels, height // derivation.shrink, width // derivation.shrink))
+    rows = Rows(np.concatenate(labels), np.concatenate(coarse) if coarse else None, np.concatenate(images))
+    return smaller, rows
+
+
+def _write(path: Path, layout: Layout, rows: Rows) -> None:
+    size = math.prod(layout.shape)
+    offsets = np.arange(0, (len(rows.labels) + 1) * size, size, dtype=np.int64)
+    images = pa.Array.from_buffers(
+        pa.large_binary(), len(rows.labels), [None, pa.py_buffer(offsets), pa.py_buffer(rows.images.tobytes())]
+    )
+    columns = {"id": np.arange(len(rows.labels)), "label": rows.labels, "image": images.cast(pa.binary())}
+    if rows.coarse_labels is not None:
+        columns["coarse_label"] = rows.coarse_labels
+    schema = record_schema(layout, neighbourhood=False, copy=False)
+    pq.write_table(pa.table(columns).select(schema.names).cast(schema), path, compression="none")
+
+
+def parser() -> Parser:
+    flags = command_line.parser("python -m pipeline derive", main.__doc__, "")
+    flags.add_argument("--input", required=True, metavar="URI", help="folder or file of labelled images")
+    flags.add_argument("--to", required=True, type=Path, metavar="DIR", help="folder to be made")
+    add_flags(flags.add_argument_group("what is done"), Derivation)
+    return flags
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline derive``: a smaller copy of a data set, or one in an order that round robin deals badly."""
+
+    def run() -> int:
+        args = command_line.parse(parser(), argv)
+        made = derive(args.input, args.to, from_flags(Derivation, args))
+        print(f"{args.to}: {'written' if made else 'there already, nothing to do'}")
+        return 0
+
+    command_line.execute(run, interrupted="nothing was written; run it again")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,134 @@
+"""``python -m trainer.study``: train many seeds of several configurations, and report what may be said of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from pipeline import command_line
+from pipeline.command_line import CONF, Parser
+from pipeline.errors import UsageError
+from trainer.runlog.run_folder import locked, resolve_output
+from trainer.study.cases import check
+from trainer.study.ledger import LEDGER, Ledger
+from trainer.study.plan import Run, StudyPlan, read_plan, seeds_of
+from trainer.study.runner import Runner, claim
+
+PROG = "python -m trainer.study"
+DESCRIPTION = "Train several configurations with many seeds, and report mean, spread and significance."
+EPILOG = """\
+example: python -m trainer.study quick --output build/study
+         python -m trainer.study my-plan.toml --output build/study --seeds 50
+
+PLAN is a TOML file, or the name of one of those that come with the program (conf/study). A run that is in DIR's ledger
+is not repeated: the same command goes on where it stopped, and a larger --seeds adds to a finished study. Several hosts
+do a share each (--share 1/2, --share 2/2), and one of them takes the others' ledgers (--merge). Exit codes: 0 done, 2
+usage, 3 broken data, 1 anything else, an interruption included."""
+INTERRUPTED = "runs that ended are in the ledger, and the same command goes on"
+
+
+def parser() -> Parser:
+    made = command_line.parser(PROG, DESCRIPTION, EPILOG)
+    made.add_argument("plan", metavar="PLAN", help="TOML file, or one of: " + ", ".join(shipped()))
+    made.add_argument("--output", required=True, metavar="DIR", help="folder of the study")
+    made.add_argument("--seeds", type=int, metavar="N", help="seeds 0..N-1 instead of the plan's")
+    made.add_argument(
+        "--jobs",
+        type=int,
+        metavar="J",
+        help="runs at once (default: a core each in virtual time, one on real processes)",
+    )
+    made.add_argument("--share", type=share, default=(1, 1), metavar="I/N", help="do every N-th run, from the I-th")
+    made.add_argument(
+        "--merge", type=Path, nargs="+", default=[], metavar="DIR", help="take the ledgers of these studies of the plan"
+    )
+    made.add_argument("--keep-sets", action="store_true", help="keep the shard sets (default: until their runs are done)")
+    made.add_argument("--report-only", action="store_true", help="train nothing: report on what is in the ledger")
+    made.add_argument("--quiet", action="store_true", help="print the result and errors only")
+    made.add_argument("--debug", action="store_true", help="show stack traces")
+    return made
+
+
+def share(text: str) -> tuple[int, int]:
+    """``2/3`` as (2, 3)."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--share {text} is not I/N with I from 1 to N, such as 1/2")
+    return int(match[1]), int(match[2])
+
+
+def shipped() -> list[str]:
+    """The names of the plans that come with the program."""
+    folder = CONF / "study"
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def find_plan(name: str) -> StudyPlan:
+    """The plan of a file, or a shipped one. Raises UsageError."""
+    if name in shipped():
+        return read_plan(Path(str(CONF / "study" / f"{name}.toml")))
+    if not name.endswith(".toml"):
+        raise UsageError(f"the plan {name} is neither a TOML file nor one of {', '.join(shipped())}")
+    return read_plan(Path(name))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Study as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
+    args = parser().parse_args(argv)
+    plan = find_plan(args.plan)
+    if args.seeds is not None:
+        plan = replace(plan, seeds=seeds_of(args.seeds))
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {args.jobs}")
+    root = resolve_output(args.output)
+    if args.report_only and not (root / LEDGER).exists():
+        raise UsageError(f"--report-only: {root} holds no ledger; leave it out to train")
+    others = [Ledger(_ledger_in(folder)) for folder in args.merge]
+    if not args.report_only:
+        check(plan)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    with locked(root):
+        claim(plan, root)
+        jobs = args.jobs or (1 if plan.backend == "processes" else os.cpu_count() or 1)
+        say = (lambda text: None) if args.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+        runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
+        for other in others:
+            say(f"{other.path}: {runner.ledger.merge(other, plan)} runs taken")
+        if not args.report_only:
+            runner.run(shared(list(plan.runs()), *args.share))
+        _report(plan, root, runner.ledger)
+    return 0
+
+
+def shared(runs: list[Run], part: int, parts: int) -> list[Run]:
+    """Every ``parts``-th run, from the ``part``-th."""
+    return runs[part - 1 :: parts]
+
+
+def _ledger_in(folder: Path) -> Path:
+    path = folder / LEDGER if folder.is_dir() else folder
+    if not path.is_file():
+        raise UsageError(f"--merge {folder}: there is no ledger; name a study's folder or its {LEDGER}")
+    return path
+
+
+def _report(plan: StudyPlan, root: Path, ledger: Ledger) -> None:
+    from trainer.study.report import write_report  # loads pandas, matplotlib and statsmodels
+
+    print(write_report(plan, root, ledger.of_plan(plan)))
+
+
+def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    command_line.execute(main, interrupted=INTERRUPTED)

@@ -1,0 +1,161 @@
+"""A plan's tables as what the commands that they are for take: every flag is checked before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import command_line
+from pipeline.errors import UsageError
+from pipeline.specs import from_flags
+from trainer import simulate
+from trainer.config import Config
+from trainer.flags import config_of
+from trainer.flags import flags as trainer_flags
+from trainer.simulation.options import Simulated
+from trainer.study.plan import Cell, Run, StudyPlan, argv_of
+
+if TYPE_CHECKING:
+    from pipeline.shardset.manifest import ShardSet
+
+# What the study fills in itself, a table's owner and key.
+FILLED = {
+    "datasets": ("to", "workers", "order"),
+    "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
+    "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "resume", "overwrite", "replay", "compare"),
+}
+FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
+READY, ORDER = "shards", "order"  # keys of [shardings.NAME] beside the flags of its command
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, as the trainer takes it. simulated: None on real processes."""
+
+    config: Config
+    simulated: Simulated | None
+
+
+def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
+    """Raises UsageError for what is no flag of the trainer, or no value of one."""
+    cell = run.cell
+    argv = [f"--shards={shards}", f"--output={output}", f"--seed={plan.seed_of('order', run)}"]
+    argv += [f"--model-seed={plan.seed_of('model', run)}"]
+    argv += argv_of(plan.training) + argv_of(plan.models[cell.model]) + argv_of(plan.protocols[cell.protocol])
+    if plan.backend == "processes":
+        args = command_line.parse(trainer_flags(), argv)
+        return Case(config_of(args), None)
+    one_thread = [] if "threads" in plan.training else ["--threads=1"]
+    argv += [f"--schedule-seed={plan.seed_of('schedule', run)}", *one_thread, *argv_of(plan.virtual)]
+    args = command_line.parse(simulate.parser(), argv)
+    return Case(config_of(args), from_flags(Simulated, args))
+
+
+def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
+    """What decides a cell's training, by the names of the flags, defaults included."""
+    config = case_of(plan, Run(cell, 0), "shards", Path("run")).config
+    varied = {"--seed", "--model-seed"}
+    return {name: value for name, value in config.essentials().items() if name not in varied}
+
+
+def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
+    """The command line of ``python -m pipeline shard`` that makes a set."""
+    own = {key: value for key, value in plan.shardings[name].items() if key != ORDER}
+    places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={plan.workers}"]
+    return [*places, f"--seed={seed}", "--quiet", *argv_of(own)]
+
+
+def check(plan: StudyPlan) -> None:
+    """Raises UsageError, or DataError for a broken set, for whatever would end a run of the plan before its training."""
+    for table, filled in FILLED.items():
+        members = getattr(plan, table)
+        for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
+            key = next((key for key in filled if key in keys and (table, key) != ("shardings", ORDER)), None)
+            if key:
+                raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
+    for name in plan.datasets:
+        _at(_place("datasets", name), lambda name=name: _check_dataset(plan, name))
+    for name in plan.shardings:
+        _at(_place("shardings", name), lambda name=name: _check_sharding(plan, name))
+    for cell in plan.cells():
+        _at(f"{cell}", lambda cell=cell: _check_cell(plan, cell))
+
+
+def open_ready(plan: StudyPlan, name: str) -> ShardSet:
+    """A ready set. Raises UsageError where it is for another number of workers, DataError where there is none."""
+    from trainer.data.shards import open_shards
+
+    shards = open_shards(str(plan.shardings[name][READY]))
+    if shards.num_workers != plan.workers:
+        raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {plan.workers}")
+    if not shards.manifest["eval"]:
+        raise UsageError(f"{shards.uri} has no evaluation rows, which every run is measured on")
+    return shards
+
+
+def derivation(plan: StudyPlan, name: str, order: str) -> Any:
+    """What is done to a data set before it is sharded. Raises UsageError."""
+    from pipeline.datasets.derive import Derivation, parser
+
+    keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
+    blocks = [f"--order={order}", f"--workers={plan.workers}"] if order != "given" else []
+    args = command_line.parse(parser(), ["--input=-", "--to=-", *argv_of(keys), *blocks])
+    return from_flags(Derivation, args)
+
+
+def _check_dataset(plan: StudyPlan, name: str) -> None:
+    from pipeline.input.dataset import reachable
+    from pipeline.storage.store import Store
+
+    keys, store = plan.datasets[name], Store()
+    if all(READY in sharding for sharding in plan.shardings.values()):
+        return
+    if "input" not in keys:
+        raise UsageError('input is missing: name the training images, such as input = "data/cifar10/cifar-10-batches-bin"')
+    for key in ("input", "eval_input"):
+        if key in keys:
+            reachable(store, store.resolve(str(keys[key])))
+    derivation(plan, name, "given")
+
+
+def _check_sharding(plan: StudyPlan, name: str) -> None:
+    keys = plan.shardings[name]
+    if READY in keys:
+        if len(keys) > 1:
+            raise UsageError("shards names a ready set, which takes no other key")
+        open_ready(plan, name)
+        return
+    order = keys.get(ORDER, "given")
+    if order not in ("given", "class-blocks"):
+        raise UsageError(f"order must be given or class-blocks, got {order!r}")
+    strategy_of(plan, name)
+
+
+def strategy_of(plan: StudyPlan, name: str) -> Any:
+    """The strategy of a sharding. Raises UsageError."""
+    from pipeline.runs.command import shard_parser, strategy_of_flags
+
+    args = command_line.parse(shard_parser(), sharding_args(plan, name, 0, "-", "-", Path("-")))
+    return strategy_of_flags(args)
+
+
+def _check_cell(plan: StudyPlan, cell: Cell) -> None:
+    case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
+    if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
+        raise UsageError("a study trains on its shards: leave out compute and workers")
+
+
+def _at(place: str, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def _place(table: str, name: str) -> str:
+    return f"[{table}.{name}]" if name else f"[{table}]"

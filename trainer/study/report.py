@@ -1,0 +1,2 @@
+def write_report(plan, root, records):
+    return f"{len(records)} runs"

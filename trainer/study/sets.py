@@ -1,0 +1,105 @@
+"""The shard sets of a study: which there are, where they lie, and the process that makes them with Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.errors import DataError, JobError, UsageError
+from trainer.study.cases import ORDER, READY, derivation, sharding_args, strategy_of
+from trainer.study.plan import Run, StudyPlan
+
+SETS, DATASETS = "sets", "datasets"
+
+
+class SetKey(NamedTuple):
+    """One shard set of a study. seed: None where it does not change the shards."""
+
+    dataset: str
+    sharding: str
+    seed: int | None
+
+    def __str__(self) -> str:
+        return "-".join([self.dataset, self.sharding, "all" if self.seed is None else str(self.seed)])
+
+
+class Sets:
+    """Makes the sets of runs when they are asked for, in one process with one Spark, and finds those that are there."""
+
+    def __init__(self, plan: StudyPlan, root: Path) -> None:
+        self.plan, self.root = plan, root
+        self.draws = {
+            name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).draws())
+            for name, keys in plan.shardings.items()
+        }
+
+    def key(self, run: Run) -> SetKey:
+        seed = self.plan.seed_of("sharding", run) if self.draws[run.cell.sharding] else None
+        return SetKey(run.cell.dataset, run.cell.sharding, seed)
+
+    def uri(self, key: SetKey) -> str:
+        ready = self.plan.shardings[key.sharding].get(READY)
+        return str(ready) if ready else str(self.root / SETS / str(key))
+
+    def make(self, keys: Iterable[SetKey]) -> None:
+        """Make those that are not committed yet. Raises the error of the job that failed."""
+        missing = [key for key in dict.fromkeys(keys) if not (Path(self.uri(key)) / "manifest.json").exists()]
+        missing = [key for key in missing if READY not in self.plan.shardings[key.sharding]]
+        if not missing:
+            return
+        tasks = [self._task(key) for key in missing]
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.study.make_sets"], input=json.dumps(tasks), text=True, stdout=subprocess.PIPE
+        )
+        if done.returncode:
+            kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
+            raise kinds.get(done.returncode, JobError)(done.stdout.strip() or "a shard set could not be made")
+
+    def drop(self, key: SetKey) -> None:
+        """Delete a set that no run needs any more; a ready one stays."""
+        if READY not in self.plan.shardings[key.sharding]:
+            shutil.rmtree(self.root / SETS / str(key), ignore_errors=True)
+
+    def _task(self, key: SetKey) -> dict[str, Any]:
+        """What make_sets is to do: derive a data set where the plan changes it, then shard it."""
+        given = self.plan.datasets[key.dataset]
+        source, evaluation = str(given["input"]), str(given.get("eval_input", given["input"]))
+        order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
+        derived = None
+        if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
+            folder = self.root / DATASETS / (key.dataset + f"-{order}" * (order != "given"))
+            derived = {"source": source, "to": str(folder), **derivation(self.plan, key.dataset, order).params()}
+            source = evaluation = str(folder)
+        seed = 0 if key.seed is None else key.seed
+        output = self.root / SETS / str(key)
+        return {"derive": derived, "shard": sharding_args(self.plan, key.sharding, seed, source, evaluation, output)}
+
+
+def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[str, Any]:
+    """What the ledger keeps of a set: how even it is, whatever the measure, and what it took."""
+    near = manifest["neighbourhoods"] or []
+    rows = [worker["rows"] for worker in manifest["workers"]]
+    facts: dict[str, Any] = {
+        "rows": manifest["rows"],
+        "copies": manifest["copies"],
+        "sparse": sum(bool(group["sparse"]) for group in near),
+        "size_ratio": max(rows) / max(1, min(rows)),
+        "seconds": sum(manifest.get("seconds", {}).values()),
+    }
+    if quality:
+        facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
+        facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
+    return facts
+
+
+def group_by_set(sets: Sets, runs: Sequence[Run]) -> dict[SetKey, list[Run]]:
+    """Runs by the set that they need, in their order."""
+    grouped: dict[SetKey, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(sets.key(run), []).append(run)
+    return grouped
