@@ -40,6 +40,7 @@ class Derivation(Spec):
 
     shrink: int = option(1, "average squares of F x F pixels into one", metavar="F", least=1)
     rows: int | None = option(None, "keep the first R training rows", metavar="R", least=1, shown="all")
+    labels: Literal["given", "coarse"] = option("given", "coarse: CIFAR-100's twenty classes instead of its hundred")
     order: Literal["given", "class-blocks"] = option(
         "given",
         "class-blocks: sort by class, and interleave so that round robin over --workers gives each a block of classes",
@@ -142,7 +143,11 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
     channels, height, width = layout.shape
     smaller = replace(layout, shape=(channels, height // derivation.shrink, width // derivation.shrink))
     rows = Rows(np.concatenate(labels), np.concatenate(coarse) if coarse else None, np.concatenate(images))
-    return smaller, rows
+    if derivation.labels == "given":
+        return smaller, rows
+    if rows.coarse_labels is None:
+        raise UsageError(f"--labels coarse: {dataset.uri} holds {layout.describe()}, without coarse labels")
+    return replace(smaller, coarse=None), Rows(rows.coarse_labels, None, rows.images)
 
 
 def _write(path: Path, layout: Layout, rows: Rows) -> None:

@@ -49,7 +49,9 @@ def parser() -> Parser:
     made.add_argument(
         "--merge", type=Path, nargs="+", default=[], metavar="DIR", help="take the ledgers of these studies of the plan"
     )
-    made.add_argument("--keep-sets", action="store_true", help="keep the shard sets (default: until their runs are done)")
+    made.add_argument(
+        "--keep-sets", action="store_true", help="keep the shard sets (default: until their runs are done)"
+    )
     made.add_argument("--report-only", action="store_true", help="train nothing: report on what is in the ledger")
     made.add_argument("--quiet", action="store_true", help="print the result and errors only")
     made.add_argument("--debug", action="store_true", help="show stack traces")

@@ -114,7 +114,9 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     if all(READY in sharding for sharding in plan.shardings.values()):
         return
     if "input" not in keys:
-        raise UsageError('input is missing: name the training images, such as input = "data/cifar10/cifar-10-batches-bin"')
+        raise UsageError(
+            'input is missing: name the training images, such as input = "data/cifar10/cifar-10-batches-bin"'
+        )
     for key in ("input", "eval_input"):
         if key in keys:
             reachable(store, store.resolve(str(keys[key])))

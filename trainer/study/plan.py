@@ -31,7 +31,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -73,7 +74,7 @@ class Run(NamedTuple):
 class StudyPlan:
     """seeds: one run of every cell each. vary: what differs from seed to seed; all else has seed 0 in every run.
     baseline: the member of ``compare`` that the others are held against. margin: two mean accuracies are equivalent
-    where they differ by less. published: the tables of the paper that the report sets beside this study's."""
+    where they differ by less. skip: patterns of cells that are left out, such as "cifar100-*/stratified/*"."""
 
     title: str
     datasets: Mapping[str, Table]
@@ -87,6 +88,7 @@ class StudyPlan:
     compare: Axis = "sharding"
     baseline: str = ""
     margin: float = 0.005
+    skip: tuple[str, ...] = ()
     training: Table = field(default_factory=dict)
     virtual: Table = field(default_factory=dict)
 
@@ -107,6 +109,11 @@ class StudyPlan:
             raise UsageError(f"margin must be an accuracy more than 0 and below 1, got {self.margin}")
         object.__setattr__(self, "baseline", self.baseline or next(iter(self.members)))  # a field of its own
         _one_of("baseline", self.baseline, tuple(self.members))
+        for pattern in self.skip:
+            if not any(fnmatchcase(str(cell), pattern) for cell in replace(self, skip=()).cells()):
+                raise UsageError(f"skip: no cell is named {pattern}; cells are DATASET/SHARDING/MODEL/PROTOCOL")
+        if not self.cells():
+            raise UsageError("skip leaves nothing to train")
         if self.virtual and self.backend != "virtual":
             raise UsageError('the table [virtual] is for backend = "virtual"; leave it out')
 
@@ -118,7 +125,8 @@ class StudyPlan:
 
     def cells(self) -> list[Cell]:
         """Every combination, in the order of the file."""
-        return [Cell(*names) for names in product(self.datasets, self.shardings, self.models, self.protocols)]
+        every = (Cell(*names) for names in product(self.datasets, self.shardings, self.models, self.protocols))
+        return [cell for cell in every if not any(fnmatchcase(str(cell), pattern) for pattern in self.skip)]
 
     def runs(self) -> Iterator[Run]:
         """All runs, seed after seed, so that a study that is not finished is about as far with every cell."""
@@ -130,7 +138,9 @@ class StudyPlan:
 
     def identity(self) -> dict[str, Any]:
         """What a study's folder must agree on: all but the seeds and where the data are; names of more members are fine."""
-        tables = {table: {name: _without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES}
+        tables = {
+            table: {name: _without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES
+        }
         scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
 
@@ -161,14 +171,12 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         _check_type(values, key, str, "a text")
     _check_type(values, "workers", int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")
-    vary = values.get("vary", SOURCES)
-    if not isinstance(vary, list | tuple) or not all(isinstance(source, str) for source in vary):
-        raise UsageError(f"vary = {vary!r} is not a list of some of {', '.join(SOURCES)}")
+    vary = _texts(values, "vary", SOURCES)
     missing = next((key for key in (*TABLES, "seeds") if not values.get(key) and values.get(key) != 0), None)
     if missing:
         example = "seeds = 19" if missing == "seeds" else f"[{missing}.NAME]"
         raise UsageError(f"{missing} is missing: a plan needs {example}")
-    given = dict(values) | {"seeds": seeds_of(values["seeds"]), "vary": tuple(vary)}
+    given = dict(values) | {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
     return StudyPlan(**{"title": default_title} | given)
 
 
@@ -219,6 +227,13 @@ def _check_table(key: str, value: Any, *, nested: bool) -> None:
             _check_table(f"{key}.{name}", inner, nested=False)
         elif isinstance(inner, dict | list):
             raise UsageError(f"{key}.{name} = {inner!r} is not the value of a flag")
+
+
+def _texts(values: Table, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    given = values.get(key, default)
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise UsageError(f"{key} = {given!r} is not a list of texts")
+    return tuple(given)
 
 
 def _check_type(values: Table, key: str, kind: type, words: str) -> None:

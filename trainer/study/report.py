@@ -1,2 +1,70 @@
-def write_report(plan, root, records):
-    return f"{len(records)} runs"
+"""What a study leaves beside its ledger: report.html, results.json, results.csv, tables.tex and a page in Markdown."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.atomic import write_durably
+from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
+from pipeline.reporting.plots import style
+from trainer.study import figures
+from trainer.study.analysis import Analysis, Setting, analyse, dumps
+from trainer.study.findings import findings, p_value
+from trainer.study.ledger import Record, environments
+from trainer.study.plan import StudyPlan
+from trainer.study.tables import setting_tables, to_csv, to_latex, to_markdown
+
+REPORT = "report.html"
+
+
+def written(analysis: Analysis) -> dict[str, str]:
+    """The files that hold numbers, by name: the same ledger gives the same bytes with the same versions."""
+    return {
+        "results.json": dumps(analysis),
+        "results.csv": to_csv(analysis),
+        "tables.tex": to_latex(analysis),
+        "README.md": to_markdown(analysis),
+    }
+
+
+def write_report(plan: StudyPlan, root: Path, records: Sequence[Record]) -> str:
+    """Write all of it; returns the findings and where they are, for a terminal."""
+    analysis = analyse(plan, records)
+    for name, text in written(analysis).items():
+        write_durably(root / name, text.encode())
+    write_durably(root / REPORT, render(analysis, records).encode())
+    return "\n".join([*(finding.text for finding in findings(analysis)), f"report: {root / REPORT}"])
+
+
+def render(analysis: Analysis, records: Sequence[Record]) -> str:
+    """The report as one HTML page without outside links."""
+    with style():
+        drawn = {setting.name: draw(setting, analysis) for setting in analysis.settings}
+    page: str = template("trainer.study", "study.html").render(
+        analysis=analysis,
+        findings=findings(analysis),
+        figures=drawn,
+        tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
+        environments=environments(records),
+        p_value=p_value,
+        wall_hours=sum(record["wall_s"] for record in records) / 3600,
+        escape=html.escape,
+    )
+    return page
+
+
+def draw(setting: Setting, analysis: Analysis) -> dict[str, EmbeddedFigure]:
+    """The figures of a setting, by name; those that need more than there is are left out."""
+    made = {
+        "finals": (figures.finals(setting), "The final accuracy of every run"),
+        "ratios": (figures.ratios(setting, analysis.baseline), "Ratios of standard deviations with their intervals"),
+        "learning": (figures.learning(setting), "Evaluation accuracy over epochs, every run"),
+        "spread": (figures.spread_over_epochs(setting), "Standard deviation over seeds at every epoch"),
+        "staleness": (figures.staleness(setting), "Staleness and time"),
+    }
+    if analysis.compared == "sharding":
+        made["classes"] = (figures.class_counts(setting), "Rows of a class in a shard")
+        made["quality"] = (figures.quality(setting), "Evenness of shards against distance from the median")
+    return {name: embed_figure(figure, alt) for name, (figure, alt) in made.items() if figure}

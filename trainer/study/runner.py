@@ -32,7 +32,9 @@ def claim(plan: StudyPlan, root: Path) -> None:
     if path.exists():
         try:
             stored = json.loads(path.read_bytes())
-            difference = _difference(stored["plan"], asked["plan"]) or _difference(stored["training"], asked["training"])
+            difference = _difference(stored["plan"], asked["plan"]) or _difference(
+                stored["training"], asked["training"]
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             raise DataError(f"{path} is damaged; restore it, or choose another --output") from None
         if difference:
@@ -152,7 +154,12 @@ class Runner:
         command = [sys.executable, "-m", "trainer.study.measure", json.dumps(task)]
         threads = os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(threads)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(threads),
         )
         self.children.add(child)
         if self.stopped:  # since this thread began it

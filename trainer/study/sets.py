@@ -10,11 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.study.cases import ORDER, READY, derivation, sharding_args, strategy_of
 from trainer.study.plan import Run, StudyPlan
 
 SETS, DATASETS = "sets", "datasets"
+QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # the least, the quartiles and the most of what shards have of the classes
 
 
 class SetKey(NamedTuple):
@@ -53,12 +56,12 @@ class Sets:
         if not missing:
             return
         tasks = [self._task(key) for key in missing]
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.study.make_sets"], input=json.dumps(tasks), text=True, stdout=subprocess.PIPE
-        )
+        command = [sys.executable, "-m", "trainer.study.make_sets"]
+        done = subprocess.run(command, input=json.dumps(tasks), text=True, capture_output=True)
         if done.returncode:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-            raise kinds.get(done.returncode, JobError)(done.stdout.strip() or "a shard set could not be made")
+            said = [*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or ["failed without a word"]
+            raise kinds.get(done.returncode, JobError)(f"the shard sets could not be made: {said[-1]}")
 
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more; a ready one stays."""
@@ -88,12 +91,14 @@ def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[s
         "rows": manifest["rows"],
         "copies": manifest["copies"],
         "sparse": sum(bool(group["sparse"]) for group in near),
+        "sparse_rows": sum(group["size"] for group in near if group["sparse"]),
         "size_ratio": max(rows) / max(1, min(rows)),
         "seconds": sum(manifest.get("seconds", {}).values()),
     }
     if quality:
         facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
         facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
+        facts["class_counts"] = np.quantile(quality["class_table"], QUARTERS).tolist()
     return facts
 
 

@@ -1,0 +1,213 @@
+"""What may be said of many seeds: spread, differences, equivalence, and what so many seeds could have shown. Pure.
+
+All tests are scipy's and statsmodels'. Spread is compared by the Brown-Forsythe test (Levene's about the median), means by
+paired t-tests on equal seeds, equivalence by two one-sided paired t-tests, and the p-values of a family are adjusted after
+Holm. "sd" is the standard deviation with n - 1, "variance" its square; the columns that Provatas et al. (2021) call
+variance are standard deviations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+LEVEL = 0.05  # of every test, over its family; intervals hold with 1 - LEVEL
+POWER = 0.8  # of a difference that a study is said to have been able to see
+RESAMPLES = 4000
+STUDIES = 2000  # drawn for each power
+LARGEST_RATIO = 64.0
+
+
+class Interval(NamedTuple):
+    """Both ends of a 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One measure over seeds. sd, variance: with n - 1; their intervals are those of normal values."""
+
+    n: int
+    mean: float
+    mean_interval: Interval
+    sd: float
+    sd_interval: Interval
+    variance: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A member with the baseline, over the seeds that both have.
+
+    sd_ratio: the baseline's sd over the member's, so that 1.5 means that the member is steadier by a half; its interval by
+    the F distribution, and by the bootstrap over seeds. spread_p: Brown-Forsythe. difference: the member's mean minus the
+    baseline's, with the paired interval and p-value. equivalence_p: of the means differing by the margin or more (TOST).
+    correlation: between the pairs; equal seeds help the paired tests where it is positive. adjusted_*: after Holm."""
+
+    n: int
+    sd_ratio: float
+    sd_ratio_f: Interval
+    sd_ratio_bootstrap: Interval
+    spread_p: float
+    difference: float
+    difference_interval: Interval
+    difference_p: float
+    equivalence_p: float
+    correlation: float
+    adjusted_spread_p: float = math.nan
+    adjusted_difference_p: float = math.nan
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Of at least one value; what needs two is NaN with one."""
+    x = np.asarray(values, float)
+    n, mean = len(x), float(x.mean())
+    if n < 2:
+        nothing = Interval(math.nan, math.nan)
+        return Summary(n, mean, nothing, math.nan, nothing, math.nan, mean, mean)
+    sd = float(x.std(ddof=1))
+    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * sd / math.sqrt(n)
+    low, high = stats.chi2.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1)
+    sd_interval = Interval(sd * math.sqrt((n - 1) / low), sd * math.sqrt((n - 1) / high))
+    interval = Interval(mean - half, mean + half)
+    return Summary(n, mean, interval, sd, sd_interval, sd**2, float(x.min()), float(x.max()))
+
+
+def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -> Comparison | None:
+    """Of values on equal seeds, in equal order; None with fewer than three pairs, of which nothing can be said."""
+    a, b = np.asarray(baseline, float), np.asarray(member, float)
+    n = len(a)
+    if n < 3:
+        return None
+    ratio = sd_ratio(a, b)
+    paired = _paired(b, a)
+    return Comparison(
+        n=n,
+        sd_ratio=ratio,
+        sd_ratio_f=f_interval(ratio, n),
+        sd_ratio_bootstrap=_bootstrap(a, b),
+        spread_p=spread_p(a, b),
+        difference=float((b - a).mean()),
+        difference_interval=paired[0],
+        difference_p=paired[1],
+        equivalence_p=equivalence_p(b, a, margin),
+        correlation=float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else math.nan,
+    )
+
+
+def sd_ratio(a: Floats, b: Floats) -> float:
+    """sd(a) / sd(b); NaN where neither spreads, infinite where b does not."""
+    above, below = float(a.std(ddof=1)), float(b.std(ddof=1))
+    return above / below if below else (math.inf if above else math.nan)
+
+
+def f_interval(ratio: float, n: int) -> Interval:
+    """Of a ratio of two sds of n normal values each: (ratio / true ratio)^2 has the F distribution."""
+    low, high = stats.f.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1, n - 1)
+    return Interval(ratio / math.sqrt(low), ratio / math.sqrt(high))
+
+
+def spread_p(a: Floats, b: Floats) -> float:
+    """Brown-Forsythe: the p-value of two equal spreads; 1 where nothing spreads."""
+    if not a.std() and not b.std():
+        return 1.0
+    return float(stats.levene(a, b, center="median").pvalue)
+
+
+def equivalence_p(a: Floats, b: Floats, margin: float) -> float:
+    """Two one-sided paired t-tests: the p-value of means that differ by ``margin`` or more."""
+    from statsmodels.stats.weightstats import ttost_paired
+
+    if not (a - b).std():
+        return 0.0 if abs(float((a - b).mean())) < margin else 1.0
+    return float(ttost_paired(a, b, -margin, margin)[0])
+
+
+def adjust(p_values: Sequence[float]) -> list[float]:
+    """A family's p-values after Holm."""
+    from statsmodels.stats.multitest import multipletests
+
+    if not p_values:
+        return []
+    return [float(p) for p in multipletests(p_values, alpha=LEVEL, method="holm")[1]]
+
+
+def curve_deviations(curves: Floats) -> Floats:
+    """Of curves [seeds, epochs] each run's mean distance from the median curve [seeds]: its spread over the whole run.
+
+    The Brown-Forsythe test compares the means of such distances at one epoch; over all epochs it is the same test."""
+    return np.asarray(np.abs(curves - np.median(curves, axis=0)).mean(axis=1))
+
+
+def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
+    """Of curves [seeds, epochs]: the ratio of the mean distances, baseline's over member's, and the p-value."""
+    a, b = curve_deviations(baseline), curve_deviations(member)
+    if not b.any():
+        return (math.inf if a.any() else math.nan), (0.0 if a.any() else 1.0)
+    return float(a.mean() / b.mean()), float(stats.ttest_ind(a, b).pvalue)
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Spearman's, and its p-value; NaN where one does not vary."""
+    if len(x) < 4 or len(set(x)) < 2 or len(set(y)) < 2:
+        return math.nan, math.nan
+    found = stats.spearmanr(x, y)
+    return float(found.statistic), float(found.pvalue)
+
+
+@lru_cache(maxsize=256)
+def power(n: int, ratio: float, level: float = LEVEL) -> float:
+    """The share of studies of n seeds that find a true sd ratio of normal values, by so many drawn studies."""
+    draw = np.random.default_rng([n, STUDIES]).standard_normal((2, n, STUDIES))
+    found = stats.levene(draw[0] * ratio, draw[1], center="median", axis=0).pvalue
+    return float((found < level).mean())
+
+
+@lru_cache(maxsize=256)
+def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
+    """The least true sd ratio that n seeds find with POWER, to a hundredth; None where that is beyond 64."""
+    low, high = 1.0, LARGEST_RATIO
+    if n < 3 or power(n, high, level) < POWER:
+        return None
+    while high - low > 0.005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if power(n, middle, level) >= POWER else (middle, high)
+    return round(high, 2)
+
+
+def _paired(b: Floats, a: Floats) -> tuple[Interval, float]:
+    """The interval and the p-value of the mean of b - a."""
+    if not (b - a).std():
+        mean = float((b - a).mean())
+        return Interval(mean, mean), 0.0 if mean else 1.0
+    found = stats.ttest_rel(b, a)
+    low, high = found.confidence_interval(1 - LEVEL)
+    return Interval(float(low), float(high)), float(found.pvalue)
+
+
+def _bootstrap(a: Floats, b: Floats) -> Interval:
+    """Over pairs of seeds, percentiles of the ratio."""
+    if not a.std() or not b.std():
+        return Interval(math.nan, math.nan)
+
+    def log_ratio(x: Floats, y: Floats, axis: int) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log(x.std(axis=axis, ddof=1)) - np.log(y.std(axis=axis, ddof=1)))
+
+    rng = np.random.default_rng(0)
+    drawn = stats.bootstrap(
+        (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
+    ).bootstrap_distribution
+    low, high = np.quantile(drawn[np.isfinite(drawn)], [LEVEL / 2, 1 - LEVEL / 2])
+    return Interval(float(np.exp(low)), float(np.exp(high)))
