@@ -21,14 +21,17 @@ COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
     "train": "train a model on committed shards with worker, server and evaluator processes",
     "simulate": "train in virtual time, in one process",
+    "study": "train several configurations with many seeds, and report what may be said of them",
 }
+PROGRAMS = {"train": "trainer.__main__", "simulate": "trainer.simulate", "study": "trainer.study.__main__"}
 TRAINER_NEEDS = ("torch", "zmq", "safetensors")
+STUDY_NEEDS = (*TRAINER_NEEDS, "statsmodels")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
     args = _parser().parse_args(argv)
-    if args.command in ("train", "simulate"):
+    if args.command in PROGRAMS:
         _train(args.command, args.rest)
     return pipeline_commands.main([args.command, *args.rest])
 
@@ -51,12 +54,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(command: str, argv: Sequence[str]) -> None:
     """Train, on real processes or in virtual time, and leave with the exit code."""
-    program: Any = import_module("trainer.simulate" if command == "simulate" else "trainer.__main__")
+    program: Any = import_module(PROGRAMS[command])
+    needs, extra = (STUDY_NEEDS, "study") if command == "study" else (TRAINER_NEEDS, "trainer")
 
     def checked() -> int:
-        for module in TRAINER_NEEDS:
+        for module in needs:
             if find_spec(module) is None:
-                raise UsageError(f"training needs {module}, which is not installed: pip install 'sharding[trainer]'")
+                raise UsageError(f"{command} needs {module}, which is not installed: pip install 'sharding[{extra}]'")
         code: int = program.main(argv)
         return code
 

@@ -22,8 +22,11 @@ UPPER_FLOORS = (
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "checkpoints",
     "runlog", "report", "server", "worker", "evaluation", "options", "launch", "simulation", "flags", "api",
-    "simulate",
+    "simulate", "study",
 )  # fmt: skip
+# What the study, which stands above both packages, enters of the pipeline beside the ground floor: its commands.
+STUDY_ENTERS = {"runs", "datasets", "spark"}
+SHARDS_FOR_STUDIES = "trainer.study.make_sets"  # a process of its own, with Spark
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all
 
 
@@ -84,9 +87,12 @@ def test_no_room_imports_from_one_that_stands_above_it(package: str, floors: tup
 
 
 def test_the_trainer_enters_the_ground_floor_of_the_pipeline_and_no_other() -> None:
-    entered = {room for path in (ROOT / "trainer").rglob("*.py") for room in rooms_entered(path, "pipeline")}
+    paths = list((ROOT / "trainer").rglob("*.py"))
+    entered = {room for path in paths if room_of(path) != "study" for room in rooms_entered(path, "pipeline")}
     assert "shardset" in entered
     assert entered <= set(GROUND_FLOOR)
+    by_study = {room for path in paths if room_of(path) == "study" for room in rooms_entered(path, "pipeline")}
+    assert by_study - set(GROUND_FLOOR) == STUDY_ENTERS
 
 
 def test_the_ground_floor_needs_neither_spark_nor_torch() -> None:
@@ -97,7 +103,7 @@ def test_the_ground_floor_needs_neither_spark_nor_torch() -> None:
 
 @pytest.mark.slow
 def test_the_trainer_needs_no_spark() -> None:
-    packages = loaded_with(modules_of("trainer"))
+    packages = loaded_with([name for name in modules_of("trainer") if name != SHARDS_FOR_STUDIES])
     assert "torch" in packages
     assert packages.isdisjoint({"pyspark", "py4j"})
 
@@ -114,7 +120,14 @@ def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["pipeline.command_line", "pipeline.entry", "trainer.__main__", "trainer.launch.supervisor"]
+    "module",
+    [
+        "pipeline.command_line",
+        "pipeline.entry",
+        "trainer.__main__",
+        "trainer.launch.supervisor",
+        "trainer.study.__main__",
+    ],
 )
 def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: str) -> None:
     assert loaded_with([module]).isdisjoint({"pyspark", "torch"})

@@ -3,7 +3,6 @@
 A study's cheap version of a data set, and its control. The copy is Parquet, ``train.parquet`` and, where the input has
 evaluation rows, ``test.parquet``; no Spark, and the whole copy is held in memory while it is put in order."""
 
-import argparse
 import json
 import math
 import sys
@@ -73,7 +72,8 @@ def shrunk(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
         raise UsageError(f"--shrink {factor} must divide the images' height and width, {height} and {width}")
     squares = images.reshape(len(images), channels, height // factor, factor, width // factor, factor)
     sums = squares.sum(axis=(3, 5), dtype=np.int64)
-    return ((2 * sums + factor**2) // (2 * factor**2)).astype(np.uint8).reshape(len(images), -1)
+    means: Pixels = ((2 * sums + factor**2) // (2 * factor**2)).astype(np.uint8)
+    return means.reshape(len(images), -1)
 
 
 def class_blocks(labels: npt.NDArray[np.int32], num_workers: int) -> Ints:
@@ -85,16 +85,27 @@ def class_blocks(labels: npt.NDArray[np.int32], num_workers: int) -> Ints:
     return order
 
 
-def derive(source: str, target: Path, derivation: Derivation) -> bool:
+def sides(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset | None]:
+    """The training rows of an input, and the evaluation rows: those of a place of their own, else of a folder that has
+    both. Raises DataError."""
+    store = Store()
+    train = discover(store, source, run=serial)
+    if evaluation is not None:
+        return train, discover(store, evaluation, run=serial, evaluation=True)
+    if not store.info(train.uri).is_dir:
+        return train, None
+    found = discover(store, source, run=serial, evaluation=True)
+    return train, None if found.files == train.files else found
+
+
+def derive(source: str, target: Path, derivation: Derivation, evaluation: str | None = None) -> bool:
     """Write the derived data set into the folder ``target``, whole or not at all; False where it is there already.
 
     Raises UsageError (a folder with something else in it, images that cannot be shrunk) and DataError (broken input)."""
-    store = Store()
-    train = discover(store, source, run=serial)
-    said = asdict(derivation) | {"input": train.uri}
+    train, test = sides(source, evaluation)
+    said = asdict(derivation) | {"input": train.uri, "eval_input": test.uri if test else None}
     if target.is_dir() and any(target.iterdir()):
         return _refuse_other(target, said)
-    test = _evaluation_side(store, train)
 
     def fill(folder: Path) -> None:
         layout, rows = _read(train, min(derivation.rows or train.rows, train.rows), derivation)
@@ -120,14 +131,6 @@ def _refuse_other(target: Path, said: dict[str, object]) -> bool:
             f"--to {target} was made with {differing} {found.get(differing)}, not {said[differing]}; choose another folder"
         )
     return False
-
-
-def _evaluation_side(store: Store, train: Dataset) -> Dataset | None:
-    """The other files of a folder that has both sides; None where there is one side."""
-    if not store.info(train.uri).is_dir:
-        return None
-    found = discover(store, train.uri, run=serial, evaluation=True)
-    return None if found.files == train.files else found
 
 
 def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Rows]:
@@ -166,6 +169,7 @@ def _write(path: Path, layout: Layout, rows: Rows) -> None:
 def parser() -> Parser:
     flags = command_line.parser("python -m pipeline derive", main.__doc__, "")
     flags.add_argument("--input", required=True, metavar="URI", help="folder or file of labelled images")
+    flags.add_argument("--eval-input", metavar="URI", help="evaluation images, where --input has none")
     flags.add_argument("--to", required=True, type=Path, metavar="DIR", help="folder to be made")
     add_flags(flags.add_argument_group("what is done"), Derivation)
     return flags
@@ -176,7 +180,7 @@ def main(argv: Sequence[str]) -> None:
 
     def run() -> int:
         args = command_line.parse(parser(), argv)
-        made = derive(args.input, args.to, from_flags(Derivation, args))
+        made = derive(args.input, args.to, from_flags(Derivation, args), args.eval_input)
         print(f"{args.to}: {'written' if made else 'there already, nothing to do'}")
         return 0
 

@@ -105,7 +105,7 @@ class Draw:
     def records(self) -> bytes:
         """CIFAR-10's binary records: one label byte, then 1,024 bytes each of red, green and blue."""
         labels = self.labels.astype(np.uint8)[:, None]
-        return np.hstack([labels, self.images.reshape(len(labels), -1)]).tobytes()
+        return np.hstack([labels, self.images.reshape(len(labels), 3 * SIDE**2)]).tobytes()
 
 
 class Dice:
@@ -279,7 +279,8 @@ def files_of(spec: SampleSpec) -> dict[str, bytes]:
     """Every file of the sample by name."""
     files = {f"data_batch_{i}.bin": batch.records() for i, batch in enumerate(training_batches(spec), 1)}
     test = draw(spec, spec.test_rows, 1, 0)
-    files["test_batch.bin"] = test.take(Dice(spec.seed, 3).shuffled(spec.test_rows)).records()
+    if spec.test_rows:
+        files["test_batch.bin"] = test.take(Dice(spec.seed, 3).shuffled(spec.test_rows)).records()
     names = [f"{SHAPES[label % 10]}{label // 10 or ''}" for label in range(spec.classes)]
     files["batches.meta.txt"] = "".join(f"{name}\n" for name in names).encode()
     return files

@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with locked(root):
         claim(plan, root)
         jobs = args.jobs or (1 if plan.backend == "processes" else os.cpu_count() or 1)
-        say = (lambda text: None) if args.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+        say = _silent if args.quiet else _say
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
         for other in others:
             say(f"{other.path}: {runner.ledger.merge(other, plan)} runs taken")
@@ -126,6 +126,14 @@ def _report(plan: StudyPlan, root: Path, ledger: Ledger) -> None:
     from trainer.study.report import write_report  # loads pandas, matplotlib and statsmodels
 
     print(write_report(plan, root, ledger.of_plan(plan)))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    """What --quiet says."""
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:

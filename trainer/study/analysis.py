@@ -32,6 +32,11 @@ class Curves:
     accuracy: Floats
 
     @property
+    def last_gain(self) -> float:
+        """What the mean gained over the last epoch; NaN where there is one."""
+        return float((self.accuracy[:, -1] - self.accuracy[:, -2]).mean()) if len(self.epochs) > 1 else math.nan
+
+    @property
     def spread(self) -> Floats:
         return np.asarray(self.accuracy.std(axis=0, ddof=1)) if len(self.accuracy) > 1 else np.zeros(len(self.epochs))
 
@@ -68,8 +73,8 @@ class Setting:
 
     @property
     def levelled(self) -> float:
-        gains = [m.curves.accuracy[:, -1] - m.curves.accuracy[:, -2] for m in self.members.values() if _long(m.curves)]
-        return 100 * float(np.concatenate(gains).mean()) if gains else math.nan
+        gains = [m.curves.last_gain for m in self.members.values() if m.curves]
+        return 100 * float(np.mean(gains)) if gains else math.nan
 
 
 @dataclass(frozen=True)
@@ -224,26 +229,26 @@ def _adjusted(settings: list[Setting]) -> list[Setting]:
 def _quality_tests(setting: Setting) -> list[QualityTest]:
     tests = []
     for quality in QUALITIES:
-        x, y, x_within, y_within = [], [], [], []
+        measured: list[Floats] = []
+        distances: list[Floats] = []
+        centred: list[tuple[Floats, Floats]] = []
         for member in setting.members.values():
             pairs = [
                 (record["sharding"][quality], record[PRIMARY])
                 for record in member.records
                 if record[PRIMARY] is not None and record["sharding"].get(quality) is not None
             ]
-            if len(pairs) < 2:
-                continue
-            measured, accuracy = np.array(pairs).T
-            deviation = np.abs(accuracy - np.median(accuracy))
-            x, y = [*x, *measured], [*y, *deviation]
-            if measured.std():
-                x_within, y_within = (
-                    [*x_within, *(measured - measured.mean())],
-                    [*y_within, *(deviation - deviation.mean())],
-                )
-        if x:
+            if len(pairs) > 1:
+                x, accuracy = np.array(pairs).T
+                measured.append(x)
+                distances.append(np.abs(accuracy - np.median(accuracy)))
+                centred.append((x - x.mean(), distances[-1] - distances[-1].mean()))
+        if measured:
+            x, y = np.concatenate(measured), np.concatenate(distances)
+            varying = [pair for pair in centred if pair[0].any()]
+            within = [np.concatenate(side) for side in zip(*varying, strict=True)] or [x[:0], y[:0]]
             rank = statistics.rank_correlation
-            tests.append(QualityTest(setting.name, quality, len(x), rank(x, y), rank(x_within, y_within)))
+            tests.append(QualityTest(setting.name, quality, len(x), rank(x, y), rank(within[0], within[1])))
     return tests
 
 
@@ -255,10 +260,6 @@ def _member(member: Member) -> dict[str, Any]:
         said["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
     cleaned: dict[str, Any] = _clean(said)
     return cleaned
-
-
-def _long(curves: Curves | None) -> bool:
-    return curves is not None and len(curves.epochs) > 1
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +76,11 @@ def check(plan: StudyPlan) -> None:
             if key:
                 raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
     for name in plan.datasets:
-        _at(_place("datasets", name), lambda name=name: _check_dataset(plan, name))
+        _at(_place("datasets", name), _check_dataset, plan, name)
     for name in plan.shardings:
-        _at(_place("shardings", name), lambda name=name: _check_sharding(plan, name))
+        _at(_place("shardings", name), _check_sharding, plan, name)
     for cell in plan.cells():
-        _at(f"{cell}", lambda cell=cell: _check_cell(plan, cell))
+        _at(str(cell), _check_cell, plan, cell)
 
 
 def open_ready(plan: StudyPlan, name: str) -> ShardSet:
@@ -107,20 +106,17 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
 
 
 def _check_dataset(plan: StudyPlan, name: str) -> None:
-    from pipeline.input.dataset import reachable
-    from pipeline.storage.store import Store
+    from pipeline.datasets.derive import sides
 
-    keys, store = plan.datasets[name], Store()
+    keys = plan.datasets[name]
     if all(READY in sharding for sharding in plan.shardings.values()):
         return
     if "input" not in keys:
-        raise UsageError(
-            'input is missing: name the training images, such as input = "data/cifar10/cifar-10-batches-bin"'
-        )
-    for key in ("input", "eval_input"):
-        if key in keys:
-            reachable(store, store.resolve(str(keys[key])))
+        raise UsageError('input is missing: name the images, such as input = "data/cifar10/cifar-10-batches-bin"')
     derivation(plan, name, "given")
+    train, test = sides(str(keys["input"]), keys.get("eval_input"))
+    if test is None:
+        raise UsageError(f"{train.uri} has no evaluation rows, which every run is measured on: name some as eval_input")
 
 
 def _check_sharding(plan: StudyPlan, name: str) -> None:
@@ -150,12 +146,11 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
         raise UsageError("a study trains on its shards: leave out compute and workers")
 
 
-def _at(place: str, check: Callable[[], None]) -> None:
+def _at(place: str, check: Callable[..., None], *what: Any) -> None:
+    """Errors of a check, with the place in the plan that they are of."""
     try:
-        check()
+        check(*what)
     except UsageError as error:
-        raise UsageError(f"{place}: {error}") from None
-    except argparse.ArgumentTypeError as error:
         raise UsageError(f"{place}: {error}") from None
 
 

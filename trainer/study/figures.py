@@ -46,8 +46,11 @@ def spread_over_epochs(setting: Setting) -> Figure | None:
         low, high = _spread_band(curves)
         ax.fill_between(curves.epochs, 100 * low, 100 * high, color=colour, alpha=0.12, lw=0)
         ax.plot(curves.epochs, 100 * curves.spread, color=colour, lw=1.6, marker="o", ms=3, label=name)
-    ax.set_yscale("log")
+    if all(curves.spread.min() > 0 for _, curves in drawn):
+        ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.tick_params(axis="y", which="minor", labelsize=8)
     ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylabel("standard deviation over seeds, points")
@@ -145,7 +148,8 @@ def quality(setting: Setting) -> Figure | None:
                 mec="none",
                 label=name,
             )
-        ax.set_xscale("symlog", linthresh=1e-3 if key == "mmd_ratio" else 1)
+        ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
+        ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)
     axes[0].set_ylabel("distance from the median, points")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(rows)))

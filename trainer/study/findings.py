@@ -11,6 +11,7 @@ from trainer.study.statistics import LEVEL, Comparison, Interval
 Level = Literal["better", "worse", "plain"]
 POINTS = 100  # percentage points of an accuracy
 FEW_SEEDS = 3
+COMPARED = {"sharding": "way of sharding", "protocol": "protocol", "model": "model"}
 
 
 class Finding(NamedTuple):
@@ -35,42 +36,45 @@ def findings(analysis: Analysis) -> list[Finding]:
 
 def _answer(analysis: Analysis) -> list[str]:
     """Whether any member spreads otherwise than the baseline, and whether any mean differs."""
+    base = analysis.baseline
     found = [(s, m, c) for s in analysis.settings for m in s.members.values() if (c := m.comparisons[PRIMARY])]
     if not found:
-        return [
-            f"Nothing can be said yet: comparisons need at least {FEW_SEEDS} seeds of {analysis.baseline} and another."
-        ]
-    steadier, wilder = [], []
-    for setting, member, comparison in found:
-        if comparison.adjusted_spread_p < LEVEL:
-            (steadier if comparison.sd_ratio > 1 else wilder).append(_named(analysis, setting, member))
+        return [f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
+    spread = [(_named(analysis, s, m), c) for s, m, c in found if c.adjusted_spread_p < LEVEL]
+    steadier = [name for name, comparison in spread if comparison.sd_ratio > 1]
+    wilder = [name for name, comparison in spread if comparison.sd_ratio <= 1]
     lines = []
     if steadier:
-        lines.append(
-            f"Steadier than {analysis.baseline}: the final accuracy varies less from seed to seed with {_all(steadier)}."
-        )
+        lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {_all(steadier)}.")
     if wilder:
-        lines.append(f"Less steady than {analysis.baseline}: the final accuracy varies more with {_all(wilder)}.")
-    rest = len(found) - len(steadier) - len(wilder)
-    if rest:
-        which = "any" if rest == len(found) else f"the other {rest}" if rest > 1 else "the other"
-        lines.append(
-            f"Spread: no difference could be shown between {analysis.baseline} and {which}{_visible(analysis)}."
-        )
+        lines.append(f"Less steady than {base}: the final accuracy varies more with {_all(wilder)}.")
+    if len(spread) < len(found):
+        rest = "the rest" if spread else f"any other {COMPARED[analysis.compared]}"
+        lines.append(f"Spread: no difference between {base} and {rest} could be shown{_visible(analysis)}.")
+    means = [(_named(analysis, s, m), c) for s, m, c in found if c.adjusted_difference_p < LEVEL]
+    if means:
+        listed = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in means]
+        lines.append(f"Mean: other than {base}'s with {_all(listed)}.")
+    if len(means) < len(found):
+        rest = "the rest" if means else f"any other {COMPARED[analysis.compared]}"
+        lines.append(f"Mean: no difference between {base} and {rest} could be shown.")
     return lines
 
 
 def _visible(analysis: Analysis) -> str:
+    """What could not have been seen."""
+    with_seeds = f"with {analysis.seeds} seeds"
     if analysis.smallest_ratio is None:
-        return f"; with {analysis.seeds} seeds no ratio of standard deviations could have been seen reliably"
-    return f"; a ratio of standard deviations under {analysis.smallest_ratio:.1f} could not have been seen with {analysis.seeds} seeds"
+        return f"; {with_seeds} no ratio of standard deviations could have been seen reliably"
+    return f"; {with_seeds} a ratio of standard deviations under {analysis.smallest_ratio:.1f} could not have been seen"
 
 
 def _basis(analysis: Analysis) -> str:
     done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
+    seen = "; such a ratio would be found with a probability of 0.8" if analysis.smallest_ratio else ""
     return (
-        f"This rests on {done} {analysis.planned:,} runs, {analysis.cpu_hours:.1f} hours of a core. P-values are adjusted over"
-        f" {analysis.family} comparisons (Holm), spread and mean apart; that ratio would be found with a probability of 0.8."
+        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.cpu_hours)} of a core. P-values are adjusted"
+        f" over {analysis.family} comparisons (Holm), spread and mean apart{seen}."
     )
 
 
@@ -87,7 +91,8 @@ def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparis
 
 
 def _spread_words(analysis: Analysis, found: Comparison) -> str:
-    ratio = f"{analysis.baseline}'s standard deviation is {number(found.sd_ratio)} times as large ({interval(found.sd_ratio_bootstrap)})"
+    times = f"{number(found.sd_ratio)} times as large ({interval(found.sd_ratio_bootstrap)})"
+    ratio = f"{analysis.baseline}'s standard deviation is {times}"
     if found.adjusted_spread_p < LEVEL:
         return f"{ratio}, p {p_value(found.adjusted_spread_p)}."
     return f"{ratio}: no difference could be shown."
@@ -96,7 +101,8 @@ def _spread_words(analysis: Analysis, found: Comparison) -> str:
 def _mean_words(analysis: Analysis, found: Comparison) -> str:
     points = found.difference * POINTS
     ends = Interval(found.difference_interval.low * POINTS, found.difference_interval.high * POINTS)
-    mean = f"The mean is {abs(points):.2f} points {'higher' if points >= 0 else 'lower'} ({ends.low:+.2f} to {ends.high:+.2f})"
+    side = "higher" if points >= 0 else "lower"
+    mean = f"The mean is {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
     same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(found.equivalence_p)})"
     if found.adjusted_difference_p < LEVEL:
         but = f", and yet {same}" if found.equivalence_p < LEVEL else ""
@@ -119,6 +125,10 @@ def _named(analysis: Analysis, setting: Setting, member: Member) -> str:
 
 def _all(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def hours(value: float) -> str:
+    return f"{value:.1f} hours" if value >= 1 else f"{60 * value:.0f} minutes"
 
 
 def number(value: float) -> str:

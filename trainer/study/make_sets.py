@@ -21,9 +21,8 @@ from pipeline.spark.session import spark_context
 def make(task: dict[str, Any]) -> None:
     """Derive the data set where that is asked for, then shard it; what is there already stays."""
     if task["derive"]:
-        asked = dict(task["derive"])
-        source, target = asked.pop("source"), Path(asked.pop("to"))
-        derive(source, target, Derivation(**asked))
+        asked = task["derive"]
+        derive(asked["source"], Path(asked["target"]), Derivation(**asked["derivation"]), asked["evaluation"])
     args = parse(shard_parser(), task["shard"])
     shard_request(read_request(args), strategy_of_flags(args), report=not args.no_report, quiet=True)
 

@@ -1,4 +1,4 @@
-"""What Provatas et al. (2021) and Provatas's thesis print of the same question: 12 workers, 2 servers, ResNet-56, asynchronous.
+"""What Provatas et al. (2021) and Provatas's thesis print of the same question: 12 asynchronous workers, ResNet-56.
 
 Tables II, IV and V are of CIFAR-10, CIFAR-100's coarse and its fine classes; the final epoch of five runs each. The columns
 that they name variance are standard deviations: those of the three runs that the thesis lists in table 6.4 are 0.00066,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
 from pipeline.reporting.plots import style
 from trainer.study import figures
 from trainer.study.analysis import Analysis, Setting, analyse, dumps
-from trainer.study.findings import findings, p_value
+from trainer.study.findings import findings, hours, p_value
 from trainer.study.ledger import Record, environments
 from trainer.study.plan import StudyPlan
 from trainer.study.tables import setting_tables, to_csv, to_latex, to_markdown
@@ -50,7 +49,7 @@ def render(analysis: Analysis, records: Sequence[Record]) -> str:
         environments=environments(records),
         p_value=p_value,
         wall_hours=sum(record["wall_s"] for record in records) / 3600,
-        escape=html.escape,
+        hours=hours,
     )
     return page
 

@@ -76,7 +76,8 @@ class Sets:
         derived = None
         if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
             folder = self.root / DATASETS / (key.dataset + f"-{order}" * (order != "given"))
-            derived = {"source": source, "to": str(folder), **derivation(self.plan, key.dataset, order).params()}
+            places = {"source": source, "evaluation": given.get("eval_input"), "target": str(folder)}
+            derived = places | {"derivation": derivation(self.plan, key.dataset, order).params()}
             source = evaluation = str(folder)
         seed = 0 if key.seed is None else key.seed
         output = self.root / SETS / str(key)

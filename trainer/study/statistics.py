@@ -1,13 +1,18 @@
 """What may be said of many seeds: spread, differences, equivalence, and what so many seeds could have shown. Pure.
 
-All tests are scipy's and statsmodels'. Spread is compared by the Brown-Forsythe test (Levene's about the median), means by
-paired t-tests on equal seeds, equivalence by two one-sided paired t-tests, and the p-values of a family are adjusted after
-Holm. "sd" is the standard deviation with n - 1, "variance" its square; the columns that Provatas et al. (2021) call
-variance are standard deviations."""
+All tests are scipy's and statsmodels'. Spread is compared by the Brown-Forsythe statistic (Levene's about the median),
+means by paired t-tests on equal seeds, equivalence by two one-sided paired t-tests, and the p-values of a family are
+adjusted after Holm. Judged by the F distribution, as it usually is, that statistic gives too few alarms with few values:
+without any difference p < 0.05 in 0.6 % of studies of 5 seeds, 3.8 % of 19, 4.4 % of 50. So its p-value here is the share
+of studies of normal values without a difference that exceed it; with other values that is as good as the F distribution.
+
+"sd" is the standard deviation with n - 1, "variance" its square; the columns that Provatas et al. (2021) call variance are
+standard deviations."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +27,7 @@ LEVEL = 0.05  # of every test, over its family; intervals hold with 1 - LEVEL
 POWER = 0.8  # of a difference that a study is said to have been able to see
 RESAMPLES = 4000
 STUDIES = 2000  # drawn for each power
+NULL_STUDIES = 50_000  # drawn of no difference, for p-values
 LARGEST_RATIO = 64.0
 
 
@@ -51,15 +57,17 @@ class Comparison:
     """A member with the baseline, over the seeds that both have.
 
     sd_ratio: the baseline's sd over the member's, so that 1.5 means that the member is steadier by a half; its interval by
-    the F distribution, and by the bootstrap over seeds. spread_p: Brown-Forsythe. difference: the member's mean minus the
-    baseline's, with the paired interval and p-value. equivalence_p: of the means differing by the margin or more (TOST).
-    correlation: between the pairs; equal seeds help the paired tests where it is positive. adjusted_*: after Holm."""
+    the F distribution, and by the bootstrap over seeds. spread_p: see above; brown_forsythe_p: by the F distribution.
+    difference: the member's mean minus the baseline's, with the paired interval and p-value. equivalence_p: of means that
+    differ by the margin or more (TOST). correlation: between the pairs; equal seeds help the paired tests where it is
+    positive. adjusted_*: after Holm."""
 
     n: int
     sd_ratio: float
     sd_ratio_f: Interval
     sd_ratio_bootstrap: Interval
     spread_p: float
+    brown_forsythe_p: float
     difference: float
     difference_interval: Interval
     difference_p: float
@@ -98,6 +106,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         sd_ratio_f=f_interval(ratio, n),
         sd_ratio_bootstrap=_bootstrap(a, b),
         spread_p=spread_p(a, b),
+        brown_forsythe_p=brown_forsythe(a, b)[1],
         difference=float((b - a).mean()),
         difference_interval=paired[0],
         difference_p=paired[1],
@@ -119,10 +128,28 @@ def f_interval(ratio: float, n: int) -> Interval:
 
 
 def spread_p(a: Floats, b: Floats) -> float:
-    """Brown-Forsythe: the p-value of two equal spreads; 1 where nothing spreads."""
-    if not a.std() and not b.std():
-        return 1.0
-    return float(stats.levene(a, b, center="median").pvalue)
+    """The p-value of two equal spreads, of as many values each; 1 where nothing spreads."""
+    return float(_p_values(np.array([brown_forsythe(a, b)[0]]), len(a))[0])
+
+
+def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
+    """The statistic, and its p-value by the F distribution; 0 and 1 where no distance from the medians varies."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = stats.levene(a, b, center="median")
+    return (0.0, 1.0) if math.isnan(found.statistic) else (float(found.statistic), float(found.pvalue))
+
+
+@lru_cache(maxsize=64)
+def _null_statistics(n: int) -> Floats:
+    """Brown-Forsythe statistics of pairs of n equally spread normal values each, ascending."""
+    draw = np.random.default_rng([n, NULL_STUDIES]).standard_normal((2, n, NULL_STUDIES))
+    return np.sort(stats.levene(draw[0], draw[1], center="median", axis=0).statistic)
+
+
+def _p_values(statistics: Floats, n: int) -> Floats:
+    """The share of studies without a difference that have as much or more; never 0, because not all of them were drawn."""
+    null = _null_statistics(n)
+    return np.asarray((1 + len(null) - np.searchsorted(null, statistics)) / (1 + len(null)))
 
 
 def equivalence_p(a: Floats, b: Floats, margin: float) -> float:
@@ -158,9 +185,9 @@ def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
     return float(a.mean() / b.mean()), float(stats.ttest_ind(a, b).pvalue)
 
 
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+def rank_correlation(x: Floats, y: Floats) -> tuple[float, float]:
     """Spearman's, and its p-value; NaN where one does not vary."""
-    if len(x) < 4 or len(set(x)) < 2 or len(set(y)) < 2:
+    if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return math.nan, math.nan
     found = stats.spearmanr(x, y)
     return float(found.statistic), float(found.pvalue)
@@ -170,8 +197,8 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, flo
 def power(n: int, ratio: float, level: float = LEVEL) -> float:
     """The share of studies of n seeds that find a true sd ratio of normal values, by so many drawn studies."""
     draw = np.random.default_rng([n, STUDIES]).standard_normal((2, n, STUDIES))
-    found = stats.levene(draw[0] * ratio, draw[1], center="median", axis=0).pvalue
-    return float((found < level).mean())
+    found = stats.levene(draw[0] * ratio, draw[1], center="median", axis=0).statistic
+    return float((_p_values(found, n) < level).mean())
 
 
 @lru_cache(maxsize=256)
@@ -206,8 +233,10 @@ def _bootstrap(a: Floats, b: Floats) -> Interval:
             return np.asarray(np.log(x.std(axis=axis, ddof=1)) - np.log(y.std(axis=axis, ddof=1)))
 
     rng = np.random.default_rng(0)
-    drawn = stats.bootstrap(
-        (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
-    ).bootstrap_distribution
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # few seeds may be drawn alike
+        drawn = stats.bootstrap(
+            (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
+        ).bootstrap_distribution
     low, high = np.quantile(drawn[np.isfinite(drawn)], [LEVEL / 2, 1 - LEVEL / 2])
     return Interval(float(np.exp(low)), float(np.exp(high)))

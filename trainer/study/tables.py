@@ -21,6 +21,13 @@ NAMES = {
     "running_train_loss": "loss as it was trained, last epoch",
 }
 PRINTED = ("final_accuracy", "best_accuracy", "final_loss")
+COLUMNS = (
+    "setting", "member", "measure", "runs", "diverged", "mean", "mean_low", "mean_high", "sd", "sd_low", "sd_high",
+    "variance", "least", "most", "pairs", "sd_ratio", "sd_ratio_f_low", "sd_ratio_f_high", "sd_ratio_bootstrap_low",
+    "sd_ratio_bootstrap_high", "spread_p", "brown_forsythe_p", "adjusted_spread_p",
+    "difference", "difference_low", "difference_high",
+    "difference_p", "adjusted_difference_p", "equivalence_p", "correlation",
+)  # fmt: skip
 
 
 class Table(NamedTuple):
@@ -28,7 +35,7 @@ class Table(NamedTuple):
 
     caption: str
     header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 def tables(analysis: Analysis) -> list[Table]:
@@ -49,8 +56,8 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
 def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
     header = (
         analysis.compared, "runs", "mean", "mean's 95 %", "sd", "variance", "least", "most",
-        f"sd ratio of {analysis.baseline}", "95 % (F)", "95 % (bootstrap)", "p of spread", "adjusted", "p of mean", "adjusted",
-        "p of equivalence",
+        f"sd of {analysis.baseline} / sd", "95 % (F)", "95 % (bootstrap)", "p of spread", "adjusted", "p of mean",
+        "adjusted", "p of equivalence",
     )  # fmt: skip
     rows = []
     for member in setting.members.values():
@@ -154,13 +161,7 @@ def to_csv(analysis: Analysis) -> str:
     """One row a setting, member and measure, numbers in full."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(
-        "setting,member,measure,runs,diverged,mean,mean_low,mean_high,sd,sd_low,sd_high,variance,least,most,pairs,sd_ratio,"
-        "sd_ratio_f_low,sd_ratio_f_high,sd_ratio_bootstrap_low,sd_ratio_bootstrap_high,spread_p,adjusted_spread_p,"
-        "difference,difference_low,difference_high,difference_p,adjusted_difference_p,equivalence_p,correlation".split(
-            ","
-        )
-    )
+    writer.writerow(COLUMNS)
     for setting in analysis.settings:
         for member in setting.members.values():
             for key in MEASURES:
@@ -172,10 +173,11 @@ def to_csv(analysis: Analysis) -> str:
 def _numbers(member: Member, key: str) -> list[str]:
     s, c = member.summaries[key], member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
-    compared: list[float] = [math.nan] * 14
+    compared: list[float] = [math.nan] * 15
     if c:
         compared = [
-            c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.adjusted_spread_p, c.difference,
+            c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
+            c.adjusted_spread_p, c.difference,
             *c.difference_interval, c.difference_p, c.adjusted_difference_p, c.equivalence_p, c.correlation,
         ]  # fmt: skip
     shown = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *compared]]

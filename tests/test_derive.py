@@ -1,0 +1,149 @@
+"""Data sets derived from others: smaller images, other orders, and that sharding reads them like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.__main__ import main as pipeline_main
+from pipeline.datasets.derive import Derivation, class_blocks, derive, main, shrunk, sides
+from pipeline.errors import UsageError
+from tests.conftest import make_rows
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    labels, images = make_rows(90, seed=3, pixels=3072)
+    records = np.hstack([labels[:, None], images]).astype(np.uint8)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "data_batch_1.bin").write_bytes(records[:70].tobytes())
+    (folder / "test_batch.bin").write_bytes(records[70:].tobytes())
+    return folder
+
+
+def test_pixels_are_means_of_squares_rounded_half_up() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (3, 2 * 6 * 4), np.uint8)
+    found = shrunk(images, (2, 6, 4), 2).reshape(3, 2, 3, 2)
+    planes = images.reshape(3, 2, 6, 4)
+    for row, channel, y, x in np.ndindex(3, 2, 3, 2):
+        square = planes[row, channel, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].astype(int)
+        assert found[row, channel, y, x] == int(square.sum() / 4 + 0.5)
+    assert np.array_equal(shrunk(images, (2, 6, 4), 1), images)
+
+
+def test_squares_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match="--shrink 3 must divide the images' height and width, 32 and 32"):
+        shrunk(np.zeros((1, 3072), np.uint8), (3, 32, 32), 3)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 7))
+def test_round_robin_over_class_blocks_gives_each_worker_one_run_of_the_sorted_rows(
+    classes: list[int], workers: int
+) -> None:
+    labels = np.array(classes, np.int32)
+    order = class_blocks(labels, workers)
+    assert sorted(order) == list(range(len(labels)))
+    blocks = [order[worker::workers] for worker in range(workers)]
+    expected = [row for _, row in sorted(zip(classes, range(len(classes)), strict=True))]
+    assert np.concatenate(blocks).tolist() == expected
+
+
+def test_a_derived_set_has_the_rows_of_both_sides(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "small"
+    assert derive(str(source), target, Derivation(shrink=2, rows=50))
+    train, test = sides(str(target))
+    assert test is not None
+    assert (train.rows, test.rows, train.layout.shape) == (50, 20, (3, 16, 16))
+    whole, _ = sides(str(source))
+    block, original = next(iter(train.read(0, 50))), next(iter(whole.read(0, 50)))
+    assert np.array_equal(block.labels, original.labels)
+    assert np.array_equal(block.images, shrunk(original.images, (3, 32, 32), 2))
+
+
+def test_evaluation_rows_may_lie_elsewhere(source: Path, tmp_path: Path) -> None:
+    only = source / "data_batch_1.bin"
+    assert sides(str(only))[1] is None
+    derive(str(only), tmp_path / "d", Derivation(), str(source))
+    _, test = sides(str(tmp_path / "d"))
+    assert test is not None
+    assert test.rows == 20
+
+
+def test_class_blocks_reorder_training_rows_alone(source: Path, tmp_path: Path) -> None:
+    derive(str(source), tmp_path / "d", Derivation(order="class-blocks", workers=4))
+    train, test = sides(str(tmp_path / "d"))
+    labels = next(iter(train.read(0, 70, images=False))).labels
+    assert np.concatenate([labels[worker::4] for worker in range(4)]).tolist() == sorted(labels.tolist())
+    assert test is not None
+    original = sides(str(source))[1]
+    assert original is not None
+    assert np.array_equal(next(iter(test.read(0, 20))).labels, next(iter(original.read(0, 20))).labels)
+
+
+def test_coarse_labels_can_take_the_place_of_fine_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar100"
+    folder.mkdir()
+    rng = np.random.default_rng(4)
+    coarse, fine = rng.integers(0, 20, 30, np.uint8), rng.integers(0, 100, 30, np.uint8)
+    pixels = rng.integers(0, 256, (30, 3072), np.uint8)
+    (folder / "train.bin").write_bytes(np.hstack([coarse[:, None], fine[:, None], pixels]).tobytes())
+    derive(str(folder / "train.bin"), tmp_path / "d", Derivation(labels="coarse"))
+    train, _ = sides(str(tmp_path / "d"))
+    assert next(iter(train.read(0, 30))).labels.tolist() == coarse.tolist()
+    assert train.layout.coarse is None
+
+
+def test_coarse_labels_that_there_are_not_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--labels coarse: .* without coarse labels"):
+        derive(str(source), tmp_path / "d", Derivation(labels="coarse"))
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_second_time_finds_it_there_and_another_one_is_refused(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "d"
+    assert derive(str(source), target, Derivation(shrink=2))
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    assert not derive(str(source), target, Derivation(shrink=2))
+    with pytest.raises(UsageError, match="was made with shrink 2, not 4; choose another folder"):
+        derive(str(source), target, Derivation(shrink=4))
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_a_folder_with_something_else_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds other files"):
+        derive(str(source), source, Derivation())
+
+
+def test_blocks_need_workers_and_workers_blocks() -> None:
+    for values in ({"order": "class-blocks"}, {"workers": 3}):
+        with pytest.raises(UsageError, match="go together"):
+            Derivation(**values)  # type: ignore[arg-type]
+
+
+def test_the_command_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--input", str(source), "--to", str(tmp_path / "d"), "--shrink", "2"]
+    for said in ("written", "there already, nothing to do"):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == f"{tmp_path / 'd'}: {said}\n"
+    assert pq.read_metadata(tmp_path / "d" / "train.parquet").num_rows == 70
+
+
+def test_an_input_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        pipeline_main(["derive", "--input", str(tmp_path / "no"), "--to", str(tmp_path / "d")])
+    assert ended.value.code == 3
+    assert "does not exist; check --input" in capsys.readouterr().err
+
+
+def test_a_sample_without_evaluation_rows_is_one_side(tmp_path: Path) -> None:
+    assert pipeline_main(["sample", "--to", str(tmp_path / "s"), "--rows", "400", "--test-rows", "0"]) == 0
+    train, test = sides(str(tmp_path / "s"))
+    assert (train.rows, test) == (400, None)

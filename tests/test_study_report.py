@@ -1,0 +1,231 @@
+"""The report of a study: what it says of made-up ledgers whose truth is known, and that its files say the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.made_up_study import Draw, make_plan, make_records, normal
+from trainer.study.analysis import PRIMARY, Analysis, analyse
+from trainer.study.findings import findings
+from trainer.study.plan import Run
+from trainer.study.report import write_report, written
+from trainer.study.statistics import adjust, power, smallest_ratio, spread_p
+from trainer.study.tables import tables, to_csv, to_latex, to_markdown
+
+WAYS = ("random", "stratified", "round_robin")
+
+
+def made(draw: Draw, seeds: int = 19, ways: tuple[str, ...] = WAYS, **values: object) -> Analysis:
+    plan = make_plan(ways, seeds=seeds, **values)
+    return analyse(plan, make_records(plan, draw))
+
+
+def said(analysis: Analysis) -> str:
+    return "\n".join(finding.text for finding in findings(analysis))
+
+
+@pytest.fixture(scope="module")
+def alike() -> Analysis:
+    return made(normal(dict.fromkeys(WAYS, 0.01)))
+
+
+@pytest.fixture(scope="module")
+def steadier() -> Analysis:
+    """Stratified shards have a fifth of the spread, and round robin a lower mean."""
+    return made(normal({"random": 0.02, "stratified": 0.004, "round_robin": 0.02}, means={"round_robin": 0.5}))
+
+
+def test_where_nothing_differs_nothing_is_said_to(alike: Analysis) -> None:
+    text = said(alike)
+    assert "Spread: no difference between random and any other way of sharding could be shown" in text
+    smallest = smallest_ratio(19, 0.05 / 2)
+    assert smallest is not None
+    assert f"with 19 seeds a ratio of standard deviations under {smallest:.1f} could not have been seen" in text
+    assert not re.search("Steadier|Less steady|Mean: other", text)
+    assert text.count("no difference could be shown") >= 2
+
+
+def test_a_planted_difference_is_found_and_named(steadier: Analysis) -> None:
+    text = said(steadier)
+    assert "Steadier than random: from seed to seed the final accuracy varies less with stratified." in text
+    assert re.search(r"Mean: other than random's with round_robin \(-\d+\.\d\d points\)\.", text)
+    levels = {finding.text.partition(":")[0]: finding.level for finding in findings(steadier)}
+    assert (levels["stratified"], levels["round_robin"]) == ("better", "worse")
+
+
+def test_a_member_that_varies_more_is_less_steady() -> None:
+    text = said(made(normal({"random": 0.004, "stratified": 0.02, "round_robin": 0.004})))
+    assert "Less steady than random: the final accuracy varies more with stratified." in text
+
+
+def test_means_that_are_equal_within_the_margin_are_said_to_be() -> None:
+    text = said(made(normal(dict.fromkeys(WAYS, 0.001)), margin=0.01))
+    assert text.count("equal within 1 points (p < 0.001)") == 2
+
+
+def test_two_seeds_say_nothing() -> None:
+    text = said(made(normal(dict.fromkeys(WAYS, 0.01)), seeds=2))
+    assert text.startswith("Nothing can be said yet: a comparison needs 3 seeds of random and of another.")
+
+
+def test_a_study_in_progress_says_how_far_it_is() -> None:
+    plan = make_plan(WAYS, seeds=10)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))[:17]
+    found = analyse(plan, records)
+    assert "This rests on 17 of 30 runs" in said(found)
+    assert {m.name: m.summaries[PRIMARY].n for m in found.settings[0].members.values()} == {
+        "random": 6,
+        "stratified": 6,
+        "round_robin": 5,
+    }
+    assert found.seeds == 5  # pairs of the member that has the fewest
+
+
+def test_runs_that_diverged_are_counted_and_in_no_mean() -> None:
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+
+    def some_diverge(run: Run) -> float | None:
+        return None if run.cell.sharding == "stratified" and run.seed in (2, 5) else draw(run)
+
+    found = made(some_diverge)
+    member = found.settings[0].members["stratified"]
+    comparison = member.comparisons[PRIMARY]
+    assert comparison is not None
+    assert (member.diverged, member.summaries[PRIMARY].n, comparison.n) == (2, 17, 17)
+    assert "stratified: 2 of 19 runs diverged, and are in no mean." in said(found)
+
+
+def test_differences_are_of_equal_seeds() -> None:
+    """A difference that a common seed hides from unpaired tests: each pair differs by the same."""
+
+    def draw(run: Run) -> float:
+        base = 0.6 + 0.05 * float(np.random.default_rng(run.seed).standard_normal())
+        return base + (0.002 + 1e-4 * (run.seed % 3) if run.cell.sharding == "stratified" else 0)
+
+    comparison = made(draw, ways=("random", "stratified")).settings[0].members["stratified"].comparisons[PRIMARY]
+    assert comparison is not None
+    assert comparison.difference_p < 1e-10
+    assert comparison.correlation > 0.99
+
+
+def test_p_values_are_adjusted_over_the_whole_study() -> None:
+    plan = make_plan(WAYS, seeds=9, models={"a": {"model": "cnn"}, "b": {"model": "resnet20"}})
+    found = analyse(plan, make_records(plan, normal({"random": 0.02, "stratified": 0.005, "round_robin": 0.02})))
+    comparisons = [c for s in found.settings for m in s.members.values() if (c := m.comparisons[PRIMARY])]
+    assert found.family == len(comparisons) == 4
+    assert [c.adjusted_spread_p for c in comparisons] == pytest.approx(adjust([c.spread_p for c in comparisons]))
+
+
+def test_protocols_are_compared_as_ways_of_sharding_are() -> None:
+    plan = make_plan(
+        ("random", "stratified"),
+        seeds=9,
+        compare="protocol",
+        baseline="bsp",
+        protocols={"asp": {"protocol": "asp"}, "bsp": {"protocol": "bsp"}},
+    )
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    found = analyse(plan, make_records(plan, lambda run: draw(run) or 0))
+    assert [setting.name for setting in found.settings] == ["made-up, random, cnn", "made-up, stratified, cnn"]
+    assert list(found.settings[0].members) == ["asp", "bsp"]
+    assert "any other protocol" in said(found)
+
+
+def test_a_planted_ratio_of_three_is_found_by_as_many_studies_as_the_power_says() -> None:
+    seeds, studies = 9, 300
+    found = 0
+    for study in range(studies):
+        draw = normal({"random": 0.03, "stratified": 0.01}, seed=study)
+        plan = make_plan(("random", "stratified"), seeds=seeds)
+        a, b = (np.array([draw(run) for run in plan.runs() if run.cell.sharding == way]) for way in plan.shardings)
+        found += spread_p(a, b) < 0.05
+    assert found / studies == pytest.approx(power(seeds, 3.0), abs=4 * math.sqrt(0.25 / studies))
+
+
+def test_evenness_that_goes_with_spread_is_seen() -> None:
+    """Seeds with less even shards end farther from the median."""
+    signs = {seed: (-1) ** (seed // 7) for seed in range(28)}
+    found = made(lambda run: 0.6 + 0.01 * (run.seed % 7) * signs[run.seed], seeds=28, ways=("random", "stratified"))
+    test = next(test for test in found.qualities if test.quality == "mmd_ratio")
+    assert test.within[0] > 0.8
+    assert test.within[1] < 1e-6
+    assert test.runs == 56
+
+
+def test_the_curve_is_compared_over_all_epochs(steadier: Analysis) -> None:
+    members = steadier.settings[0].members
+    assert members["stratified"].curve_ratio > 2
+    assert members["stratified"].curve_adjusted_p < 0.01
+    assert math.isnan(members["random"].curve_p)
+    assert steadier.settings[0].levelled == pytest.approx(5.0)
+
+
+def test_every_file_says_the_same(steadier: Analysis) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(steadier))))
+    stored = json.loads(written(steadier)["results.json"])
+    members = {member["name"]: member for member in stored["settings"][0]["members"]}
+    for row in rows:
+        summary = members[row["member"]]["summaries"][row["measure"]]
+        assert float(row["mean"]) == summary["mean"]
+        assert float(row["sd"]) == summary["sd"]
+        comparison = members[row["member"]]["comparisons"][row["measure"]]
+        assert (row["adjusted_spread_p"] == "") == (comparison is None)
+        if comparison:
+            assert float(row["sd_ratio"]) == comparison["sd_ratio"]
+            assert float(row["adjusted_spread_p"]) == comparison["adjusted_spread_p"]
+    found = steadier.settings[0].members["stratified"]
+    mean = f"{found.summaries[PRIMARY].mean:.4f}"
+    assert mean in to_markdown(steadier)
+    assert mean in to_latex(steadier)
+    assert r"round\_robin" in to_latex(steadier)
+    for table in tables(steadier):
+        assert all(len(row) == len(table.header) for row in table.rows), table.caption
+
+
+def test_the_published_figures_stand_beside_ours() -> None:
+    plan = make_plan(("random", "stratified"), seeds=5, datasets={"cifar10-16x16": {"input": "nowhere"}})
+    found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
+    table = next(table for table in tables(found) if "Table II, CIFAR-10" in table.caption)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["stratified"][-3:] == ("0.935396", "0.000284", "3.04")
+    assert rows["distribution_aware-k30"][:4] == ("-", "-", "-", "-")
+
+
+def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=5)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    text = write_report(plan, tmp_path, records)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 7
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert f"report: {tmp_path / 'report.html'}" in text
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write_report(plan, tmp_path, records)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda run: None, id="all diverged"),
+        pytest.param(lambda run: 0.5, id="all alike"),
+        pytest.param(lambda run: 0.5 if run.cell.sharding == "random" else 0.6, id="no spread, two means"),
+    ],
+)
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=seeds)
+    assert "report:" in write_report(plan, tmp_path, make_records(plan, draw))
+    json.loads((tmp_path / "results.json").read_text())
+
+
+def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
+    assert "Nothing can be said yet" in write_report(make_plan(WAYS), tmp_path, [])

@@ -1,0 +1,214 @@
+"""Whole studies, with real runs in processes of their own: killed, added to, shared out, on real processes too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.__main__ import main as pipeline_main
+from pipeline.errors import DataError, UsageError
+from tests.trainer_runs import ROOT, until
+from tests.trainer_sets import copy_of, make_sets
+from trainer.study.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+READY = """
+seeds = {seeds}
+workers = 3
+backend = "{backend}"
+[datasets.small]
+[shardings.one]
+shards = "{shards}"
+[shardings.two]
+shards = "{shards}"
+[models.logistic]
+model = "logistic"
+[protocols.asp]
+protocol = "asp"
+[training]
+steps = 40
+batch_size = 30
+"""
+TIMES = ("wall_s", "cpu_s")
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sets(spark, tmp_path_factory.mktemp("study"), 3)[3]
+
+
+def write_plan(folder: Path, shards: Path, *, seeds: int = 2, backend: str = "virtual") -> str:
+    path = folder / "plan.toml"
+    path.write_text(READY.format(seeds=seeds, shards=shards, backend=backend))
+    return str(path)
+
+
+def lines(study: Path) -> dict[str, dict[str, Any]]:
+    """A ledger's lines by run, without times."""
+    records = [json.loads(line) for line in (study / "ledger.jsonl").read_text().splitlines()]
+    return {record["run"]: {key: value for key, value in record.items() if key not in TIMES} for record in records}
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of four runs that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert main([write_plan(folder, shards), "--output", str(folder / "study"), "--quiet"]) == 0
+    return folder / "study"
+
+
+def test_a_study_trains_every_run_and_leaves_ledger_and_report_alone(whole: Path) -> None:
+    found = lines(whole)
+    assert sorted(found) == [f"small/{way}/logistic/asp/{seed}" for way in ("one", "two") for seed in (0, 1)]
+    assert all(record["final_accuracy"] > 0.1 and record["updates"] == 120 for record in found.values())
+    assert (whole / "report.html").exists()
+    assert list((whole / "runs").iterdir()) == []
+    # equal shards and seeds, equal bits; other seeds, others
+    assert found["small/one/logistic/asp/0"]["parameters"] == found["small/two/logistic/asp/0"]["parameters"]
+    assert found["small/one/logistic/asp/0"]["parameters"] != found["small/one/logistic/asp/1"]["parameters"]
+
+
+def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
+    whole: Path, shards: Path, tmp_path: Path
+) -> None:
+    plan, study = write_plan(tmp_path, shards), tmp_path / "study"
+    command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1", "--quiet"]
+    ledger = study / "ledger.jsonl"
+    process = subprocess.Popen(command, cwd=ROOT)
+    until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 1, "a first line")
+    until(lambda: psutil.Process(process.pid).children(recursive=True), "the next run")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), "their end")
+    done = ledger.read_bytes()
+    assert 1 <= done.count(b"\n") < 4
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    assert ledger.read_bytes().startswith(done)
+    assert lines(study) == lines(whole)
+
+
+def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:
+    plan, study = write_plan(tmp_path, shards), tmp_path / "study"
+    command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    until(lambda: (study / "ledger.jsonl").exists(), "a first line")
+    process.terminate()
+    assert process.wait(30) == 1
+    assert process.stderr
+    assert process.stderr.read().splitlines()[-1].startswith("error: interrupted; runs that ended are in the ledger")
+    assert len(lines(study)) >= 1
+
+
+def test_a_finished_study_repeats_nothing_and_more_seeds_add_to_it(whole: Path, shards: Path, tmp_path: Path) -> None:
+    study = copy_of(whole, tmp_path / "study")
+    before = (study / "ledger.jsonl").read_bytes()
+    plan = write_plan(tmp_path, shards)
+    assert main([plan, "--output", str(study), "--quiet"]) == 0
+    assert (study / "ledger.jsonl").read_bytes() == before
+    assert main([plan, "--output", str(study), "--quiet", "--seeds", "3"]) == 0
+    after = (study / "ledger.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == 6
+
+
+def test_hosts_that_share_a_study_have_the_ledger_of_one(whole: Path, shards: Path, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, shards)
+    parts = [tmp_path / "first", tmp_path / "second"]
+    for number, part in enumerate(parts, 1):
+        assert main([plan, "--output", str(part), "--share", f"{number}/2", "--quiet"]) == 0
+        assert len(lines(part)) == 2
+    merging = [plan, "--output", str(parts[0]), "--merge", str(parts[1]), "--report-only", "--quiet"]
+    assert main(merging) == 0
+    assert lines(parts[0]) == lines(whole)
+
+
+def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards))
+    plan.write_text(plan.read_text().replace("workers = 3", "workers = 5"))
+    with pytest.raises(UsageError, match=r"\[shardings.one\]: .* is a set for 3 workers, the plan has 5"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_damaged_shard_ends_a_study_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:
+    broken = copy_of(shards, tmp_path / "broken")
+    plan = Path(write_plan(tmp_path, shards))
+    plan.write_text(
+        plan.read_text().replace(f'[shardings.two]\nshards = "{shards}"', f'[shardings.two]\nshards = "{broken}"')
+    )
+    victim = next((broken / "worker=001").iterdir())
+    victim.write_bytes(victim.read_bytes()[:-3] + b"xyz")
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
+        main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "1", "--quiet"])
+    assert list(lines(tmp_path / "study")) == ["small/one/logistic/asp/0"]
+
+
+def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
+    plan.write_text(
+        plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"').replace("[shardings.two]", "[shardings.b]")
+    )
+    assert main([str(plan), "--output", str(tmp_path / "real"), "--quiet"]) == 0
+    plan.write_text(plan.read_text().replace('backend = "processes"', 'backend = "virtual"'))
+    assert main([str(plan), "--output", str(tmp_path / "virtual"), "--quiet"]) == 0
+    real, virtual = lines(tmp_path / "real"), lines(tmp_path / "virtual")
+    assert list(real) == list(virtual) != []
+    for run, record in real.items():
+        assert record["final_accuracy"] == pytest.approx(virtual[run]["final_accuracy"], abs=0.02)
+
+
+def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path) -> None:
+    """From raw images, through a derived data set and Spark, to the report."""
+    data = tmp_path / "data"
+    assert pipeline_main(["sample", "--to", str(data), "--rows", "400", "--test-rows", "60"]) == 0
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f"""
+seeds = 2
+workers = 2
+[datasets.sample]
+input = "{data}"
+shrink = 4
+[shardings.random]
+strategy = "random"
+[shardings.stratified]
+strategy = "stratified"
+[shardings.blocks]
+strategy = "round_robin"
+order = "class-blocks"
+[models.logistic]
+model = "logistic"
+[protocols.bsp]
+protocol = "bsp"
+[training]
+epochs = 1
+batch_size = 40
+"""
+    )
+    study = tmp_path / "study"
+    command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(study)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sharding: 4 sets" in done.stderr  # random has a set a seed, the others one for all
+    assert list((study / "sets").iterdir()) == []
+    found = lines(study)
+    assert len(found) == 6
+    digests = {
+        name: {found[f"sample/{name}/logistic/bsp/{seed}"]["shards"] for seed in (0, 1)}
+        for name in ("random", "stratified", "blocks")
+    }
+    assert {name: len(some) for name, some in digests.items()} == {"random": 2, "stratified": 1, "blocks": 1}
+    assert found["sample/blocks/logistic/bsp/0"]["sharding"]["cramers_v"] > 0.8
+    assert found["sample/stratified/logistic/bsp/0"]["sharding"]["cramers_v"] < 0.05
