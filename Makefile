@@ -12,6 +12,7 @@ OUT ?= build/demo
 RUN ?= build/run/$(notdir $(OUT))
 TRAIN ?= --model cnn --protocol asp --servers 2 --epochs 5 --batch-size 120
 NAME ?= cifar10
+PLAN ?= quick
 KILLS ?= 200
 SEED ?=
 TO ?= data/$(NAME)
@@ -28,7 +29,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # Tests start hundreds of Pythons: none should compile this checkout again.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo demo-shards test test-fast chaos lint fetch hdfs-up hdfs-down bench-sharding bench-trainer clean clean-venv
+.PHONY: help setup demo demo-shards test test-fast chaos lint fetch hdfs-up hdfs-down bench-sharding bench-trainer study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -88,6 +89,13 @@ bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and
 
 bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory with the least there could be (SHARDS=DIR)
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
+
+study: $(READY_DEV) ## train PLAN (conf/study, or a file) with many seeds into build/study/PLAN, and report on it
+	@$(ENV); $(if $(filter quick,$(PLAN)),python -m pipeline sample --to $(SAMPLE);) \
+	  $(LOCAL_IP) python -m trainer.study '$(PLAN)' --output 'build/study/$(basename $(notdir $(PLAN)))' $(ARGS)
+
+study-check: $(READY_DEV) ## compute every printed number of trainer/study/results again, from the ledgers there
+	@$(ENV); python -m trainer.study.check $(ARGS)
 
 clean: ## delete what demo and the checks wrote (build/ and caches); downloads and .venv stay
 	@rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis spark-warehouse metastore_db artifacts derby.log

@@ -123,7 +123,7 @@ def test_a_folder_with_something_else_is_refused(source: Path, tmp_path: Path) -
 def test_blocks_need_workers_and_workers_blocks() -> None:
     for values in ({"order": "class-blocks"}, {"workers": 3}):
         with pytest.raises(UsageError, match="go together"):
-            Derivation(**values)  # type: ignore[arg-type]
+            Derivation(**values)
 
 
 def test_the_command_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,14 @@ from trainer.models import MODELS
 from trainer.protocols import PROTOCOLS
 
 ROOT = PACKAGE.parent
-FILES = ("README.md", "pipeline/README.md", "trainer/README.md", "jobs/README.md", "tests/README.md")
+FILES = (
+    "README.md",
+    "pipeline/README.md",
+    "trainer/README.md",
+    "trainer/study/README.md",
+    "jobs/README.md",
+    "tests/README.md",
+)
 TEXTS = {file: (ROOT / file).read_text() for file in FILES}
 ALL_TEXT = "\n".join(TEXTS.values())
 FRONT_DOOR_LINES = 150
@@ -43,6 +50,7 @@ WRITTEN = {
         "build/pipeline.zip", "build/shards/report.html", "build/shards-3/manifest.json", "build/in-runs/manifest.json",
     ),
     "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/run-own/result.json"),
+    "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),
     "jobs/README.md": (
         "build/shards/report.html", "build/compare/compare.html", "build/compare/class_cluster/manifest.json",
     ),

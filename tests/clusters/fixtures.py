@@ -20,12 +20,13 @@ from tests.clusters.yarn import Yarn
 LONG = (
     "on standalone", "on hdfs", "test_readme", "test_benchmark.py", "test_on_local_files", "test_trainer_hosts",
     "test_trainer_launch", "test_chaos", "test_jobs", "test_training", "test_regressions", "test_clusters", "test_report",
-    "test_trainer_faults", "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_wheel",
+    "test_trainer_faults", "test_study_runs",
+    "test_bench_trainer", "test_estimators", "test_trainer_shards", "test_sample", "test_wheel",
     "test_boundaries",
 )  # fmt: skip
 
 # Files whose tests share shards, runs, a page, a wheel or the components of a large sample.
-BY_FILE = ("test_train", "test_benchmark.py", "test_on_", "test_report", "test_sample", "test_wheel")
+BY_FILE = ("test_train", "test_study_runs", "test_benchmark.py", "test_on_", "test_report", "test_sample", "test_wheel")
 
 
 class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
