@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,23 @@ def test_a_worker_that_always_dies_is_given_up_with_its_cause(start: Start, tmp_
     assert "3 times" in line
     gone(run)
     assert run.result()["cause"] == "failed"
+
+
+def test_a_worker_that_always_dies_is_given_up_though_others_get_on(start: Start) -> None:
+    """Under asp nobody waits for it, and nobody would train its shard."""
+    run = start(*LONG, "--max-restarts", 2, "--protocol", "asp")
+    run.wait_for_updates(10)
+    while run.process.poll() is None:
+        victim = run.pid("worker-1")
+        if victim:
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        time.sleep(0.02)
+    assert run.wait() == 1
+    line = one_line(run)
+    assert "worker-1 failed 3 times in a row without progress" in line
+    assert run.events("restart")[-1]["index"] == 1
+    gone(run)
 
 
 def test_a_run_that_diverges_says_so_once_and_keeps_the_checkpoint_from_before(start: Start) -> None:

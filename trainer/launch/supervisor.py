@@ -48,6 +48,7 @@ class Supervisor:
         self.waiting: dict[Role, float] = {}  # to be started again at a time (monotonic seconds)
         self.restarts = Restarts()
         self.furthest = 0  # the highest version that was heard of
+        self.clocks: dict[int, int] = {}  # the highest clock of each worker that was heard of
         self.done: set[Role] = set()
         self.interrupted = False
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
@@ -141,8 +142,7 @@ class Supervisor:
             return
         if code in (UsageError.exit_code, DataError.exit_code):
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
-        progress = self._furthest_evaluated() if role.kind == "evaluator" else self.furthest
-        pause = pause_s(self._count(f"{role} failed", progress, cause, child.log))
+        pause = pause_s(self._count(f"{role} failed", self._progress_of(role), cause, child.log))
         if role.kind == "worker":
             self.control.tell(Op.LOST, role.index)
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
@@ -153,8 +153,14 @@ class Supervisor:
         """How often it has happened without progress by now. Raises JobError if that is too often."""
         failures = self.restarts.failed(what, progress)
         if failures > self.config.processes.max_restarts:
-            raise JobError(f"{what} {failures} times in a row without progress of the run, last: {cause}; see {log}")
+            raise JobError(f"{what} {failures} times in a row without progress, last: {cause}; see {log}")
         return failures
+
+    def _progress_of(self, role: Role) -> int:
+        """A worker's own: others get on without one that always dies, and nobody would train its shard."""
+        if role.kind == "worker":
+            return self.clocks.get(role.index, -1)
+        return self._furthest_evaluated() if role.kind == "evaluator" else self.furthest
 
     def _furthest_evaluated(self) -> int:
         """The newest version that the evaluator is done with; one without rows logs no event, and marks it only."""
@@ -220,6 +226,9 @@ class Supervisor:
             if event["event"] == "eval":
                 self._evaluated = event["accuracy"]
                 self._last_evaluated = max(self._last_evaluated, event["version"])
+            if event["event"] == "train":
+                for worker in event["workers"]:
+                    self.clocks[worker["index"]] = max(worker["clock"], self.clocks.get(worker["index"], -1))
             if event["event"] == "warning":
                 self.progress.message(event["message"])
             if event["event"] == "rollback" and LEADER in self.roles:
