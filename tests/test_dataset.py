@@ -355,3 +355,12 @@ def test_real_cifar10_has_its_known_means(cifar10: Path) -> None:
     assert result.rows == 50_000
     assert result.label_counts.tolist() == [[5000] * 10]
     assert result.channel_means(1024) == pytest.approx([125.307, 122.950, 113.865], abs=1e-3)
+
+
+def test_a_file_that_is_still_being_copied_is_refused(tmp_path: Path) -> None:
+    """hdfs dfs -put writes under such a name: what is there is not all there will be."""
+    labels, images = make_rows(20, seed=1)
+    write_binary(tmp_path / "d", labels, images)
+    (tmp_path / "d" / "data_batch_3.bin._COPYING_").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"data_batch_3.bin._COPYING_ is being copied there; wait for its end"):
+        discover(STORE, str(tmp_path / "d"), run=serial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from pipeline.errors import DataError
 from pipeline.input.dataset import discover, serial
 from pipeline.input.formats import FORMATS, recognise
-from pipeline.input.formats.base import BLOCK_ROWS, DataFile
+from pipeline.input.formats.base import BLOCK_BYTES, BLOCK_ROWS, DataFile, block_rows
 from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.input.records import offsets_of
 from pipeline.shardset.layout import Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
@@ -171,3 +174,76 @@ def test_a_format_that_is_added_to_the_registry_is_recognised_and_located_when_c
         (tmp_path / "a.bin").unlink(missing_ok=True)
         with pytest.raises(DataError, match=f"record {ROWS - 1} at offset {(ROWS - 1) * 3075} has 3070 of 3075 bytes"):
             discover(STORE, str(tmp_path), run=serial)
+
+
+def test_blocks_of_large_images_are_bounded_by_bytes(tmp_path: Path) -> None:
+    """2,048 rows of a mebibyte each would be more than Arrow's 32-bit offsets can say, and than a task should hold."""
+    side = 600
+    size = 3 * side * side
+    rows = 2 * (BLOCK_BYTES // size) + 5
+    path = tmp_path / "large.bin"
+    with open(path, "wb") as file:
+        for row in range(rows):
+            file.write(bytes([row % 10]) + bytes([row]) * size)
+    name, shape = "cifar10-binary", (3, side, side)
+    data, layout = FORMATS[name].survey(STORE, STORE.info(str(path)), shape)
+    seen = 0
+    for block in FORMATS[name].read(STORE, data, 0, rows, layout, True):
+        assert block.images is not None
+        assert block.images.nbytes <= BLOCK_BYTES
+        assert (block.images[:, 0] == np.arange(seen, seen + len(block.labels))).all()
+        seen += len(block.labels)
+    assert seen == rows
+    assert block_rows(3072) == BLOCK_ROWS
+    assert block_rows(BLOCK_BYTES * 3) == 1
+
+
+def test_offsets_that_would_wrap_are_refused() -> None:
+    assert offsets_of(3, 5).tolist() == [0, 5, 10, 15]
+    assert offsets_of(2047, 1 << 20)[-1] == 2047 << 20
+    with pytest.raises(OverflowError, match="2048 images of 1048576 bytes are more than the 2 GiB"):
+        offsets_of(2048, 1 << 20)
+
+
+def png(pixels: np.ndarray, length: int | None = None) -> bytes:
+    """uint8 [C, H, W] as PNG, padded after its end to so many bytes where that is asked for."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.moveaxis(pixels, 0, -1)).save(buffer, "PNG")
+    data = buffer.getvalue()
+    return data if length is None else data + bytes(length - len(data))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_an_encoded_image_as_long_as_a_raw_one_is_an_image_like_the_others(first: int, tmp_path: Path) -> None:
+    """Wherever a block begins: with it, before it or after it."""
+    images = np.random.default_rng(5).integers(0, 3, (3, 3, 32, 32)).astype(np.uint8)
+    values = [png(images[0]), png(images[1], 3072), png(images[2])]
+    assert {len(value) == 3072 for value in values} == {True, False}
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"image": values, "label": [0, 1, 2]}), path)
+    file, layout = surveyed(path, "parquet")
+    (block,) = FORMATS["parquet"].read(STORE, file, first, 3, layout, True)
+    assert np.array_equal(block.images, images[first:].reshape(3 - first, -1))
+
+
+def test_raw_pixels_that_begin_like_an_encoded_image_are_raw(tmp_path: Path) -> None:
+    images = np.random.default_rng(6).integers(0, 256, (3, 3072)).astype(np.uint8)
+    images[1, :4] = list(b"\x89PNG")
+    images[2, :3] = list(b"\xff\xd8\xff")
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"image": [row.tobytes() for row in images], "label": [0, 1, 2]}), path)
+    file, layout = surveyed(path, "parquet")
+    (block,) = FORMATS["parquet"].read(STORE, file, 0, 3, layout, True)
+    assert np.array_equal(block.images, images)
+
+
+def test_grey_images_of_sixteen_bits_are_refused_and_not_clipped(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((32, 32), 40_000, np.uint16)).save(buffer, "PNG")
+    path = tmp_path / "p.parquet"
+    pq.write_table(
+        pa.table({"image": [png(np.zeros((3, 32, 32), np.uint8)), buffer.getvalue()], "label": [0, 1]}), path
+    )
+    file, layout = surveyed(path, "parquet")
+    with pytest.raises(DataError, match=r"row 1: the image has more than 8 bits a channel \(mode I;16\); convert it"):
+        list(FORMATS["parquet"].read(STORE, file, 0, 2, layout, True))

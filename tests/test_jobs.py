@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.command_line import parse
+from pipeline.runs.flags import read_request, sharding_parser
 from pipeline.spark.session import PACKAGE
 from tests.application import Ended, run_application, run_job
 from tests.clusters import spark_submit
@@ -248,3 +250,19 @@ def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Pat
     assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600
     done = run_job("distribution_aware.py", *flags, "--overwrite", "--engine", "spark-ml", "--components", "0.9")
     assert_one_line(done, 2, "--engine spark-ml needs a number of components")
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("hdfs://n:9/sets/{run_id}", "hdfs://n:9/sets/scheduled__2026-01-01T00_00_00+00_00"),
+        ("/sets/{run_id}", "/sets/scheduled__2026-01-01T00:00:00+00:00"),
+    ],
+)
+def test_a_run_id_of_airflow_is_a_name_on_hdfs_too(output: str, expected: str) -> None:
+    """HDFS refuses colons, which the ids of scheduled runs have; the manifest tells the id as it is."""
+    run_id = "scheduled__2026-01-01T00:00:00+00:00"
+    argv = ["--input", "/in", "--output", output, "--workers", "2", "--run-id", run_id]
+    request = read_request(parse(sharding_parser("job.py", None), argv))
+    assert request.output == expected
+    assert request.interval == {"run_id": run_id}

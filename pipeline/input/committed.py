@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
-from pipeline.input.formats.base import BLOCK_ROWS
+from pipeline.input.formats.base import block_rows
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardSet, missing_file
 from pipeline.shardset.schema import raw_images
@@ -88,8 +88,9 @@ class CommittedDataset(Dataset):
         def column(part: pa.Table, name: str) -> Any:
             return part.column(name).to_numpy() if name in table.schema.names else None
 
-        for low in range(0, len(table), BLOCK_ROWS):
-            part = table.slice(low, BLOCK_ROWS).combine_chunks()
+        step = block_rows(self.record_bytes)
+        for low in range(0, len(table), step):
+            part = table.slice(low, step).combine_chunks()
             pixels = raw_images(part.column("image"), self.record_bytes, self.uri, 0) if images else None
             yield Block(
                 column(part, "id"),

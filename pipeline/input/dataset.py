@@ -121,6 +121,10 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     for entry in entries:
         if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
             continue
+        if entry.name.endswith("._COPYING_"):
+            raise DataError(
+                f"{entry.path} is being copied there; wait for its end, or remove it if nobody copies any more"
+            )
         if entry.is_dir:
             raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
         files.append(entry)

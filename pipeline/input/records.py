@@ -14,9 +14,18 @@ from pipeline.input.dataset import Block
 def binary_array(images: npt.NDArray[np.uint8]) -> pa.Array:
     """uint8 [rows, bytes] as a binary column, without a copy where the rows are contiguous."""
     rows, pixels = images.shape
-    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(pixels)
+    offsets = offsets_of(rows, pixels)
     data = pa.py_buffer(np.ascontiguousarray(images).reshape(-1))
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
+
+
+def offsets_of(rows: int, size: int) -> npt.NDArray[np.int32]:
+    """Where each of so many values of one size begins, and the last ends. Raises OverflowError beyond Arrow's 2 GiB."""
+    if rows * size > np.iinfo(np.int32).max:
+        raise OverflowError(
+            f"{rows} images of {size} bytes are more than the 2 GiB of an Arrow column; use smaller blocks"
+        )
+    return np.arange(rows + 1, dtype=np.int32) * np.int32(size)
 
 
 def record_batch(

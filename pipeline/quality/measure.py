@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.input.dataset import Block, Run, serial
 from pipeline.input.formats import Columns
-from pipeline.input.formats.base import BLOCK_ROWS
+from pipeline.input.formats.base import block_rows
 from pipeline.quality.metrics import (
     Floats,
     Ints,
@@ -70,7 +70,7 @@ class Reader:
                     "rerun the job with --overwrite"
                 )
             at = 0
-            for batch in parquet.iter_batches(BLOCK_ROWS, columns=names):
+            for batch in parquet.iter_batches(block_rows(math.prod(self.shape)), columns=names):
                 yield self._owned(batch, path, at)
                 at += len(batch)
 

@@ -115,7 +115,9 @@ def read_request(args: argparse.Namespace) -> Request:
         for key in re.findall(r"\{(ds|run_id)\}", uri):
             if key not in interval:
                 raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
-            uri = uri.replace(f"{{{key}}}", interval[key])
+            # HDFS has no colon in names, and Airflow's run ids have; what is committed tells the id as it is.
+            value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
+            uri = uri.replace(f"{{{key}}}", value)
         return uri
 
     output = filled(args.output)

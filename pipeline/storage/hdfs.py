@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -48,6 +49,8 @@ class HdfsFiles:
             ):
                 if any(sign in first for sign in signs):
                     raise kind(f"{path}: {first}") from error
+            if "QuotaExceeded" in first:  # waiting helps nobody
+                raise OSError(errno.EDQUOT, f"{path}: {first}") from error
             advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
             raise OSError(f"{path}: {first}{advice}") from error
 

@@ -7,6 +7,8 @@ import re
 
 def split_uri(uri: str) -> tuple[str, str, str]:
     """(scheme, authority, path); the path as it stands, whatever #, ? or ; it holds."""
-    match = re.fullmatch(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)|(file|hdfs):(?!//))?(.*)", uri, re.DOTALL)
+    with_authority = r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)"
+    without = r"(file|hdfs|[A-Za-z][A-Za-z0-9+.-]*(?=:/)):(?!//)"  # dbfs:/x is no folder that is named dbfs:
+    match = re.fullmatch(rf"(?:{with_authority}|{without})?(.*)", uri, re.DOTALL)
     assert match, "the pattern matches every text"
     return match[1] or match[3] or "", match[2] or "", match[4]

@@ -15,6 +15,12 @@ from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
 BLOCK_ROWS = 2048  # the most rows of a block
+BLOCK_BYTES = 64 << 20  # the most bytes of its images, but for a block of one row: Arrow's offsets end at 2 GiB
+
+
+def block_rows(record_bytes: int) -> int:
+    """The most rows of a block of images of so many bytes each."""
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, record_bytes)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Format(ABC):
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
-        """Records start <= r < stop of one file in blocks of at most 2,048. Raises DataError."""
+        """Records start <= r < stop of one file in blocks of at most ``block_rows`` rows. Raises DataError."""
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
         """The place of one record, for an error line."""

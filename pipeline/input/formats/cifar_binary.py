@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.input.formats.base import BLOCK_ROWS, Columns, DataFile, Format
+from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 from pipeline.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
@@ -61,8 +61,9 @@ class FixedRecords(Format):
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
         size = self.record_bytes(layout.shape)
-        for low in range(start, stop, BLOCK_ROWS):
-            rows = min(BLOCK_ROWS, stop - low)
+        step = block_rows(layout.record_bytes)
+        for low in range(start, stop, step):
+            rows = min(step, stop - low)
             data = store.read_range(file.path, low * size, rows * size)
             if len(data) != rows * size:
                 raise DataError(f"{file.path} ends at offset {low * size + len(data)}: it was cut while it was read")

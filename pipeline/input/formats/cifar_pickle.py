@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.input.formats.base import BLOCK_ROWS, Columns, DataFile, Format
+from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 from pipeline.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
@@ -134,6 +134,7 @@ class CifarPickle(Format):
         key = b"fine_labels" if b"fine_labels" in batch else b"labels"
         labels = _labels(batch, key, file.path, len(data))
         coarse = _labels(batch, b"coarse_labels", file.path, len(data)) if layout.coarse else None
-        for low in range(start, stop, BLOCK_ROWS):
-            rows = slice(low, min(low + BLOCK_ROWS, stop))
+        step = block_rows(layout.record_bytes)
+        for low in range(start, stop, step):
+            rows = slice(low, min(low + step, stop))
             yield Columns(labels[rows], data[rows] if images else None, coarse[rows] if coarse is not None else None)

@@ -10,11 +10,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
 from pipeline.errors import DataError
-from pipeline.input.formats.base import BLOCK_ROWS, Columns, DataFile, Format
+from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 from pipeline.shardset.layout import CIFAR_SHAPE, Dtype, Layout
 from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
 from pipeline.storage.files import FileInfo
@@ -60,8 +61,11 @@ def is_encoded(data: bytes, pixels: int) -> bool:
 
 
 def decode(data: bytes) -> npt.NDArray[np.uint8]:
-    """An encoded image as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB."""
+    """An encoded image as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB. Raises DataError where that
+    would lose bits."""
     with Image.open(io.BytesIO(data)) as image:
+        if image.mode.startswith(("I", "F")):
+            raise DataError(f"the image has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
         pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
@@ -118,15 +122,15 @@ class ParquetImages(Format):
         image = _pick(parquet.schema_arrow, IMAGE_COLUMNS, file.path)
         beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
         names = [label, *beside, *([image] if images else [])]
-        first = 0
+        first, step = 0, block_rows(layout.record_bytes)
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
             low, high = max(start - first, 0), min(stop - first, rows)
             if low < high:
                 with broken_is_data_error(file.path):
                     table = parquet.read_row_group(group, columns=names).slice(low, high - low)
-                for at in range(0, high - low, BLOCK_ROWS):
-                    part = table.slice(at, BLOCK_ROWS)
+                for at in range(0, high - low, step):
+                    part = table.slice(at, step)
                     record = first + low + at
                     yield Columns(
                         labels=_whole(part.column(label), label, file.path, record),
@@ -144,18 +148,42 @@ class ParquetImages(Format):
         if values.null_count:
             row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"{path}, row {row}: the image is null")
-        if layout.dtype != "uint8" or not is_encoded(values[0].as_py(), size):
+        if layout.dtype != "uint8":
+            return raw_images(values, size, path, first)
+        if _looks_raw(values, size):
             return raw_images(values, size, path, first)
         out = np.empty((len(values), size), np.uint8)
         for at, value in enumerate(values):
-            try:
-                image = decode(value.as_py())
-            except Exception as error:  # Pillow raises many kinds for a broken image
-                raise DataError(f"{path}, row {first + at}: the image cannot be decoded ({error})") from None
-            if image.shape != layout.shape:
-                raise DataError(f"{path}, row {first + at}: the image is {image.shape}, the first one {layout.shape}")
-            out[at] = image.reshape(-1)
+            out[at] = _pixels(value.as_py(), layout, f"{path}, row {first + at}")
         return out
+
+
+def _looks_raw(values: Any, size: int) -> bool:
+    """Whether all values have so many bytes, and none begins as an encoded image does."""
+    if not pc.all(pc.equal(pc.binary_length(values), size)).as_py():
+        return False
+    heads = pc.binary_slice(values, 0, max(map(len, ENCODED)))
+    return not any(pc.any(pc.starts_with(heads.cast(pa.large_binary()), pattern)).as_py() for pattern in ENCODED)
+
+
+def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
+    """One image, encoded or raw, uint8 [C*H*W]: each row is judged by itself, wherever blocks begin. Raw pixels that begin
+    as an encoded image does are no such image, and one whose bytes number as many as its pixels is. Raises DataError."""
+    if not data.startswith(ENCODED):
+        if len(data) != layout.record_bytes:
+            raise DataError(f"{place}: the image has {len(data)} bytes, not {layout.record_bytes}")
+        return np.frombuffer(data, np.uint8)
+    try:
+        image = decode(data)
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from None
+    except Exception as error:  # Pillow raises many kinds for a broken image
+        if len(data) == layout.record_bytes:
+            return np.frombuffer(data, np.uint8)
+        raise DataError(f"{place}: the image cannot be decoded ({error})") from None
+    if image.shape != layout.shape:
+        raise DataError(f"{place}: the image is {image.shape}, the first one {layout.shape}")
+    return image.reshape(-1)
 
 
 def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:
