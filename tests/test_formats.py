@@ -223,6 +223,7 @@ def test_an_encoded_image_as_long_as_a_raw_one_is_an_image_like_the_others(first
     pq.write_table(pa.table({"image": values, "label": [0, 1, 2]}), path)
     file, layout = surveyed(path, "parquet")
     (block,) = FORMATS["parquet"].read(STORE, file, first, 3, layout, True)
+    assert block.images is not None
     assert np.array_equal(block.images, images[first:].reshape(3 - first, -1))
 
 
@@ -234,6 +235,7 @@ def test_raw_pixels_that_begin_like_an_encoded_image_are_raw(tmp_path: Path) -> 
     pq.write_table(pa.table({"image": [row.tobytes() for row in images], "label": [0, 1, 2]}), path)
     file, layout = surveyed(path, "parquet")
     (block,) = FORMATS["parquet"].read(STORE, file, 0, 3, layout, True)
+    assert block.images is not None
     assert np.array_equal(block.images, images)
 
 

@@ -7,17 +7,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.assignment.chunks import offsets_by_chunk
+from pipeline.assignment.groups import group_table
 from pipeline.errors import JobError
-from pipeline.output.writer import WrittenChunk, WrittenFile
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.records import record_batch
+from pipeline.input.scan import scan
+from pipeline.output import writer
+from pipeline.output.writer import ChunkJob, WrittenChunk, WrittenFile
 from pipeline.runs import shard as runs
 from pipeline.runs import write
 from pipeline.runs.request import Request
 from pipeline.runs.shard import ShardingResult
 from pipeline.spark.progress import PhaseLog
-from pipeline.strategies import Context, Fitted, Strategy
+from pipeline.storage.store import Store
+from pipeline.strategies import Context, Fitted, Grouping, Strategy
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
@@ -149,3 +158,55 @@ def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_
         sharded(spark, source, tmp_path / "out")
     assert sum(file.rows for file in seen) == ROWS + 9
     assert not (tmp_path / "out").exists()
+
+
+def job_of(dataset: Dataset, staging: Path, workers: int = 3) -> ChunkJob:
+    """All rows round robin, in one chunk."""
+    table, bounds = group_table(np.array([dataset.rows]), workers), [(0, dataset.rows)]
+    offsets = offsets_by_chunk(np.array([[dataset.rows]]))
+    return ChunkJob(dataset, Grouping(), table, offsets, bounds, str(staging), "g", 10)
+
+
+def altered(kind: str) -> Callable[..., pa.RecordBatch]:
+    """``record_batch`` with one wrong value, as a fault between the reader and Parquet would give."""
+
+    def make(schema: pa.Schema, *args: Any, **extra: Any) -> pa.RecordBatch:
+        batch = record_batch(schema, *args, **extra)
+        at = schema.get_field_index(kind)
+        values = batch.column(at).to_pylist()
+        values[0] = bytes([values[0][0] ^ 1]) + values[0][1:] if kind == "image" else values[0] ^ 1
+        return batch.set_column(at, schema.field(at), pa.array(values, schema.field(at).type))
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["image", "label", "id", "none"])
+def test_what_goes_into_the_files_is_verified_and_not_what_was_read(
+    kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    job = job_of(dataset, tmp_path / "staged")
+    scanned = scan(dataset, job.bounds, 1, serial)
+    if kind != "none":
+        monkeypatch.setattr(writer, "record_batch", altered(kind))
+    written = [job.write(0, "task")]
+    if kind == "none":
+        write.verify(written, scanned, job.table)
+    else:
+        with pytest.raises(JobError, match="the input changed while it was sharded"):
+            write.verify(written, scanned, job.table)
+
+
+def test_a_try_that_fails_leaves_no_file(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+
+    def fail(*_: Any, **__: Any) -> pa.RecordBatch:
+        (tmp_path / "staged" / "seen").write_text("it had begun")
+        raise JobError("no more")
+
+    job = job_of(dataset, tmp_path / "staged")
+    job.write(0, "whole")
+    monkeypatch.setattr(writer, "record_batch", fail)
+    with pytest.raises(JobError, match="no more"):
+        write._write(job, 0)
+    assert {path.name for path in (tmp_path / "staged").iterdir()} == {"whole", "seen"}

@@ -17,7 +17,7 @@ from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 
-FRESH_MOMENTUM, STALE_MOMENTUM = 0.9, 0.95
+FRESH_MOMENTUM = 0.9
 DROPS = ", ".join(f"{name} {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
 
 
@@ -58,7 +58,7 @@ class Optimiser(Spec):
         metavar="M",
         least=0,
         below=1,
-        shown=f"{FRESH_MOMENTUM:g}, or {STALE_MOMENTUM:g} where gradients may be stale",
+        shown=f"{FRESH_MOMENTUM:g}, or the model's own where gradients may be stale, mostly {ModelSpec.stale_momentum:g}",
     )
     momentum_rule: Literal["auto", "heavy-ball", "look-ahead"] = option(
         "auto",
@@ -178,7 +178,7 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
-        rate, coefficient = self.model.stale_learning_rate, STALE_MOMENTUM
+        rate, coefficient = self.model.stale_learning_rate, self.model.stale_momentum
         if self.protocol.synchronous:
             rate, coefficient = self.model.learning_rate, FRESH_MOMENTUM
         given = self.optimiser

@@ -13,15 +13,17 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.ranks import ranks
+from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.records import record_batch
-from pipeline.input.scan import WORD, fingerprint
-from pipeline.shardset.schema import record_schema
+from pipeline.input.scan import WORD
+from pipeline.shardset.schema import TARGET_COLUMN, raw_images, record_schema
 from pipeline.storage.store import Store
 from pipeline.strategies.base import Grouping
 
@@ -46,7 +48,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenChunk:
-    """rows, fingerprint: of the owners (copy 0), as written, to be held against the scan."""
+    """rows, fingerprint: of the owners (copy 0), of what Parquet was given, to be held against the scan."""
 
     files: list[WrittenFile]
     rows: int
@@ -89,6 +91,7 @@ class ShardWriter:
     schema: pa.Schema
     num_classes: int
     group_rows: int
+    record_bytes: int
 
     def __post_init__(self) -> None:
         self.file = HashingFile(self.store.create(self.staged))
@@ -101,14 +104,17 @@ class ShardWriter:
             store_schema=True,
         )
         self.batches: list[pa.RecordBatch] = []
-        self.buffered = self.rows = self.copies = 0
+        self.buffered = self.rows = self.copies = self.fingerprint = 0
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def append(self, batch: pa.RecordBatch) -> None:
         self.batches.append(batch)
         self.buffered += len(batch)
         self.rows += len(batch)
-        self.copies += int(np.count_nonzero(batch.column("copy").to_numpy()))
+        copies = int(np.count_nonzero(batch.column("copy").to_numpy()))
+        owners = batch.filter(pc.equal(batch.column("copy"), 0)) if copies else batch
+        self.copies += copies
+        self.fingerprint = (self.fingerprint + batch_fingerprint(owners, self.record_bytes, self.path)) & WORD
         self.label_counts += np.bincount(batch.column("label").to_numpy(), minlength=self.num_classes)
         while self.buffered >= 2 * self.group_rows:
             self._write(self.group_rows)
@@ -158,7 +164,6 @@ class ChunkJob:
         """Write one chunk. task: unique to this try, so that a retried or speculative task never meets its twin."""
         schema = record_schema(self.dataset.layout, neighbourhood=self.grouping.neighbourhoods)
         writers: dict[int, ShardWriter] = {}
-        total = checksum = 0
         for block, groups, owners in self.placed(chunk):
             extra = {"neighbourhood": groups} if self.grouping.neighbourhoods else {}
             for worker, rows, copy in deliveries(owners, self.table.sparse[groups], self.table.num_workers):
@@ -166,10 +171,9 @@ class ChunkJob:
                 if worker not in writers:
                     writers[worker] = self._open(worker, chunk, task, schema)
                 writers[worker].append(batch)
-                owned = rows[copy == 0]
-                total += len(owned)
-                checksum = (checksum + fingerprint(block, owned)) & WORD
-        return WrittenChunk([writers[worker].close() for worker in sorted(writers)], total, checksum)
+        files = [writers[worker].close() for worker in sorted(writers)]
+        count = sum(file.rows - file.copies for file in files)
+        return WrittenChunk(files, count, sum(writer.fingerprint for writer in writers.values()) & WORD)
 
     def placed(self, chunk: int) -> Iterator[tuple[Block, Ints, Ints]]:
         """(block, groups, owners) for every block of a chunk, in id order."""
@@ -185,7 +189,19 @@ class ChunkJob:
         self.dataset.store.makedirs(staged.rpartition("/")[0])
         limit = BUFFER_BYTES // (2 * self.table.num_workers * self.dataset.record_bytes)
         group_rows = max(1, min(ROW_GROUP_ROWS, limit))
-        return ShardWriter(self.dataset.store, staged, path, worker, schema, self.num_classes, group_rows)
+        size = self.dataset.record_bytes
+        return ShardWriter(self.dataset.store, staged, path, worker, schema, self.num_classes, group_rows, size)
+
+
+def batch_fingerprint(batch: pa.RecordBatch, record_bytes: int, path: str) -> int:
+    """The sum of ``row_hashes`` over rows as they are in Arrow's memory, on their way into the file ``path``."""
+    names = batch.schema.names
+    coarse = batch.column("coarse_label").to_numpy() if "coarse_label" in names else None
+    targets = batch.column(TARGET_COLUMN).to_numpy() if TARGET_COLUMN in names else None
+    images = raw_images(batch.column("image"), record_bytes, path, 0)
+    hashes = row_hashes(batch.column("id").to_numpy(), batch.column("label").to_numpy(), coarse, targets, images)
+    with np.errstate(over="ignore"):
+        return int(hashes.sum())
 
 
 def deliveries(

@@ -25,7 +25,8 @@ from pipeline.output.entries import (
 from pipeline.output.writer import WrittenChunk
 from pipeline.runs.request import Request, check_output, identity
 from pipeline.runs.write import copy_models, save_models, write_all
-from pipeline.shardset.commit import Attempt, refuse_unless
+from pipeline.shardset.commit import Attempt, has_leftovers, refuse_unless
+from pipeline.shardset.damage import first_damage
 from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
@@ -141,19 +142,38 @@ class ShardingRun:
     def carry_out(self) -> ShardingResult:
         """Commit the set, or find it committed; see ``shard``."""
         before = read_committed(self.store, self.output)
-        if before and self._is_current(before, None):
-            return ShardingResult(before, fresh=False)
+        if before and self._is_current(before, None) and not self._is_damaged(before):
+            return self._found(before)
         inputs = self._scan()
-        if before and self._is_current(before, inputs):
-            return ShardingResult(before, fresh=False)
+        if before and self._is_current(before, inputs) and not self._is_damaged(before):
+            return self._found(before)
         damaged = before and before.manifest.get("identity") == self.identity and missing_file(before)
-        if before and not damaged:  # a damaged set is mended without --overwrite
+        if before and not damaged:  # a set that misses files is mended without --overwrite
             refuse_unless(self.request.overwrite, before, "configuration or input")
         with Attempt(self.store, self.output) as attempt:
             generation = self._generation(inputs, before, attempt.id)
             dealt = self._deal(inputs, attempt.folder, generation)
             with self.progress.phase("commit"):
                 return self._commit(attempt, generation, before, inputs, dealt)
+
+    def _found(self, committed: ShardSet) -> ShardingResult:
+        """The set that is there, without what runs that were killed have left beside it: a reader of all files of a
+        worker's folder would see rows twice."""
+        if has_leftovers(self.store, committed):
+            with Attempt(self.store, self.output) as attempt:
+                removed = attempt.tidy()
+            self.progress.report(f"{removed} files that a killed run had left are deleted")
+        return ShardingResult(committed, fresh=False)
+
+    def _is_damaged(self, committed: ShardSet) -> bool:
+        """With --overwrite, whether a file that is listed is not what it was: then the set is made again."""
+        if not self.request.overwrite:
+            return False
+        with self.progress.phase("verify"):
+            found = first_damage(committed, run_on(self.context))
+            if found:
+                self.progress.report(f"{found}: the set is made again")
+        return found is not None
 
     def _scan(self) -> Inputs:
         with self.progress.phase("scan"):

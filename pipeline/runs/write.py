@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pyspark import SparkContext
@@ -42,10 +44,21 @@ def write_all(
         source.scan.num_classes,
         folder,
     )
-    write = with_retries(lambda chunk: job.write(chunk, f"{chunk:05d}-{uuid.uuid4().hex[:8]}"))
+    write = with_retries(partial(_write, job))
     written = run_on(context)(write, list(range(len(job.bounds))))
     verify(written, source.scan, table)
     return written
+
+
+def _write(job: ChunkJob, chunk: int) -> WrittenChunk:
+    """One try, which leaves nothing where it fails."""
+    task = f"{chunk:05d}-{uuid.uuid4().hex[:8]}"
+    try:
+        return job.write(chunk, task)
+    except BaseException:
+        with suppress(OSError):  # then the end of the run deletes it
+            job.dataset.store.delete(f"{job.staging}/{task}")
+        raise
 
 
 def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:

@@ -30,10 +30,13 @@ from typing import Any
 
 from pipeline.errors import JobError, UsageError
 from pipeline.shardset.manifest import NAME, ShardSet, dumps, read_committed
+from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
 
 ATTEMPTS = "_attempts"
-LEASE_S = 60.0
+LEASE_S = (
+    2 * STALL_S + 60
+)  # longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too
 HEARTBEAT_S = 5.0
 # What a sweep may delete; everything else under OUTPUT is somebody else's.
 OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_model")
@@ -46,33 +49,42 @@ MOVERS = 8
 
 
 def _whoami() -> dict[str, Any]:
-    """A process by host, process-id namespace and process id: only then does 'no such process' mean dead."""
+    """A process by host, process-id namespace, process id and start: only then does 'no such process' mean dead, and
+    a process of that number the same one."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         namespace = ""
-    return {"host": socket.gethostname(), "namespace": namespace, "pid": os.getpid()}
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "namespace": namespace, "pid": pid, "started": _status(pid)[1]}
 
 
-def _process_is_gone(owner: dict[str, Any]) -> bool:
+def _is_running(owner: dict[str, Any]) -> bool | None:
+    """Whether a process runs on this host; None where this host cannot tell."""
     here = _whoami()
     if (owner.get("host"), owner.get("namespace")) != (here["host"], here["namespace"]) or not here["namespace"]:
-        return False
+        return None
     try:
-        os.kill(int(owner["pid"]), 0)
+        pid = int(owner["pid"])
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except (OSError, ValueError, KeyError):
         return False
-    return _is_zombie(int(owner["pid"]))
+    except PermissionError:
+        pass  # somebody else's, and there
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    state, started = _status(pid)
+    # One that has ended may wait for its parent to notice, which a container's first process may never do.
+    return state not in ("Z", "X") and owner.get("started") in (None, started)
 
 
-def _is_zombie(pid: int) -> bool:
-    """Whether a process has ended and waits for its parent to notice, which a container's first process may never do."""
+def _status(pid: int) -> tuple[str, str]:
+    """A process's state, and when it started, in the kernel's ticks; empty where nobody tells."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
     except (OSError, IndexError):
-        return False
+        return "", ""
 
 
 class Attempt:
@@ -130,8 +142,9 @@ class Attempt:
             owner = json.loads(self.store.read(heartbeat))
         except (FileNotFoundError, ValueError):
             return self._age_s(f"{self.output}/{ATTEMPTS}/{attempt_id}") < self.lease_s
-        if _process_is_gone(owner):
-            return False
+        running = _is_running(owner)
+        if running is not None:
+            return running  # however long its heart has not been heard: a computation may hold it up
         self._send_heartbeat()
         now = self.store.info(f"{self.folder}/beat").modified_ms
         return (now - seen) / 1000 < self.lease_s
@@ -154,8 +167,10 @@ class Attempt:
         return gone
 
     @contextmanager
-    def locked(self, *, wait_s: float = 120.0) -> Iterator[None]:
-        """Hold the commit lock; a dead attempt's lock is broken. Raises JobError when a live one keeps it too long."""
+    def locked(self, *, wait_s: float | None = None) -> Iterator[None]:
+        """Hold the commit lock; a dead attempt's lock is broken. Raises JobError when a live one keeps it too long: longer
+        than the lease, where nothing else is said."""
+        wait_s = self.lease_s + 60 if wait_s is None else wait_s
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -169,8 +184,7 @@ class Attempt:
                 if holder is None:
                     continue
                 if not self.alive(holder) if holder else self._is_ownerless():
-                    with suppress(FileNotFoundError):  # one breaker wins the rename; the others try again
-                        self.store.rename(self.lock, f"{self.folder}/broken-{uuid.uuid4().hex[:8]}")
+                    self._break_lock(holder)
                 elif time.monotonic() > deadline:
                     raise JobError(
                         f"{self.output}: attempt {holder} has held the commit lock for {wait_s:.0f} s; rerun later"
@@ -182,6 +196,18 @@ class Attempt:
         finally:
             if self._holder() == self.id:
                 self.store.delete(self.lock)
+
+    def _break_lock(self, holder: str) -> None:
+        """Move away the lock of a dead attempt. Another breaker may have been first, and somebody may hold a new one by now:
+        that one is put back. Who has taken a third in between keeps it, and the second notices before it commits."""
+        broken = f"{self.folder}/broken-{uuid.uuid4().hex[:8]}"
+        try:
+            self.store.rename(self.lock, broken)
+        except FileNotFoundError:
+            return  # another breaker's
+        if self.store.read(broken).decode() != holder:
+            with suppress(FileExistsError):
+                self.store.rename(broken, self.lock)
 
     def _is_ownerless(self) -> bool:
         """Whether nobody can be about to write its id into the lock: its taker died while it took it."""
@@ -218,43 +244,66 @@ class Attempt:
                 self.store.makedirs(f"{self.output}/{folder}")
             with ThreadPoolExecutor(MOVERS) as pool:
                 list(pool.map(self._move, moves))
+                list(
+                    pool.map(self.store.sync_folder, {f"{self.output}/{path}".rpartition("/")[0] for _, path in moves})
+                )
             staged = f"{self.folder}/{NAME}"
             self.store.write_new(staged, dumps(manifest))
             if self._holder() != self.id:
                 raise JobError(f"{self.output}: this attempt lost the commit lock (was it frozen?); rerun")
             self.store.rename(staged, f"{self.output}/{NAME}", overwrite=True)
+            self.store.sync_folder(self.output)
             committed = ShardSet(self.store, self.output, manifest)
             for name in DERIVED:
                 self.store.delete(f"{self.output}/{name}")
             self.sweep(committed)
             return committed
 
+    def tidy(self) -> int:
+        """Delete what runs that were killed have left beside the committed set; returns how many files."""
+        with self.locked():
+            committed = read_committed(self.store, self.output)
+            return self.sweep(committed) if committed else 0
+
     def _move(self, move: tuple[str, str]) -> None:
         staged, path = move
         self.store.rename(staged, f"{self.output}/{path}", overwrite=True)
 
     def sweep(self, committed: ShardSet) -> int:
-        """Delete files in the set's folders that its manifest does not list; call under the lock. Returns how many."""
-        keep = committed.paths()
-        removed = 0
-        for entry in self.store.list(self.output):
-            if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
-                removed += self._sweep_folder(entry.path, entry.name, keep)
-            elif DERIVED_PART.fullmatch(entry.name):
-                self.store.delete(entry.path)
-        return removed
+        """Delete what ``unlisted`` finds; call under the lock. Returns how many files."""
+        files, folders = unlisted(self.store, committed)
+        for path in files:
+            self.store.delete(path)
+        for folder in folders:
+            self.store.remove_empty(folder)
+        return len(files)
 
-    def _sweep_folder(self, folder: str, relative: str, keep: set[str]) -> int:
-        removed = 0
-        for entry in self.store.list(folder):
+
+def unlisted(store: Store, committed: ShardSet) -> tuple[list[str], list[str]]:
+    """Files of this program's making in a set's folders that its manifest does not list, and the folders, deepest first,
+    which may be empty without them. Links are not followed."""
+    keep, files, folders = committed.paths(), [], []
+
+    def look(folder: str, relative: str) -> None:
+        for entry in store.list(folder):
             path = f"{relative}/{entry.name}"
             if entry.is_dir and not entry.is_link:
-                removed += self._sweep_folder(entry.path, path, keep)
+                look(entry.path, path)
             elif path not in keep and OWNED.fullmatch(path):
-                self.store.delete(entry.path)
-                removed += 1
-        self.store.remove_empty(folder)
-        return removed
+                files.append(entry.path)
+        folders.append(folder)
+
+    for entry in store.list(committed.uri):
+        if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
+            look(entry.path, entry.name)
+        elif DERIVED_PART.fullmatch(entry.name):
+            files.append(entry.path)
+    return files, folders
+
+
+def has_leftovers(store: Store, committed: ShardSet) -> bool:
+    """Whether runs that were killed have left anything beside a committed set. One listing of each of its folders."""
+    return store.exists(f"{committed.uri}/{ATTEMPTS}") or bool(unlisted(store, committed)[0])
 
 
 def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:

@@ -101,6 +101,9 @@ class HdfsFiles:
         with self._errors(path):
             self.client.delete(self._path(path), recursive=False)
 
+    def sync_folder(self, path: str) -> None:
+        """The NameNode's journal is on its disks when it answers."""
+
 
 class HdfsWriter(io.RawIOBase):
     """A file being written, whose failures are OSErrors too. What fails first is what is raised: the client's own

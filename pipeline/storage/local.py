@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+from pathlib import Path
 from typing import BinaryIO
 
+from pipeline.atomic import sync
 from pipeline.storage.files import FileInfo
+
+
+class DurableWriter(io.BufferedWriter):
+    """A file whose content is on the disk once it is closed."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.flush()
+            os.fsync(self.fileno())
+        super().close()
 
 
 class LocalFiles:
@@ -40,7 +53,7 @@ class LocalFiles:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def create(self, path: str) -> BinaryIO:
-        return open(path, "xb")
+        return DurableWriter(open(path, "xb", buffering=0))
 
     def makedirs(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
@@ -62,3 +75,6 @@ class LocalFiles:
 
     def remove_empty(self, path: str) -> None:
         os.rmdir(path)
+
+    def sync_folder(self, path: str) -> None:
+        sync(Path(path))

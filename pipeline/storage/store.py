@@ -110,6 +110,10 @@ class Store:
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         self.files(source).rename(source, target, overwrite)
 
+    def sync_folder(self, uri: str) -> None:
+        """Have the names in a folder survive a loss of power, as the content of files that were closed does."""
+        self.files(uri).sync_folder(uri)
+
     def delete(self, uri: str) -> None:
         """A file, or a folder with all that is in it."""
         self.files(uri).delete(uri)

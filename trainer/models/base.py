@@ -31,12 +31,13 @@ class ModelInput:
 class ModelSpec(Spec):
     """One file a family of models. A spec loads torch only when it makes something, so that --help does not.
 
-    regresses: the model fits rows' targets where rows have them; learning_rate, stale_learning_rate: those of a single
-    process that learn in few epochs, where the gradients of an update are fresh, and where they may be stale and momentum is
-    0.95 instead of 0.9."""
+    regresses: the model fits rows' targets where rows have them; learning_rate: that of a single process that learns in few
+    epochs with momentum 0.9, where the gradients of an update are fresh; stale_learning_rate, stale_momentum: where they
+    may be stale."""
 
     learning_rate: ClassVar[float] = 0.02
     stale_learning_rate: ClassVar[float] = 0.01
+    stale_momentum: ClassVar[float] = 0.95
     regresses: ClassVar[bool] = False
 
     @abstractmethod

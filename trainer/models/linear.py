@@ -52,6 +52,7 @@ class Perceptron(ModelSpec):
     name: ClassVar[str] = "perceptron"
     learning_rate: ClassVar[float] = 0.3
     stale_learning_rate: ClassVar[float] = 0.2
+    stale_momentum: ClassVar[float] = 0.9
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
         from trainer.models.networks.linear import perceptron
