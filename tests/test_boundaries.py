@@ -17,7 +17,8 @@ GROUND_FLOOR = (
     "errors", "arrays", "hashing", "seeds", "atomic", "storage", "shardset", "reporting", "specs", "command_line",
 )  # fmt: skip
 UPPER_FLOORS = (
-    "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "runs", "benchmark",
+    "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "runs",
+    "benchmark",
 )  # fmt: skip
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "checkpoints",

@@ -13,6 +13,7 @@ from pipeline.runs.api import reshard_request, shard_request
 from pipeline.runs.shard import ShardingResult
 from pipeline.specs import from_flags, member_from_flags
 from pipeline.strategies import STRATEGIES, Strategy
+from pipeline.upkeep.contents import describe
 
 MANY_COPIES = 0.01  # of the rows: beyond, sparse groups change the set rather than complete the shards
 
@@ -61,38 +62,10 @@ def print_result(result: ShardingResult) -> int:
     """Print what a person wants to know of a set. Returns the exit code."""
     shards = result.shards
     print(f"{shards.uri}: {'committed' if result.fresh else 'already committed, nothing to do'}")
-    print(describe(result))
+    print(aligned(describe(shards)))
     share = shards.manifest["copies"] / shards.manifest["rows"]
     if share > MANY_COPIES:
         print(f"warning: copies of sparse groups add {share:.1%} rows; try fewer --clusters", file=sys.stderr)
     if result.report:
         print(f"  report    {result.report}")
     return 0
-
-
-def describe(result: ShardingResult) -> str:
-    """The set as a short table: what a person wants to know first."""
-    manifest = result.shards.manifest
-    rows = [worker["rows"] for worker in manifest["workers"]]
-    size = sum(file.bytes for file in result.shards.files())
-    near = manifest["neighbourhoods"]
-    lines = [
-        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
-        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
-        ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
-        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
-        ("files", f"{len(result.shards.files())}, {size / 1e6:.1f} MB"),
-    ]
-    if near:
-        sparse = [n["size"] for n in near if n["sparse"]]
-        sizes = [n["size"] for n in near]
-        lines.insert(
-            3,
-            (
-                "groups",
-                f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {len(sparse)} sparse",
-            ),
-        )
-    if manifest["eval"]:
-        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
-    return aligned(lines)

@@ -256,22 +256,26 @@ class Attempt:
             committed = ShardSet(self.store, self.output, manifest)
             for name in DERIVED:
                 self.store.delete(f"{self.output}/{name}")
-            self.sweep(committed)
+            self.sweep(committed.paths())
             return committed
 
     def tidy(self) -> int:
-        """Delete what runs that were killed have left beside the committed set; returns how many files."""
+        """Delete what runs that were killed have left beside the committed set, or where there is none and nobody else is
+        at work; returns how many files."""
         with self.locked():
             committed = read_committed(self.store, self.output)
-            return self.sweep(committed) if committed else 0
+            if committed:
+                return self.sweep(committed.paths())
+            others = [entry.name for entry in self.store.list(f"{self.output}/{ATTEMPTS}") if entry.is_dir]
+            return 0 if any(self.alive(name) for name in others if name != self.id) else self.sweep(set())
 
     def _move(self, move: tuple[str, str]) -> None:
         staged, path = move
         self.store.rename(staged, f"{self.output}/{path}", overwrite=True)
 
-    def sweep(self, committed: ShardSet) -> int:
+    def sweep(self, keep: set[str]) -> int:
         """Delete what ``unlisted`` finds; call under the lock. Returns how many files."""
-        files, folders = unlisted(self.store, committed)
+        files, folders = unlisted(self.store, self.output, keep)
         for path in files:
             self.store.delete(path)
         for folder in folders:
@@ -279,10 +283,11 @@ class Attempt:
         return len(files)
 
 
-def unlisted(store: Store, committed: ShardSet) -> tuple[list[str], list[str]]:
-    """Files of this program's making in a set's folders that its manifest does not list, and the folders, deepest first,
-    which may be empty without them. Links are not followed."""
-    keep, files, folders = committed.paths(), [], []
+def unlisted(store: Store, output: str, keep: set[str]) -> tuple[list[str], list[str]]:
+    """Files of this program's making in a set's folders that are not to be kept, and the folders, deepest first, which may
+    be empty without them. keep: paths under OUTPUT. Links are not followed."""
+    files: list[str] = []
+    folders: list[str] = []
 
     def look(folder: str, relative: str) -> None:
         for entry in store.list(folder):
@@ -293,7 +298,7 @@ def unlisted(store: Store, committed: ShardSet) -> tuple[list[str], list[str]]:
                 files.append(entry.path)
         folders.append(folder)
 
-    for entry in store.list(committed.uri):
+    for entry in store.list(output):
         if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
             look(entry.path, entry.name)
         elif DERIVED_PART.fullmatch(entry.name):
@@ -303,7 +308,20 @@ def unlisted(store: Store, committed: ShardSet) -> tuple[list[str], list[str]]:
 
 def has_leftovers(store: Store, committed: ShardSet) -> bool:
     """Whether runs that were killed have left anything beside a committed set. One listing of each of its folders."""
-    return store.exists(f"{committed.uri}/{ATTEMPTS}") or bool(unlisted(store, committed)[0])
+    there = store.exists(f"{committed.uri}/{ATTEMPTS}")
+    return there or bool(unlisted(store, committed.uri, committed.paths())[0])
+
+
+def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
+    """Whether an attempt may be at work, for somebody who only looks: by this machine's clock, and nothing is written."""
+    folder = f"{output}/{ATTEMPTS}/{attempt_id}"
+    try:
+        beat = f"{folder}/beat"
+        owner, seen = json.loads(store.read(beat)), store.info(beat).modified_ms
+    except (FileNotFoundError, ValueError):
+        owner, seen = {}, store.info(folder).modified_ms
+    running = _is_running(owner)
+    return time.time() - seen / 1000 < LEASE_S if running is None else running
 
 
 def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:

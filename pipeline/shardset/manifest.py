@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +81,20 @@ def open_committed(store: Store, uri: str) -> ShardSet:
 
 def missing_file(shards: ShardSet) -> str | None:
     """The first listed file that is absent or of another size, as a line; None when all are there. O(files)."""
+    return next(_missing(shards), None)
+
+
+def missing_files(shards: ShardSet) -> list[str]:
+    """All of them."""
+    return list(_missing(shards))
+
+
+def _missing(shards: ShardSet) -> Iterator[str]:
     folders: dict[str, dict[str, int]] = {}
     beside = [ShardFile(**file) for file in (shards.manifest.get("eval") or {}).get("files", [])]
     for path in [file["path"] for file in (shards.manifest.get("model") or {}).get("files", [])]:
         if not shards.store.exists(f"{shards.uri}/{path}"):
-            return f"{shards.uri}/{path} is missing"
+            yield f"{shards.uri}/{path} is missing"
     for file in [*shards.files(), *beside]:
         folder, _, name = file.path.rpartition("/")
         if folder not in folders:
@@ -92,5 +102,4 @@ def missing_file(shards: ShardSet) -> str | None:
         size = folders[folder].get(name)
         if size != file.bytes:
             state = "is missing" if size is None else f"has {size} bytes, not {file.bytes}"
-            return f"{shards.uri}/{file.path} {state}"
-    return None
+            yield f"{shards.uri}/{file.path} {state}"

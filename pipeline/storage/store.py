@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from pipeline.errors import UsageError
 from pipeline.storage.files import FileInfo, Files
+from pipeline.storage.hadoop_conf import hadoop_conf
 from pipeline.storage.hdfs import _hdfs
 from pipeline.storage.local import LocalFiles
 from pipeline.storage.retries import is_transient, with_retries
@@ -122,3 +123,9 @@ class Store:
         """A folder that holds nothing; one that holds anything, or is not there, stays as it is."""
         with suppress(OSError):
             self.files(uri).remove_empty(uri)
+
+
+def configured_store() -> Store:
+    """A store for commands without Spark: HADOOP_CONF_DIR tells it of name services and the default file system."""
+    conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
+    return Store(tuple(sorted((key, value) for key, value in conf.items() if key.startswith(("fs.defaultFS", "dfs.")))))

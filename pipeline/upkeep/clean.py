@@ -1,0 +1,74 @@
+"""``python -m pipeline clean``: deletes what killed runs have left beside a committed set, once it has said what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline import command_line
+from pipeline.errors import UsageError
+from pipeline.shardset.commit import ATTEMPTS, Attempt, seems_alive, unlisted
+from pipeline.shardset.manifest import read_committed
+from pipeline.storage.store import Store, configured_store
+
+MANY = 20  # paths that are printed
+
+
+class Leftovers(NamedTuple):
+    """files: of this program's making that the manifest does not list; attempts: folders of runs that are dead; live: those
+    of runs that may be at work."""
+
+    files: list[str]
+    attempts: list[str]
+    live: list[str]
+
+
+def leftovers(store: Store, uri: str) -> Leftovers:
+    """What killed runs have left in a folder; nothing is written. Where another run may be at work, its files are nobody's.
+
+    Raises UsageError where there is no folder."""
+    uri = store.resolve(uri)
+    if not store.exists(uri):
+        raise UsageError(f"{uri} does not exist; name the folder of a shard set")
+    committed = read_committed(store, uri)
+    attempts = [entry for entry in store.list(f"{uri}/{ATTEMPTS}") if entry.is_dir]
+    live = [entry.path for entry in attempts if seems_alive(store, uri, entry.name)]
+    dead = [entry.path for entry in attempts if entry.path not in live]
+    files = [] if live else unlisted(store, uri, committed.paths() if committed else set())[0]
+    return Leftovers(files, dead, live)
+
+
+def clean(store: Store, uri: str) -> int:
+    """Delete it, while no other run commits there; returns how many files beside the attempts' folders.
+
+    Raises JobError while another run holds the commit's lock."""
+    with Attempt(store, store.resolve(uri)) as attempt:  # which deletes the folders of dead attempts
+        return attempt.tidy()
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline clean``: tell what killed runs have left beside a committed set, and with --yes delete it."""
+    flags = command_line.parser("python -m pipeline clean", main.__doc__, "")
+    flags.add_argument("uri", metavar="URI", help="folder of a shard set, local or hdfs://")
+    flags.add_argument("--yes", action="store_true", help="delete it")
+
+    def run() -> int:
+        args = command_line.parse(flags, argv)
+        store = configured_store()
+        found = leftovers(store, args.uri)
+        if args.yes and (found.attempts or found.files):
+            clean(store, args.uri)
+        doomed = [*found.attempts, *found.files]
+        for path in doomed[:MANY]:
+            print(path)
+        if len(doomed) > MANY:
+            print(f"... and {len(doomed) - MANY:,} more")
+        done = "deleted" if args.yes else "would be deleted; --yes does it"
+        print(
+            f"{len(found.attempts)} attempts and {len(found.files)} files: {done}" if doomed else "nothing is left over"
+        )
+        if found.live:
+            print(f"{len(found.live)} runs may be at work there, so files beside the set are left alone")
+        return 0
+
+    command_line.execute(run, interrupted="run it again")

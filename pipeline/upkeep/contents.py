@@ -1,0 +1,86 @@
+"""``python -m pipeline inspect``: what is in a committed set, on one screen, from its manifest alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pipeline import command_line
+from pipeline.reporting.tables import aligned, table
+from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.storage.store import configured_store
+
+MANY = 16  # workers that get a row each; of more the extremes are told
+
+
+def describe(shards: ShardSet) -> list[tuple[str, str]]:
+    """What a person wants to know of a set first."""
+    manifest = shards.manifest
+    rows = [worker["rows"] for worker in manifest["workers"]]
+    size = sum(file.bytes for file in shards.files())
+    lines = [
+        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
+        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
+        ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
+    ]
+    near = manifest["neighbourhoods"]
+    if near:
+        sizes, sparse = [n["size"] for n in near], sum(n["sparse"] for n in near)
+        counted = f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {sparse} sparse"
+        lines.append(("groups", counted))
+    lines += [
+        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
+        ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB"),
+    ]
+    if manifest["eval"]:
+        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
+    return lines
+
+
+def details(shards: ShardSet) -> list[tuple[str, str]]:
+    """What else the manifest tells of how the set was made."""
+    manifest = shards.manifest
+    image = manifest["image"]
+    asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest["params"].items())
+    lines = [
+        ("images", f"{'x'.join(map(str, image['shape']))} {image['dtype']}, means {image['mean']}"),
+        ("labels", f"{manifest['labels']['num_classes']} classes, columns {', '.join(manifest['labels']['columns'])}"),
+        ("parameters", asked or "none"),
+        ("fingerprint", manifest["input"]["fingerprint"]),
+        ("generation", manifest["generation"]),
+        ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in manifest["seconds"].items())),
+        ("made by", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
+    ]
+    if manifest["interval"]:
+        lines.append(("interval", ", ".join(f"{key} {value}" for key, value in manifest["interval"].items())))
+    if manifest["model"]:
+        lines.append(("model", f"{len(manifest['model']['files'])} files under _model"))
+    return lines
+
+
+def workers_table(shards: ShardSet) -> str:
+    """A row a worker: rows, copies, files, megabytes, and its rarest and its most frequent class."""
+    workers = shards.manifest["workers"]
+    shown = workers if len(workers) <= MANY else [*workers[: MANY // 2], *workers[-MANY // 2 :]]
+    rows = []
+    for worker in shown:
+        counts = worker["label_histogram"] or [0]
+        size = sum(file["bytes"] for file in worker["files"]) / 1e6
+        cells = (worker["index"], f"{worker['rows']:,}", f"{worker['copies']:,}", len(worker["files"]), f"{size:.1f}")
+        rows.append((*map(str, cells), f"{min(counts):,}", f"{max(counts):,}"))
+    header = ("worker", "rows", "copies", "files", "MB", "rarest class", "most frequent")
+    made = table(rows, header, right=range(len(header)), indent="  ")
+    return made + (f"\n  ... and {len(workers) - len(shown):,} more" if len(shown) < len(workers) else "")
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline inspect``: tell what is in a committed set, from its manifest alone."""
+    flags = command_line.parser("python -m pipeline inspect", main.__doc__, "")
+    flags.add_argument("uri", metavar="URI", help="folder of a committed set, local or hdfs://")
+
+    def run() -> int:
+        shards = open_committed(configured_store(), command_line.parse(flags, argv).uri)
+        print(f"{shards.uri}\n{aligned([*describe(shards), *details(shards)])}\n{workers_table(shards)}")
+        return 0
+
+    command_line.execute(run, interrupted="run it again")

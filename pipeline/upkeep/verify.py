@@ -1,0 +1,54 @@
+"""``python -m pipeline verify``: whether every file of a committed set is there, and with ``--deep`` every byte of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipeline import command_line
+from pipeline.errors import DataError
+from pipeline.shardset.commit import has_leftovers
+from pipeline.shardset.damage import all_damage
+from pipeline.shardset.manifest import ShardSet, missing_files, open_committed
+from pipeline.storage.store import configured_store
+
+READERS = 16  # files read at once
+MANY = 20  # lines of damage that are printed
+
+
+def in_threads(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """``run`` without a cluster: hashing and reading let other threads go on."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(fn, items))
+
+
+def verify(shards: ShardSet, *, deep: bool) -> list[str]:
+    """What is wrong with the files of a set, a line each: by names and sizes, or by everything in them."""
+    return all_damage(shards, in_threads) if deep else missing_files(shards)
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline verify``: hold the files of a committed set against its manifest (exit code 3: damaged)."""
+    flags = command_line.parser("python -m pipeline verify", main.__doc__, "")
+    flags.add_argument("uri", metavar="URI", help="folder of a committed set, local or hdfs://")
+    flags.add_argument("--deep", action="store_true", help="read every file whole, and compare its SHA-256 too")
+
+    def run() -> int:
+        args = command_line.parse(flags, argv)
+        shards = open_committed(configured_store(), args.uri)
+        damage = verify(shards, deep=args.deep)
+        for line in damage[:MANY]:
+            print(line)
+        files = len(shards.files()) + len((shards.manifest.get("eval") or {}).get("files", []))
+        if damage:
+            raise DataError(
+                f"{shards.uri}: {len(damage):,} of {files:,} files are damaged; make the set again: its job with --overwrite"
+            )
+        how = "every byte is what was committed" if args.deep else "by names and sizes (--deep reads every byte)"
+        print(f"{shards.uri}: whole, {files:,} files, {how}")
+        if has_leftovers(shards.store, shards):
+            print(f"killed runs have left files beside it: python -m pipeline clean {shards.uri}")
+        return 0
+
+    command_line.execute(run, interrupted="run it again")
