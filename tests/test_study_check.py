@@ -1,0 +1,52 @@
+"""Stored studies: every number that is printed of them comes out of their ledgers again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from trainer.study.check import RESULTS, check, main, recomputed, stored
+
+
+@pytest.mark.parametrize("folder", stored(), ids=lambda folder: folder.name)
+def test_every_number_printed_of_a_stored_study_is_that_of_its_ledger(folder: Path) -> None:
+    check(folder)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A stored study that a test may change."""
+    if not stored():
+        pytest.skip(f"no study is stored in {RESULTS}")
+    folder = stored()[0]
+    return Path(shutil.copytree(folder, tmp_path / folder.name))
+
+
+@pytest.mark.parametrize("name", ["README.md", "results.csv", "results.json", "tables.tex"])
+def test_a_number_that_was_changed_is_found(name: str, copy: Path) -> None:
+    lines = (copy / name).read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if any(mark in line for mark in ("0.6", "0.5")))
+    lines[at] = lines[at].replace("0.6", "0.7").replace("0.5", "0.4")
+    (copy / name).write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=rf"{name}, line {at + 1} is not what the ledger gives"):
+        check(copy)
+    assert main([str(copy), "--write"]) == 0
+    check(copy)
+
+
+def test_a_file_that_is_missing_is_found(copy: Path) -> None:
+    (copy / "README.md").unlink()
+    with pytest.raises(DataError, match=r"README.md, line 1 is not what the ledger gives"):
+        check(copy)
+
+
+def test_a_folder_that_is_no_stored_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no ledger"):
+        recomputed(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "ledger.jsonl").write_text("")
+    with pytest.raises(UsageError, match="no plan is named mine"):
+        recomputed(tmp_path / "mine")
