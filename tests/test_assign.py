@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_chunk
+from pipeline.assignment.chunks import all_counts, chunk_bounds, count_by_chunk, offsets_by_chunk
 from pipeline.assignment.groups import GroupTable, SparseIf, group_table
 from pipeline.assignment.permutation import keyed_permutation
 from pipeline.assignment.ranks import ranks
@@ -26,7 +26,7 @@ def test_two_counting_passes_rank_every_row_in_its_group_whatever_the_chunks(
     rows = len(groups)
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), min_size=pieces - 1, max_size=pieces - 1)))
     bounds = list(zip([0, *cuts], [*cuts, rows], strict=True))
-    offsets = offsets_by_chunk(count_by_chunk(np.arange(rows), groups, 7, _without_empty(bounds)))
+    offsets = offsets_by_chunk(count_by_chunk(np.arange(rows), groups, 7, _without_empty(bounds)).table)
     found = [
         ranks(groups[low:high], offset.copy())
         for (low, high), offset in zip(_without_empty(bounds), offsets, strict=True)
@@ -131,3 +131,23 @@ def test_chunks_cover_all_ids_once_in_order(rows: int, workers: int, record_byte
     assert bounds[0][0] == 0
     assert bounds[-1][1] == rows
     assert all(left[1] == right[0] for left, right in pairwise(bounds))
+
+
+@given(groups_of_rows, st.integers(1, 9), st.integers(1, 12))
+@settings(max_examples=100, deadline=None)
+def test_counts_of_parts_add_up_to_those_of_all_rows_and_hold_no_more_than_their_chunks(
+    groups: npt.NDArray[np.int64], chunks: int, tasks: int
+) -> None:
+    rows = len(groups)
+    bounds = _without_empty([(rows * at // chunks, rows * (at + 1) // chunks) for at in range(chunks)])
+    pieces = _without_empty([(rows * at // tasks, rows * (at + 1) // tasks) for at in range(tasks)])
+    parts = [
+        count_by_chunk(np.arange(low, high), groups[low:high], int(groups[low:high].max()) + 1, bounds)
+        for low, high in pieces
+    ]
+    brute = np.zeros((len(bounds), 7), np.int64)
+    for row, group in enumerate(groups.tolist()):
+        brute[next(at for at, (low, high) in enumerate(bounds) if low <= row < high), group] += 1
+    assert np.array_equal(all_counts(parts, len(bounds), 7), brute)
+    assert np.array_equal(all_counts([sum(parts[1:], parts[0])], len(bounds), 7), brute)
+    assert sum(len(part.table) for part in parts) <= len(bounds) + len(pieces)

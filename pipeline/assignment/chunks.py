@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,12 +23,48 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
     return list(pairwise(cuts))
 
 
-def count_by_chunk(ids: Ints, groups: Ints, num_groups: int, bounds: list[tuple[int, int]]) -> Ints:
-    """Rows by (chunk, group): int64 [chunks, groups]. O(rows)."""
+@dataclass(frozen=True)
+class ChunkCounts:
+    """Rows by (chunk, group) of some consecutive chunks: int64 [chunks of them, groups], from chunk ``first`` on.
+
+    What a task knows of a range of ids is about the chunks in it, so all tasks together send about one number a chunk and
+    group, however many they are."""
+
+    first: int
+    table: Ints
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.table)
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.table.shape[1])
+
+    def __add__(self, other: ChunkCounts) -> ChunkCounts:
+        first, stop = min(self.first, other.first), max(self.stop, other.stop)
+        table = np.zeros((stop - first, max(self.num_groups, other.num_groups)), np.int64)
+        for part in (self, other):
+            table[part.first - first : part.stop - first, : part.num_groups] += part.table
+        return ChunkCounts(first, table)
+
+
+def count_by_chunk(ids: Ints, groups: Ints, num_groups: int, bounds: list[tuple[int, int]]) -> ChunkCounts:
+    """Rows by (chunk, group), of the chunks that the ids are in. At least one row. O(rows + chunks of them x groups)."""
     starts = np.array([low for low, _ in bounds], np.int64)
     chunk = np.searchsorted(starts, ids, side="right") - 1
-    flat = np.bincount(chunk * num_groups + groups, minlength=len(bounds) * num_groups)
-    return flat.reshape(len(bounds), num_groups).astype(np.int64)
+    first, chunks = int(chunk.min()), int(np.ptp(chunk)) + 1
+    flat = np.bincount((chunk - first) * num_groups + groups, minlength=chunks * num_groups)
+    return ChunkCounts(first, flat.reshape(chunks, num_groups).astype(np.int64))
+
+
+def all_counts(parts: Iterable[ChunkCounts], num_chunks: int, num_groups: int = 0) -> Ints:
+    """The sum over all parts: int64 [chunks, groups], at least ``num_groups`` wide. O(what the parts hold)."""
+    parts = list(parts)
+    total = np.zeros((num_chunks, max([num_groups, *(part.num_groups for part in parts)])), np.int64)
+    for part in parts:
+        total[part.first : part.stop, : part.num_groups] += part.table
+    return total
 
 
 def offsets_by_chunk(counts: Ints) -> Ints:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.assignment.chunks import count_by_chunk
+from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.errors import DataError
 from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Block, Dataset, Run, ranges
+from pipeline.shardset.layout import Layout
 
 MAX_CLASSES = 65_536  # histograms are dense
 WORD = 0xFFFFFFFFFFFFFFFF
@@ -28,7 +28,6 @@ class Scan:
     label_counts: npt.NDArray[np.int64]
     channel_sums: npt.NDArray[Any]
     fingerprint: int
-    problem: tuple[int, str] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -36,6 +35,18 @@ class Scan:
 
     def channel_means(self, pixels_a_channel: int) -> list[float]:
         return [round(float(total) / (self.rows * pixels_a_channel), 6) for total in self.channel_sums]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a task has scanned. counts: None where it came to no row. problem: the first broken row, and the line about it;
+    a task that raises is retried and wrapped in a stack trace."""
+
+    rows: int
+    counts: ChunkCounts | None
+    channel_sums: npt.NDArray[Any]
+    fingerprint: int
+    problem: tuple[int, str] | None = None
 
 
 def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
@@ -70,50 +81,44 @@ def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
     return None
 
 
-def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> Scan:
-    """One task's share. Problems come back as values: a task that raises is retried and wrapped in a stack trace."""
-    classes = dataset.layout.num_classes or 1
+def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> Piece:
+    """One task's share."""
     layout = dataset.layout
-    counts = np.zeros((len(bounds), classes), np.int64)
-    sums: npt.NDArray[Any] = np.zeros(layout.shape[0], np.int64 if layout.dtype == "uint8" else np.float64)
+    classes = layout.num_classes or 1
+    counts: ChunkCounts | None = None
+    sums = _no_sums(layout)
     checksum = rows = 0
     try:
         for block in dataset.read(*piece):
             problem = _invalid(block, dataset)
             if problem:
-                return Scan(rows, counts, sums, checksum, problem)
-            counts = _add(counts, count_by_chunk(
-                block.ids, block.labels.astype(np.int64), max(classes, int(block.labels.max()) + 1), list(bounds)
-            ))  # fmt: skip
+                return Piece(rows, counts, sums, checksum, problem)
+            labels = block.labels.astype(np.int64)
+            found = count_by_chunk(block.ids, labels, max(classes, int(labels.max()) + 1), list(bounds))
+            counts = counts + found if counts else found
             sums += block.numbers(layout).sum(axis=(0, 2), dtype=sums.dtype)
             checksum = (checksum + fingerprint(block)) & WORD
             rows += len(block.ids)
     except DataError as error:
-        return Scan(rows, counts, sums, checksum, (piece[0] + rows, str(error)))
-    return Scan(rows, counts, sums, checksum)
+        return Piece(rows, counts, sums, checksum, (piece[0] + rows, str(error)))
+    return Piece(rows, counts, sums, checksum)
 
 
-def _add(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Sum of count tables of different numbers of classes."""
-    classes = max(left.shape[1], right.shape[1])
-    return np.pad(left, ((0, 0), (0, classes - left.shape[1]))) + np.pad(right, ((0, 0), (0, classes - right.shape[1])))
+def _no_sums(layout: Layout) -> npt.NDArray[Any]:
+    return np.zeros(layout.shape[0], np.int64 if layout.dtype == "uint8" else np.float64)
 
 
-def merge(left: Scan, right: Scan) -> Scan:
-    problems = [part.problem for part in (left, right) if part.problem]
-    return Scan(
-        left.rows + right.rows,
-        _add(left.label_counts, right.label_counts),
-        left.channel_sums + right.channel_sums,
-        (left.fingerprint + right.fingerprint) & WORD,
-        min(problems, default=None),
-    )
+def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
+    """All pieces together. Raises DataError with the file and offset of the first broken row."""
+    problems = [part.problem for part in parts if part.problem]
+    if problems:
+        raise DataError(min(problems)[1])
+    counts = all_counts([part.counts for part in parts if part.counts], num_chunks, layout.num_classes or 1)
+    sums = sum((part.channel_sums for part in parts), _no_sums(layout))
+    return Scan(sum(part.rows for part in parts), counts, sums, sum(part.fingerprint for part in parts) & WORD)
 
 
-def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], Scan]) -> Scan:
-    """Check and count all rows. Raises DataError with the file and offset of the first broken row."""
+def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], Piece]) -> Scan:
+    """Check and count all rows. The driver receives about chunks x classes numbers. Raises DataError as ``merge`` does."""
     parts = run(lambda piece: scan_piece(dataset, bounds, piece), ranges(0, dataset.rows, pieces))
-    total = reduce(merge, parts)
-    if total.problem:
-        raise DataError(total.problem[1])
-    return total
+    return merge(parts, dataset.layout, len(bounds))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import reduce
+from operator import add
 
 import numpy as np
 from pyspark import SparkContext
 
 from pipeline.arrays import Ints
-from pipeline.assignment.chunks import count_by_chunk
+from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.errors import DataError
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
@@ -74,12 +75,12 @@ def neighbourhood_counts(
 ) -> Ints:
     """Rows by (chunk, neighbourhood), from the narrow columns alone."""
 
-    def count(piece: tuple[int, int]) -> Ints:
-        total = np.zeros((len(bounds), groups), np.int64)
+    def count(piece: tuple[int, int]) -> ChunkCounts:
+        found = []
         for block in dataset.read(*piece, images=False):
             near = block.columns.neighbourhoods
             assert near is not None
-            total += count_by_chunk(block.ids, near.astype(np.int64), groups, bounds)
-        return total
+            found.append(count_by_chunk(block.ids, near.astype(np.int64), groups, bounds))
+        return reduce(add, found)
 
-    return reduce(np.add, run_on(context)(count, Images(context, dataset).pieces()))
+    return all_counts(run_on(context)(count, Images(context, dataset).pieces()), len(bounds), groups)

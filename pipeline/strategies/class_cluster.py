@@ -11,7 +11,6 @@ import numpy as np
 from pyspark import RDD
 
 from pipeline.arrays import Ints
-from pipeline.assignment.chunks import count_by_chunk
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import Fit, nearest
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
@@ -19,7 +18,13 @@ from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
 from pipeline.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods
-from pipeline.strategies.neighbourhoods import LabelledPoints, NeighbourhoodStrategy, fit_pca, projected
+from pipeline.strategies.neighbourhoods import (
+    LabelledPoints,
+    NeighbourhoodStrategy,
+    count_points,
+    fit_pca,
+    projected,
+)
 
 if TYPE_CHECKING:
     from pipeline.clustering.kmeans import BlockKMeans
@@ -110,9 +115,7 @@ class ClassCluster(NeighbourhoodStrategy):
             cells = Cells(pca.projection, tuple(centres))
             with context.phase("assign"):
                 number, bounds = int(cells.firsts[-1]), context.bounds
-                counts = points.map(
-                    lambda part: count_by_chunk(part.points.ids, cells.cells(part.labels, part.points), number, bounds)
-                ).reduce(np.add)
+                counts = count_points(points, lambda part: cells.cells(part.labels, part.points), number, bounds)
         params = {"clusters": number, "components_fitted": len(pca.spectrum.variances)}
         return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, **models})
 

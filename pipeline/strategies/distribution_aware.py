@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pyspark import RDD
 
 from pipeline.arrays import Ints
-from pipeline.assignment.chunks import count_by_chunk
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import nearest
 from pipeline.clustering.projection import Neighbourhoods
@@ -20,6 +18,7 @@ from pipeline.strategies.neighbourhoods import (
     COMPONENTS,
     LabelledPoints,
     NeighbourhoodStrategy,
+    count_points,
     fit_pca,
     projected,
 )
@@ -91,11 +90,9 @@ class DistributionAware(NeighbourhoodStrategy):
                 kmeans = self._fit_clusters(context, points, wanted, pca)
             with context.phase("assign"):
                 centres, bounds = kmeans.fitted.centres, context.bounds
-                counts = points.map(
-                    lambda part: count_by_chunk(
-                        part.points.ids, nearest(part.points.points, centres)[0], len(centres), bounds
-                    )
-                ).reduce(np.add)
+                counts = count_points(
+                    points, lambda part: nearest(part.points.points, centres)[0], len(centres), bounds
+                )
         return Fitted(
             ByNeighbourhood(Neighbourhoods(pca.projection, kmeans.fitted.centres)),
             counts,

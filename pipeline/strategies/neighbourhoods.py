@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pyspark import RDD, StorageLevel
 
+from pipeline.arrays import Ints
+from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.clustering.lloyd import SAMPLE_ROWS
 from pipeline.clustering.points import Points
 from pipeline.clustering.projection import Projection
@@ -90,3 +93,21 @@ def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPo
         yield points
     finally:
         points.unpersist()
+
+
+def count_points(
+    points: RDD[LabelledPoints],
+    groups: Callable[[LabelledPoints], Ints],
+    num_groups: int,
+    bounds: list[tuple[int, int]],
+) -> Ints:
+    """Rows by (chunk, group): int64 [chunks, groups]. groups(part): those of a part's rows.
+
+    A task sends the driver the chunks that its rows are in."""
+
+    def count(parts: Iterable[LabelledPoints]) -> Iterator[ChunkCounts]:
+        found = [count_by_chunk(part.points.ids, groups(part), num_groups, bounds) for part in parts]
+        if found:
+            yield reduce(add, found)
+
+    return all_counts(points.mapPartitions(count).collect(), len(bounds), num_groups)
