@@ -20,7 +20,7 @@ from pipeline.clustering import kmeans as kmeans_module
 from pipeline.clustering.columns import matrix_to_vector
 from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.spark.images import Images
 from tests.conftest import make_rows, write_binary
 from tests.test_dataset import discovered
@@ -134,6 +134,24 @@ def test_models_and_pipelines_survive_saving_and_loading(table: DataFrame, tmp_p
     estimator = BlockKMeans(k=9, tol=0.5)
     estimator.save(f"file://{tmp_path}/estimator")
     assert BlockKMeans.load(f"file://{tmp_path}/estimator").getOrDefault("k") == 9
+
+
+def test_a_path_without_a_scheme_is_local_for_saving_and_loading_whatever_the_default_file_system(
+    spark: SparkSession, table: DataFrame, tmp_path: Path
+) -> None:
+    model = BlockPCA(components=3).fit(table)
+    java = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
+    before = java.get("fs.defaultFS")
+    java.set("fs.defaultFS", "hdfs://127.0.0.1:1")  # where nobody listens
+    try:
+        model.save(str(tmp_path / "model"))
+        loaded = BlockPCAModel.load(str(tmp_path / "model"))
+    finally:
+        java.set("fs.defaultFS", before)
+    assert np.array_equal(loaded.spectrum.components, model.spectrum.components)
+    assert loaded.uid == model.uid
+    with pytest.raises(DataError, match="holds no saved model"):
+        BlockPCAModel.load(str(tmp_path / "nowhere"))
 
 
 def test_the_models_beside_the_shards_load_and_predict_what_was_written(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pyspark import SparkContext
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 from pipeline.clustering.projection import to_bytes
+from pipeline.errors import DataError
 from pipeline.spark.store import open_store
 from pipeline.storage.store import Store
 
@@ -65,10 +67,20 @@ class _Reader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         context = SparkContext.getOrCreate()
-        metadata = DefaultParamsReader.loadMetadata(path, context)
         store = open_store(context)
-        with np.load(io.BytesIO(store.read(f"{store.resolve(path)}/arrays.npz")), allow_pickle=False) as data:
+        uri = store.resolve(path)  # as save_model has it: Spark's own reader looks on the default file system
+        metadata = json.loads(_metadata(store, uri))
+        with np.load(io.BytesIO(store.read(f"{uri}/arrays.npz")), allow_pickle=False) as data:
             model = self.kind.from_arrays(dict(data))
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
         return model
+
+
+def _metadata(store: Store, uri: str) -> bytes:
+    """The line of JSON that spark.ml writes. Raises DataError where no model was saved."""
+    try:
+        parts = [path for path in store.walk(f"{uri}/metadata") if "/part-" in path]
+        return store.read(parts[0])
+    except (IndexError, FileNotFoundError):
+        raise DataError(f"{uri} holds no saved model: it has no metadata/part-00000") from None
