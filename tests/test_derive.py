@@ -110,7 +110,7 @@ def test_a_second_time_finds_it_there_and_another_one_is_refused(source: Path, t
     assert derive(str(source), target, Derivation(shrink=2))
     before = {path.name: path.read_bytes() for path in target.iterdir()}
     assert not derive(str(source), target, Derivation(shrink=2))
-    with pytest.raises(UsageError, match="was made with shrink 2, not 4; choose another folder"):
+    with pytest.raises(UsageError, match="was derived with shrink 2, not 4; choose another folder"):
         derive(str(source), target, Derivation(shrink=4))
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 

@@ -9,11 +9,21 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from tests.made_up_study import make_plan, make_records, normal
-from trainer.study.ledger import Ledger, environments, run_of
-from trainer.study.runner import batches, claim, cost_class, duration, remaining_s
+from trainer.study.ledger import Contents, Ledger, environments, run_of
+from trainer.study.plan import StudyPlan
+from trainer.study.runner import batches, claim, cost_class, duration, refuse_other_plan, remaining_s
 from trainer.study.sets import SetKey
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
+
+
+def contents_of(ledger: Ledger) -> Contents:
+    """As a study has it whose shards all change with the seed."""
+    return Contents(ledger.records.values(), lambda run: ("given", run.seed))
+
+
+def merge(mine: Ledger, other: Ledger, plan: StudyPlan) -> int:
+    return mine.merge(other, plan, contents_of(mine))
 
 
 def filled(path: Path, count: int | None = None, **changes: object) -> Ledger:
@@ -36,7 +46,7 @@ def test_a_line_that_a_killed_process_did_not_finish_is_no_run(cut: int, tmp_pat
     filled(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    ledger = Ledger(path)
+    ledger = Ledger(path, mine=True)
     assert len(ledger.records) == 2
     record = make_records(make_plan(), DRAW)[2]
     ledger.append(record)
@@ -58,10 +68,10 @@ def test_two_hosts_ledgers_become_one(tmp_path: Path) -> None:
     for at, record in enumerate(records):
         (one if at % 2 else two).append(record)
     two.append(records[1])  # both did it, with the same end
-    assert one.merge(two, make_plan()) == len(records) // 2
+    assert merge(one, two, make_plan()) == len(records) // 2
     assert one.records == whole.records
     assert Ledger(tmp_path / "one").records == whole.records
-    assert one.merge(two, make_plan()) == 0
+    assert merge(one, two, make_plan()) == 0
 
 
 def test_a_run_that_ended_otherwise_elsewhere_is_refused_and_nothing_is_taken(tmp_path: Path) -> None:
@@ -70,22 +80,86 @@ def test_a_run_that_ended_otherwise_elsewhere_is_refused_and_nothing_is_taken(tm
         two.append(record)
     before = (tmp_path / "one").read_bytes()
     with pytest.raises(DataError, match="with other final_accuracy"):
-        one.merge(two, make_plan())
+        merge(one, two, make_plan())
     assert (tmp_path / "one").read_bytes() == before
 
 
 def test_a_ledger_of_another_plan_is_refused(tmp_path: Path) -> None:
     one, two = filled(tmp_path / "one", 1), filled(tmp_path / "two")
     with pytest.raises(UsageError, match="which the plan has not"):
-        one.merge(two, make_plan(("random",)))
+        merge(one, two, make_plan(("random",)))
 
 
-@pytest.mark.parametrize("side", ["train", "eval"])
-def test_other_data_than_before_are_refused(side: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("side", "words"), [("train", "training images"), ("eval", "evaluation images")])
+def test_other_data_than_before_are_refused_whatever_the_way_of_sharding(side: str, words: str, tmp_path: Path) -> None:
     ledger = filled(tmp_path / "l", 4)
-    record = make_records(make_plan(), DRAW)[4]
-    with pytest.raises(DataError, match=f"is of other {side} images than made-up/random/cnn/asp/0"):
-        ledger.append(record | {"data": record["data"] | {side: "other"}})
+    record = make_records(make_plan(), DRAW)[5]
+    with pytest.raises(DataError, match=f"is of other {words} than made-up/random/cnn/asp/0"):
+        contents_of(ledger).add(record | {"data": record["data"] | {side: "other"}})
+    two, before = filled(tmp_path / "m"), (tmp_path / "l").read_bytes()
+    two.records[record["run"]]["data"][side] = "other"
+    with pytest.raises(DataError, match=words):
+        merge(ledger, two, make_plan())
+    assert (tmp_path / "l").read_bytes() == before
+
+
+def test_rows_in_another_order_may_have_another_fingerprint(tmp_path: Path) -> None:
+    """The fingerprint is over ids too."""
+    records = make_records(make_plan(), DRAW)
+    for record in records:
+        record["data"] = {"train": f"of {run_of(record).cell.sharding}", "eval": "e"}
+    Contents(records, lambda run: (run.cell.sharding, run.seed))
+    with pytest.raises(DataError, match="training images"):
+        Contents(records, lambda run: ("given", run.seed))
+
+
+def test_shards_that_no_seed_changes_are_the_same_in_every_run() -> None:
+    """A ready set that was changed for another, or one that was made again otherwise."""
+    records = make_records(make_plan(), DRAW)
+    with pytest.raises(DataError, match=r"is of other shards than made-up/random/cnn/asp/0 \(random-1 and random-0\)"):
+        Contents(records, lambda run: ("ready", None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"final_accuracy": "high"},
+        {"final_accuracy": 7.5},
+        {"final_accuracy": float("nan")},
+        {"environment": None},
+        {"data": 3},
+        {"run": "a/b/c/d"},
+    ],
+)
+def test_a_line_that_no_run_wrote_is_broken_data(change: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    filled(path, 1)
+    path.write_text(path.read_text() + json.dumps(make_records(make_plan(), DRAW)[1] | change) + "\n")
+    with pytest.raises(DataError, match="line 2 is no line of a ledger"):
+        Ledger(path)
+
+
+def test_a_run_that_is_there_twice_must_have_ended_alike(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    filled(path, 2)
+    first = path.read_text().splitlines()[0]
+    path.write_text(path.read_text() + first + "\n")
+    assert len(Ledger(path).records) == 2
+    path.write_text(path.read_text() + json.dumps(json.loads(first) | {"parameters": "other"}) + "\n")
+    with pytest.raises(DataError, match="line 4 has the run made-up/random/cnn/asp/0 again, with another end"):
+        Ledger(path)
+
+
+def test_only_the_owner_of_a_ledger_cuts_an_unfinished_line_off(tmp_path: Path) -> None:
+    """Another study may read it while its own writes."""
+    path = tmp_path / "l"
+    filled(path, 2)
+    torn = path.read_bytes() + b'{"run":"made-up/ra'
+    path.write_bytes(torn)
+    assert len(Ledger(path).records) == 2
+    assert path.read_bytes() == torn
+    assert len(Ledger(path, mine=True).records) == 2
+    assert len(path.read_bytes()) < len(torn)
 
 
 def test_machines_are_told_once_each(tmp_path: Path) -> None:
@@ -122,6 +196,15 @@ def test_the_folder_of_another_plan_is_refused_with_what_differs(
         claim(make_plan(**values), tmp_path)  # type: ignore[arg-type]
     assert "is the study of another plan: " + said in str(raised.value)
     assert (tmp_path / "plan.json").read_bytes() == before
+
+
+def test_a_part_of_a_plan_may_be_merged_and_another_plan_not(tmp_path: Path) -> None:
+    claim(make_plan(("random",), seeds=[7]), tmp_path)
+    refuse_other_plan(make_plan(("random", "stratified")), tmp_path)
+    with pytest.raises(UsageError, match=r"is the study of another plan: .*training.epochs was 3, now 4"):
+        refuse_other_plan(make_plan(training={"epochs": 4}), tmp_path)
+    with pytest.raises(UsageError, match="it is no study's folder"):
+        refuse_other_plan(make_plan(), tmp_path / "nowhere")
 
 
 def test_a_default_that_changed_since_is_another_plan(tmp_path: Path) -> None:

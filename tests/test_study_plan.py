@@ -13,6 +13,7 @@ from trainer.config import Config
 from trainer.study.__main__ import find_plan, main, share, shared, shipped
 from trainer.study.cases import case_of, check, essentials
 from trainer.study.plan import Cell, Run, argv_of, read_plan, seeds_of
+from trainer.study.sets import SetKey
 
 PLAN = """
 seeds = {seeds}
@@ -110,7 +111,12 @@ def test_what_decides_the_training_holds_defaults_and_no_seeds() -> None:
 
 def test_keys_are_flags() -> None:
     keys = {"batch_size": 12, "norm": "group", "augment": False, "start": True, "learning_rate": 1e-05}
-    assert argv_of(keys) == ["--batch-size=12", "--norm=group", "--no-augment", "--start", "--learning-rate=1e-05"]
+    flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help"}
+    said = ["--batch-size=12", "--norm=group", "--no-augment", "--start", "--learning-rate=1e-05"]
+    assert argv_of(keys, flags) == said
+    for key in ("batch", "other", "help"):  # an abbreviation is no flag, nor is one that is not about a run
+        with pytest.raises(UsageError, match=f"{key} = 1: there is no such flag"):
+            argv_of({key: 1}, flags)
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -143,6 +149,9 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": 'skip = ["nothing"]'}, "skip: no cell is named nothing"),
     ({"more": 'skip = ["*"]'}, "skip leaves nothing to train"),
     ({"training": "epochs = [1]"}, "training.epochs = [1] is not the value of a flag"),
+    ({"training": 'epochs = 1\n"model-seed" = 5'}, "training.model-seed is not the name of a flag"),
+    ({"training": 'epochs = 1\n"" = 5'}, "training. is not the name of a flag"),
+    ({"seeds": "[true]"}, "seeds = [True] is neither a number of seeds nor a list of them"),
 ]
 
 
@@ -165,7 +174,12 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is what the study itself chooses"),
     ({"models": {"m": {"model": "vgg"}}}, "--model vgg is none of"),
     ({"protocols": {"p": {"protocol": "later"}}}, "argument --protocol: invalid choice: 'later'"),
-    ({"protocols": {"p": {"protocol": "asp", "speed": 1}}}, "unrecognized arguments: --speed=1"),
+    ({"protocols": {"p": {"protocol": "asp", "speed": 1}}}, "speed = 1: there is no such flag"),
+    ({"training": {"epochs": 1, "outp": "/x"}}, "outp = '/x': there is no such flag"),
+    ({"training": {"epochs": 1, "help": True}}, "help = True: there is no such flag"),
+    ({"shardings": {"x": {"strategy": "random", "config": "y"}}}, "config = 'y': there is no such flag"),
+    ({"workers": 401}, "workers = 401 is more than the 400 rows"),
+    ({"vary": ["sharding"]}, "[shardings.stratified]: its shards are the same for every seed"),
     ({"virtual": {"compute": "quadratic"}}, "a study trains on its shards: leave out compute and workers"),
     ({"virtual": {"profile": "slow"}}, "made-up/random/cnn/asp:"),
 ]
@@ -180,6 +194,31 @@ def test_a_table_that_no_command_takes_is_one_line_before_anything_runs(
     with pytest.raises(UsageError) as raised:
         check(make_plan(datasets={"made-up": {"input": str(data)}}, **tables))
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"shrink": 7}, "--shrink 7 must divide the images' height and width, 32 and 32"),
+        ({"labels": "coarse"}, "--labels coarse: "),
+        ({"order": "class-blocks"}, "order is what the study itself chooses"),
+        ({"shrunk": 2}, "shrunk = 2: there is no such flag"),
+    ],
+)
+def test_a_data_set_that_cannot_be_derived_is_one_line_before_anything_runs(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
+    with pytest.raises(UsageError) as raised:
+        check(make_plan(datasets={"made-up": {"input": str(data), **keys}}))
+    assert f"[datasets.made-up]: {said}" in str(raised.value)
+
+
+def test_a_ready_set_is_of_one_data_set(tmp_path: Path) -> None:
+    plan = make_plan(datasets={"a": {}, "b": {}}, shardings={"mine": {"shards": "x"}})
+    with pytest.raises(UsageError, match=r"\[shardings.mine\]: a ready set is of one data set, not of a, b: use skip"):
+        check(plan)
 
 
 def main_of_pipeline(argv: list[str]) -> int:
@@ -203,7 +242,8 @@ def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path
         ([plan, "--output", out, "--jobs", "0"], "--jobs must be at least 1, got 0"),
         ([plan, "--output", out, "--seeds", "0"], "seeds must be from 1 to 100000, got 0"),
         ([plan, "--output", out, "--share", "3/2"], "--share 3/2 is not I/N"),
-        ([plan, "--output", out, "--merge", str(tmp_path / "no")], "there is no ledger"),
+        ([plan, "--output", out, "--merge", str(tmp_path / "no")], "there is no ledger.jsonl in it"),
+        ([plan, "--output", str(tmp_path)], "holds other files; choose a folder that is empty"),
         ([plan, "--output", out, "--report-only"], "holds no ledger"),
         (["nobody", "--output", out], "the plan nobody is neither a TOML file nor one of"),
         ([str(tmp_path / "no.toml"), "--output", out], "does not exist"),
@@ -212,6 +252,22 @@ def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path
             main(argv)
         assert said in str(raised.value)
     assert not (tmp_path / "study").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_names_of_sets_and_runs_never_meet() -> None:
+    """Whatever the parts are called: what joins them is in no name."""
+    keys = {
+        str(SetKey(dataset, sharding, seed))
+        for dataset in ("s", "s-x")
+        for sharding in ("x-random", "random")
+        for seed in (0, None)
+    }
+    assert len(keys) == 8
+    with pytest.raises(UsageError, match="a name has letters"):
+        make_plan(models={"a,b": {"model": "cnn"}})
+    with pytest.raises(UsageError, match="at most 60"):
+        make_plan(models={"m" * 61: {"model": "cnn"}})
 
 
 def test_hosts_share_all_runs_and_none_twice() -> None:

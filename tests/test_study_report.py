@@ -16,6 +16,7 @@ from tests.made_up_study import Draw, make_plan, make_records, normal
 from trainer.study.analysis import PRIMARY, Analysis, analyse
 from trainer.study.findings import findings
 from trainer.study.plan import Run
+from trainer.study.published import published_of
 from trainer.study.report import write_report, written
 from trainer.study.statistics import adjust, power, smallest_ratio, spread_p
 from trainer.study.tables import tables, to_csv, to_latex, to_markdown
@@ -45,10 +46,13 @@ def steadier() -> Analysis:
 
 def test_where_nothing_differs_nothing_is_said_to(alike: Analysis) -> None:
     text = said(alike)
-    assert "Spread: no difference between random and any other way of sharding could be shown" in text
+    assert "Spread: no difference between random and stratified and round_robin could be shown." in text
     smallest = smallest_ratio(19, 0.05 / 2)
     assert smallest is not None
-    assert f"with 19 seeds a ratio of standard deviations under {smallest:.1f} could not have been seen" in text
+    assert (
+        f"With 19 seeds a true ratio of standard deviations of {smallest:.1f} is shown with a probability of 0.8"
+        in text
+    )
     assert not re.search("Steadier|Less steady|Mean: other", text)
     assert text.count("no difference could be shown") >= 2
 
@@ -59,6 +63,53 @@ def test_a_planted_difference_is_found_and_named(steadier: Analysis) -> None:
     assert re.search(r"Mean: other than random's with round_robin \(-\d+\.\d\d points\)\.", text)
     levels = {finding.text.partition(":")[0]: finding.level for finding in findings(steadier)}
     assert (levels["stratified"], levels["round_robin"]) == ("better", "worse")
+
+
+def test_what_is_steadier_and_ends_much_lower_is_not_painted_as_better() -> None:
+    draw = normal({"random": 0.02, "stratified": 0.004}, means={"stratified": 0.4})
+    found = made(draw, ways=("random", "stratified"))
+    levels = {finding.text.partition(":")[0]: finding.level for finding in findings(found)}
+    assert "Steadier than random" in said(found)
+    assert levels["stratified"] == "worse"
+
+
+def test_members_that_were_not_compared_are_named_and_in_no_answer() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    some = [record for record in records if "round_robin" not in record["run"] or record["run"].endswith(("/0", "/1"))]
+    text = said(analyse(plan, some))
+    assert "no difference between random and stratified could be shown" in text
+    assert "round_robin: not compared: fewer than 3 seeds that random has too." in text
+
+
+def test_runs_that_are_copies_of_each_other_are_told() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    for record in records:
+        if "round_robin" in record["run"]:
+            record["parameters"] = "same"
+    text = said(analyse(plan, records))
+    assert "round_robin: 5 of its runs ended with the bits of another" in text
+    assert "stratified: 5 of its runs" not in text
+
+
+def test_equal_numbers_are_said_and_not_divided() -> None:
+    constant = made(lambda run: 0.1 + 0.2 if run.cell.sharding == "random" else 0.4)
+    text = said(constant)
+    assert "stratified: neither it nor random varies from seed to seed." in text
+    assert "infinitely" not in text
+    assert "p < 0.001" not in text
+    still = made(lambda run: 0.5 + 0.01 * run.seed if run.cell.sharding == "random" else 0.4)
+    assert "stratified: it does not vary from seed to seed, random does." in said(still)
+
+
+def test_equivalence_is_adjusted_over_the_family_too() -> None:
+    found = made(normal(dict.fromkeys(WAYS, 0.01)), margin=0.01)
+    comparisons = [c for m in found.settings[0].members.values() if (c := m.comparisons[PRIMARY])]
+    assert [c.adjusted_equivalence_p for c in comparisons] == pytest.approx(
+        adjust([c.equivalence_p for c in comparisons])
+    )
+    assert any(c.adjusted_equivalence_p > c.equivalence_p for c in comparisons)
 
 
 def test_a_member_that_varies_more_is_less_steady() -> None:
@@ -136,7 +187,7 @@ def test_protocols_are_compared_as_ways_of_sharding_are() -> None:
     found = analyse(plan, make_records(plan, lambda run: draw(run) or 0))
     assert [setting.name for setting in found.settings] == ["made-up, random, cnn", "made-up, stratified, cnn"]
     assert list(found.settings[0].members) == ["asp", "bsp"]
-    assert "any other protocol" in said(found)
+    assert "no difference between bsp and asp (made-up, random, cnn) and asp (made-up, stratified, cnn)" in said(found)
 
 
 def test_a_planted_ratio_of_three_is_found_by_as_many_studies_as_the_power_says() -> None:
@@ -197,6 +248,23 @@ def test_the_published_figures_stand_beside_ours() -> None:
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["stratified"][-3:] == ("0.935396", "0.000284", "3.04")
     assert rows["distribution_aware-k30"][:4] == ("-", "-", "-", "-")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "title"),
+    [
+        ("cifar10", "Table II,"),
+        ("cifar10-16x16", "Table II,"),
+        ("cifar100-coarse", "Table IV,"),
+        ("cifar100-fine", "Table V,"),
+        ("cifar100-fine-16x16", "Table V,"),
+        ("cifar100", None),
+        ("cifar10k", None),
+    ],
+)
+def test_each_data_set_has_its_own_published_table(dataset: str, title: str | None) -> None:
+    found = published_of(dataset)
+    assert found.title.startswith(title) if found and title else found is title, dataset
 
 
 def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:

@@ -97,6 +97,26 @@ def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
     assert lines(study) == lines(whole)
 
 
+def test_a_study_that_is_killed_while_it_makes_sets_takes_spark_along(tmp_path: Path) -> None:
+    """A second one would write into the same sets as the first's."""
+    assert pipeline_main(["sample", "--to", str(tmp_path / "data"), "--rows", "400", "--test-rows", "40"]) == 0
+    plan = Path(write_plan(tmp_path, tmp_path))
+    made = plan.read_text().replace("[datasets.small]", f'[datasets.small]\ninput = "{tmp_path / "data"}"')
+    plan.write_text(made.replace(f'shards = "{tmp_path}"', 'strategy = "random"'))
+    command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(tmp_path / "study"), "--quiet"]
+    process = subprocess.Popen(command, cwd=ROOT)
+
+    def java() -> list[psutil.Process]:
+        family = psutil.Process(process.pid).children(recursive=True)
+        return [child for child in family if child.name() == "java"]
+
+    until(java, "Spark's start")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), "their end", 90)
+
+
 def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:
     plan, study = write_plan(tmp_path, shards), tmp_path / "study"
     command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1"]
@@ -151,6 +171,16 @@ def test_a_damaged_shard_ends_a_study_and_what_was_done_stays(shards: Path, tmp_
     with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
         main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "1", "--quiet"])
     assert list(lines(tmp_path / "study")) == ["small/one/logistic/asp/0"]
+
+
+def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: Any, tmp_path: Path) -> None:
+    plan, study = Path(write_plan(tmp_path, shards, seeds=1)), tmp_path / "study"
+    assert main([str(plan), "--output", str(study), "--quiet"]) == 0
+    other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
+    plan.write_text(plan.read_text().replace(str(shards), str(other)))
+    with pytest.raises(DataError, match=r"is of other (evaluation images|training images|shards) than small/one/"):
+        main([str(plan), "--output", str(study), "--quiet", "--seeds", "2"])
+    assert len(lines(study)) == 2
 
 
 def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards: Path, tmp_path: Path) -> None:

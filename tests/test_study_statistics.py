@@ -111,7 +111,7 @@ def test_ratios_of_what_does_not_spread_are_said_and_not_divided() -> None:
     assert spread_p(still, still) == 1.0
     found = compare(still.tolist(), still.tolist(), margin=0.1)
     assert found is not None
-    assert (found.difference, found.difference_p, found.equivalence_p) == (0.0, 1.0, 0.0)
+    assert (found.difference, found.difference_p, found.equivalence_p) == (0.0, 1.0, 1.0)  # nothing can be tested
     assert compare([0.1, 0.2], [0.1, 0.2], margin=0.1) is None
 
 
@@ -166,6 +166,24 @@ def test_the_smallest_ratio_is_where_the_power_is_four_fifths(seeds: int) -> Non
     stricter = smallest_ratio(seeds, LEVEL / 4)
     assert stricter is not None
     assert stricter > smallest
+
+
+def test_of_many_seeds_the_f_distribution_is_as_good_as_drawn_studies() -> None:
+    """Beyond 200 values drawn studies would take gigabytes."""
+    a, b = draws(30, 199), 1.2 * draws(31, 199)
+    assert spread_p(a, b) == pytest.approx(stats.levene(a, b, center="median").pvalue, abs=0.01)
+    a, b = draws(32, 1000), 1.2 * draws(33, 1000)
+    assert spread_p(a, b) == stats.levene(a, b, center="median").pvalue
+    assert power(200, 1.3) == pytest.approx(power(201, 1.3), abs=0.05)
+
+
+def test_few_pairs_have_no_bootstrap_interval_and_rounding_is_no_spread() -> None:
+    found = compare([0.1, 0.2, 0.4], [0.3, 0.1, 0.2], margin=0.1)
+    assert found is not None
+    assert math.isnan(found.sd_ratio_bootstrap.low)
+    rounded = np.full(3, 0.4)
+    assert rounded.std() > 0  # its mean is not 0.4
+    assert sd_ratio(rounded, draws(34, 3)) == 0
 
 
 def test_with_three_seeds_nothing_could_be_seen() -> None:

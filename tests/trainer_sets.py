@@ -18,9 +18,9 @@ from tests.conftest import make_rows, write_binary
 SHAPE = (3, 8, 8)
 
 
-def make_sets(spark: Any, root: Path, *counts: int) -> dict[int, Path]:
+def make_sets(spark: Any, root: Path, *counts: int, seed: int = 1) -> dict[int, Path]:
     """The same 720 training and 200 evaluation images, sharded for each number of workers."""
-    labels, images = make_rows(920, seed=1, pixels=192)
+    labels, images = make_rows(920, seed=seed, pixels=192)
     write_binary(root / "train", labels[:720], images[:720])
     write_binary(root / "test", labels[720:], images[720:])
     for workers in counts:

@@ -21,6 +21,7 @@ from pipeline.command_line import Parser
 from pipeline.datasets.cifar import LocalTarget
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.scan import WORD, fingerprint
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.schema import record_schema
 from pipeline.specs import Spec, add_flags, from_flags, option
@@ -67,9 +68,8 @@ class Rows:
 
 def shrunk(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
     """uint8 [rows, C*H*W] as [rows, C*(H/F)*(W/F)]: means of squares, rounded half up. Raises UsageError."""
+    _check_squares(shape, factor)
     channels, height, width = shape
-    if height % factor or width % factor:
-        raise UsageError(f"--shrink {factor} must divide the images' height and width, {height} and {width}")
     squares = images.reshape(len(images), channels, height // factor, factor, width // factor, factor)
     sums = squares.sum(axis=(3, 5), dtype=np.int64)
     means: Pixels = ((2 * sums + factor**2) // (2 * factor**2)).astype(np.uint8)
@@ -103,7 +103,8 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
 
     Raises UsageError (a folder with something else in it, images that cannot be shrunk) and DataError (broken input)."""
     train, test = sides(source, evaluation)
-    said = asdict(derivation) | {"input": train.uri, "eval_input": test.uri if test else None}
+    check_derivation(derivation, train)
+    said = asdict(derivation) | {"train": content(train), "eval": content(test) if test else None}
     if target.is_dir() and any(target.iterdir()):
         return _refuse_other(target, said)
 
@@ -120,23 +121,46 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
     return True
 
 
+def check_derivation(derivation: Derivation, dataset: Dataset) -> None:
+    """Raises UsageError for what cannot be done to a data set, DataError for one of which nothing can be derived."""
+    layout = dataset.layout
+    if layout.dtype != "uint8" or layout.targets:
+        raise DataError(f"{dataset.uri} holds {layout.describe()}: only labelled images of whole numbers are derived")
+    if derivation.labels == "coarse" and not layout.coarse:
+        raise UsageError(f"--labels coarse: {dataset.uri} holds {layout.describe()}, without coarse labels")
+    _check_squares(layout.shape, derivation.shrink)
+
+
+def content(dataset: Dataset) -> str:
+    """A digest of every row, wherever the files are: 1 microsecond a CIFAR row."""
+    with np.errstate(over="ignore"):
+        total = sum(fingerprint(block) for block in dataset.read(0, dataset.rows)) & WORD
+    return f"{dataset.rows}-{total:016x}"
+
+
+def _check_squares(shape: tuple[int, int, int], factor: int) -> None:
+    if shape[1] % factor or shape[2] % factor:
+        raise UsageError(f"--shrink {factor} must divide the images' height and width, {shape[1]} and {shape[2]}")
+
+
 def _refuse_other(target: Path, said: dict[str, object]) -> bool:
+    """False where the folder holds what would be written there."""
     try:
         found = json.loads((target / RECORD).read_text())
     except (OSError, ValueError):
         raise UsageError(f"--to {target} holds other files; choose a folder that does not exist yet") from None
     if found != said:
         differing = next(key for key in said if found.get(key) != said[key])
-        raise UsageError(
-            f"--to {target} was made with {differing} {found.get(differing)}, not {said[differing]}; choose another folder"
-        )
+        values = f"{differing} {found.get(differing)}, not {said[differing]}"
+        raise UsageError(f"{target} was derived with {values}; choose another folder, or delete it")
+    missing = next((name for name in [TRAIN, *([TEST] if said["eval"] else [])] if not (target / name).is_file()), None)
+    if missing:
+        raise DataError(f"{target / missing} is missing; delete {target} to have it made again")
     return False
 
 
 def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Rows]:
     layout = dataset.layout
-    if layout.dtype != "uint8" or layout.targets:
-        raise DataError(f"{dataset.uri} holds {layout.describe()}: only labelled images of whole numbers are derived")
     labels, coarse, images = [], [], []
     for block in dataset.read(0, count):
         labels.append(block.labels)
@@ -148,8 +172,7 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
     rows = Rows(np.concatenate(labels), np.concatenate(coarse) if coarse else None, np.concatenate(images))
     if derivation.labels == "given":
         return smaller, rows
-    if rows.coarse_labels is None:
-        raise UsageError(f"--labels coarse: {dataset.uri} holds {layout.describe()}, without coarse labels")
+    assert rows.coarse_labels is not None, "check_derivation"
     return replace(smaller, coarse=None), Rows(rows.coarse_labels, None, rows.images)
 
 

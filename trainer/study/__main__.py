@@ -19,7 +19,7 @@ from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.cases import check
 from trainer.study.ledger import LEDGER, Ledger
 from trainer.study.plan import Run, StudyPlan, read_plan, seeds_of
-from trainer.study.runner import Runner, claim
+from trainer.study.runner import Runner, claim, refuse_foreign, refuse_other_plan
 
 PROG = "python -m trainer.study"
 DESCRIPTION = "Train several configurations with many seeds, and report mean, spread and significance."
@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     root = resolve_output(args.output)
     if args.report_only and not (root / LEDGER).exists():
         raise UsageError(f"--report-only: {root} holds no ledger; leave it out to train")
-    others = [Ledger(_ledger_in(folder)) for folder in args.merge]
+    refuse_foreign(root)
+    others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
         check(plan)
     signal.signal(signal.SIGTERM, _on_sigterm)
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say = _silent if args.quiet else _say
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
         for other in others:
-            say(f"{other.path}: {runner.ledger.merge(other, plan)} runs taken")
+            say(f"{other.path}: {runner.ledger.merge(other, plan, runner.contents)} runs taken")
         if not args.report_only:
             runner.run(shared(list(plan.runs()), *args.share))
         _report(plan, root, runner.ledger)
@@ -115,11 +116,12 @@ def shared(runs: list[Run], part: int, parts: int) -> list[Run]:
     return runs[part - 1 :: parts]
 
 
-def _ledger_in(folder: Path) -> Path:
-    path = folder / LEDGER if folder.is_dir() else folder
-    if not path.is_file():
-        raise UsageError(f"--merge {folder}: there is no ledger; name a study's folder or its {LEDGER}")
-    return path
+def _other_study(plan: StudyPlan, folder: Path) -> Ledger:
+    """The ledger of another study of this plan, which may be at work. Raises UsageError, DataError."""
+    if not (folder / LEDGER).is_file():
+        raise UsageError(f"--merge {folder}: there is no {LEDGER} in it; name a study's folder")
+    refuse_other_plan(plan, folder)
+    return Ledger(folder / LEDGER)
 
 
 def _report(plan: StudyPlan, root: Path, ledger: Ledger) -> None:

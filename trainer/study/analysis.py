@@ -59,6 +59,7 @@ class Member:
     staleness: float
     seconds: float
     wall_s: float
+    repeats: int = 0  # runs that ended with the bits of another seed's
     curve_adjusted_p: float = math.nan
 
 
@@ -92,8 +93,9 @@ class QualityTest:
 
 @dataclass(frozen=True)
 class Analysis:
-    """family: tests that Holm's adjustment is over. smallest_ratio: of standard deviations, that this many seeds would
-    have shown with power 0.8 at the family's strictest level; None where no ratio up to 64 would."""
+    """family: tests that Holm's adjustment is over. run_hours: of a core in virtual time, else of the runs themselves.
+    smallest_ratio: of standard deviations, that this many seeds show with power 0.8 at the family's strictest level; None
+    where no ratio up to 64 is."""
 
     title: str
     baseline: str
@@ -106,7 +108,7 @@ class Analysis:
     qualities: list[QualityTest]
     runs: int
     planned: int
-    cpu_hours: float
+    run_hours: float
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the report, short; null for what could not be computed."""
@@ -149,7 +151,7 @@ def analyse(plan: StudyPlan, records: Sequence[Record]) -> Analysis:
         qualities=[test for setting in found for test in _quality_tests(setting)],
         runs=len(records),
         planned=sum(1 for _ in plan.runs()),
-        cpu_hours=sum(record["cpu_s"] for record in records) / 3600,
+        run_hours=sum(record["cpu_s"] or record["wall_s"] for record in records) / 3600,
     )
 
 
@@ -185,6 +187,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         staleness=_mean([record["staleness"]["mean"] for record in whole.values()]),
         seconds=_mean([record["seconds"] for record in whole.values()]),
         wall_s=_mean([record["wall_s"] for record in records]),
+        repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
     )
 
 
@@ -211,14 +214,15 @@ def curves_of(records: Sequence[Record]) -> Curves | None:
 
 
 def _adjusted(settings: list[Setting]) -> list[Setting]:
-    """With the p-values of each measure adjusted over all comparisons of the study, spread and mean apart."""
+    """With the p-values of each measure adjusted over all comparisons of the study, spread, mean and equivalence apart."""
     members = [(setting, name) for setting in settings for name in setting.members]
     for key in MEASURES:
         having = [(s, n, c) for s, n in members if (c := s.members[n].comparisons[key])]
         spreads = statistics.adjust([c.spread_p for _, _, c in having])
         means = statistics.adjust([c.difference_p for _, _, c in having])
-        for (setting, name, old), spread, mean in zip(having, spreads, means, strict=True):
-            new = replace(old, adjusted_spread_p=spread, adjusted_difference_p=mean)
+        equal = statistics.adjust([c.equivalence_p for _, _, c in having])
+        for (setting, name, old), *ps in zip(having, spreads, means, equal, strict=True):
+            new = replace(old, adjusted_spread_p=ps[0], adjusted_difference_p=ps[1], adjusted_equivalence_p=ps[2])
             setting.members[name].comparisons[key] = new
     drawn = [(s, n) for s, n in members if not math.isnan(s.members[n].curve_p)]
     for (setting, name), p in zip(drawn, statistics.adjust([s.members[n].curve_p for s, n in drawn]), strict=True):

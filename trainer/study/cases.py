@@ -41,15 +41,17 @@ class Case:
 def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
     """Raises UsageError for what is no flag of the trainer, or no value of one."""
     cell = run.cell
-    argv = [f"--shards={shards}", f"--output={output}", f"--seed={plan.seed_of('order', run)}"]
+    parser = trainer_flags() if plan.backend == "processes" else simulate.parser()
+    flags = parser._option_string_actions
+    own = [plan.training, plan.models[cell.model], plan.protocols[cell.protocol], plan.virtual]
+    argv = [flag for keys in own for flag in argv_of(keys, flags)]
+    argv += [f"--shards={shards}", f"--output={output}", f"--seed={plan.seed_of('order', run)}"]
     argv += [f"--model-seed={plan.seed_of('model', run)}"]
-    argv += argv_of(plan.training) + argv_of(plan.models[cell.model]) + argv_of(plan.protocols[cell.protocol])
     if plan.backend == "processes":
-        args = command_line.parse(trainer_flags(), argv)
-        return Case(config_of(args), None)
-    one_thread = [] if "threads" in plan.training else ["--threads=1"]
-    argv += [f"--schedule-seed={plan.seed_of('schedule', run)}", *one_thread, *argv_of(plan.virtual)]
-    args = command_line.parse(simulate.parser(), argv)
+        return Case(config_of(command_line.parse(parser, argv)), None)
+    argv += [f"--schedule-seed={plan.seed_of('schedule', run)}"]
+    argv += [] if any("threads" in keys for keys in own) else ["--threads=1"]
+    args = command_line.parse(parser, argv)
     return Case(config_of(args), from_flags(Simulated, args))
 
 
@@ -61,10 +63,12 @@ def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
 
 
 def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
-    """The command line of ``python -m pipeline shard`` that makes a set."""
+    """The command line of ``python -m pipeline shard`` that makes a set. Raises UsageError for what is no flag of it."""
+    from pipeline.runs.command import shard_parser
+
     own = {key: value for key, value in plan.shardings[name].items() if key != ORDER}
     places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={plan.workers}"]
-    return [*places, f"--seed={seed}", "--quiet", *argv_of(own)]
+    return [*argv_of(own, shard_parser()._option_string_actions), *places, f"--seed={seed}", "--quiet"]
 
 
 def check(plan: StudyPlan) -> None:
@@ -101,27 +105,37 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
 
     keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
     blocks = [f"--order={order}", f"--workers={plan.workers}"] if order != "given" else []
-    args = command_line.parse(parser(), ["--input=-", "--to=-", *argv_of(keys), *blocks])
-    return from_flags(Derivation, args)
+    flags = parser()
+    argv = [*argv_of(keys, flags._option_string_actions), "--input=-", "--to=-", *blocks]
+    return from_flags(Derivation, command_line.parse(flags, argv))
 
 
 def _check_dataset(plan: StudyPlan, name: str) -> None:
-    from pipeline.datasets.derive import sides
+    from pipeline.datasets.derive import check_derivation, sides
 
-    keys = plan.datasets[name]
-    if all(READY in sharding for sharding in plan.shardings.values()):
+    keys, used = plan.datasets[name], {cell.sharding for cell in plan.cells() if cell.dataset == name}
+    if used and all(READY in plan.shardings[sharding] for sharding in used):
         return
     if "input" not in keys:
         raise UsageError('input is missing: name the images, such as input = "data/cifar10/cifar-10-batches-bin"')
-    derivation(plan, name, "given")
+    asked = derivation(plan, name, "given")
     train, test = sides(str(keys["input"]), keys.get("eval_input"))
     if test is None:
         raise UsageError(f"{train.uri} has no evaluation rows, which every run is measured on: name some as eval_input")
+    check_derivation(asked, train)
+    rows = min(asked.rows or train.rows, train.rows)
+    if plan.workers > rows:
+        raise UsageError(f"workers = {plan.workers} is more than the {rows} rows")
 
 
 def _check_sharding(plan: StudyPlan, name: str) -> None:
     keys = plan.shardings[name]
     if READY in keys:
+        owners = {cell.dataset for cell in plan.cells() if cell.sharding == name}
+        if len(owners) > 1:
+            raise UsageError(
+                f"a ready set is of one data set, not of {', '.join(sorted(owners))}: use skip for the others"
+            )
         if len(keys) > 1:
             raise UsageError("shards names a ready set, which takes no other key")
         open_ready(plan, name)
@@ -129,7 +143,8 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     order = keys.get(ORDER, "given")
     if order not in ("given", "class-blocks"):
         raise UsageError(f"order must be given or class-blocks, got {order!r}")
-    strategy_of(plan, name)
+    if not strategy_of(plan, name).draws() and set(plan.vary) == {"sharding"}:
+        raise UsageError('its shards are the same for every seed, and vary = ["sharding"] changes nothing else')
 
 
 def strategy_of(plan: StudyPlan, name: str) -> Any:

@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the files instead of comparing them")
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if not (args.folders or stored()):
+        print(f"no study is stored in {RESULTS}: nothing to check")
     for folder in args.folders or stored():
         if args.write:
             for name, text in recomputed(folder).items():

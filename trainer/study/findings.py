@@ -11,7 +11,6 @@ from trainer.study.statistics import LEVEL, Comparison, Interval
 Level = Literal["better", "worse", "plain"]
 POINTS = 100  # percentage points of an accuracy
 FEW_SEEDS = 3
-COMPARED = {"sharding": "way of sharding", "protocol": "protocol", "model": "model"}
 
 
 class Finding(NamedTuple):
@@ -29,69 +28,79 @@ def findings(analysis: Analysis) -> list[Finding]:
             comparison = member.comparisons[PRIMARY]
             if comparison:
                 said.append(_about(analysis, setting, member, comparison))
+            elif member.name != analysis.baseline:
+                few = f"not compared: fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too."
+                said.append(Finding("plain", f"{_named(analysis, setting, member)}: {few}"))
             if member.diverged:
                 said.append(_diverged(setting, member))
+            if member.repeats:
+                said.append(_repeats(analysis, setting, member))
     return said
 
 
 def _answer(analysis: Analysis) -> list[str]:
-    """Whether any member spreads otherwise than the baseline, and whether any mean differs."""
+    """Which members spread otherwise than the baseline, which means differ, and of which nothing could be shown."""
     base = analysis.baseline
-    found = [(s, m, c) for s in analysis.settings for m in s.members.values() if (c := m.comparisons[PRIMARY])]
+    found = [
+        (_named(analysis, s, m), c)
+        for s in analysis.settings
+        for m in s.members.values()
+        if (c := m.comparisons[PRIMARY])
+    ]
     if not found:
         return [f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
-    spread = [(_named(analysis, s, m), c) for s, m, c in found if c.adjusted_spread_p < LEVEL]
-    steadier = [name for name, comparison in spread if comparison.sd_ratio > 1]
-    wilder = [name for name, comparison in spread if comparison.sd_ratio <= 1]
+    steadier = [name for name, c in found if c.adjusted_spread_p < LEVEL and c.sd_ratio > 1]
+    wilder = [name for name, c in found if c.adjusted_spread_p < LEVEL and c.sd_ratio <= 1]
+    alike = [name for name, c in found if not c.adjusted_spread_p < LEVEL]
     lines = []
     if steadier:
         lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {_all(steadier)}.")
     if wilder:
         lines.append(f"Less steady than {base}: the final accuracy varies more with {_all(wilder)}.")
-    if len(spread) < len(found):
-        rest = "the rest" if spread else f"any other {COMPARED[analysis.compared]}"
-        lines.append(f"Spread: no difference between {base} and {rest} could be shown{_visible(analysis)}.")
-    means = [(_named(analysis, s, m), c) for s, m, c in found if c.adjusted_difference_p < LEVEL]
+    if alike:
+        lines.append(f"Spread: no difference between {base} and {_all(alike)} could be shown. {_visible(analysis)}")
+    means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
     if means:
-        listed = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in means]
-        lines.append(f"Mean: other than {base}'s with {_all(listed)}.")
-    if len(means) < len(found):
-        rest = "the rest" if means else f"any other {COMPARED[analysis.compared]}"
-        lines.append(f"Mean: no difference between {base} and {rest} could be shown.")
+        lines.append(f"Mean: other than {base}'s with {_all(means)}.")
+    same = [name for name, c in found if not c.adjusted_difference_p < LEVEL]
+    if same:
+        lines.append(f"Mean: no difference between {base} and {_all(same)} could be shown.")
     return lines
 
 
 def _visible(analysis: Analysis) -> str:
-    """What could not have been seen."""
-    with_seeds = f"with {analysis.seeds} seeds"
+    """What would not have been shown either, had it been there."""
     if analysis.smallest_ratio is None:
-        return f"; {with_seeds} no ratio of standard deviations could have been seen reliably"
-    return f"; {with_seeds} a ratio of standard deviations under {analysis.smallest_ratio:.1f} could not have been seen"
+        return f"With {analysis.seeds} seeds no ratio of standard deviations is shown reliably."
+    return (
+        f"With {analysis.seeds} seeds a true ratio of standard deviations of {analysis.smallest_ratio:.1f} is shown with a"
+        " probability of 0.8, a smaller one is missed more often."
+    )
 
 
 def _basis(analysis: Analysis) -> str:
     done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
-    seen = "; such a ratio would be found with a probability of 0.8" if analysis.smallest_ratio else ""
     return (
-        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.cpu_hours)} of a core. P-values are adjusted"
-        f" over {analysis.family} comparisons (Holm), spread and mean apart{seen}."
+        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing. P-values are adjusted"
+        f" over {analysis.family} comparisons (Holm): those of spread, of means and of equivalence apart."
     )
 
 
 def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparison) -> Finding:
-    spread = found.adjusted_spread_p < LEVEL
-    different = found.adjusted_difference_p < LEVEL
-    level: Level = "plain"
-    if spread:
-        level = "better" if found.sd_ratio > 1 else "worse"
-    elif different:
-        level = "better" if found.difference > 0 else "worse"
+    """Coloured as better only where nothing is worse."""
+    steadier, higher = found.sd_ratio > 1, found.difference > 0
+    shown = [steadier] * (found.adjusted_spread_p < LEVEL) + [higher] * (found.adjusted_difference_p < LEVEL)
+    level: Level = "plain" if not shown else "better" if all(shown) else "worse"
     text = f"{_named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
     return Finding(level, text)
 
 
 def _spread_words(analysis: Analysis, found: Comparison) -> str:
-    times = f"{number(found.sd_ratio)} times as large ({interval(found.sd_ratio_bootstrap)})"
+    if math.isnan(found.sd_ratio):
+        return f"neither it nor {analysis.baseline} varies from seed to seed."
+    if math.isinf(found.sd_ratio):
+        return f"it does not vary from seed to seed, {analysis.baseline} does."
+    times = f"{number(found.sd_ratio)} times as large ({interval(found.sd_ratio_f)})"
     ratio = f"{analysis.baseline}'s standard deviation is {times}"
     if found.adjusted_spread_p < LEVEL:
         return f"{ratio}, p {p_value(found.adjusted_spread_p)}."
@@ -103,11 +112,11 @@ def _mean_words(analysis: Analysis, found: Comparison) -> str:
     ends = Interval(found.difference_interval.low * POINTS, found.difference_interval.high * POINTS)
     side = "higher" if points >= 0 else "lower"
     mean = f"The mean is {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
-    same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(found.equivalence_p)})"
+    same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(found.adjusted_equivalence_p)})"
     if found.adjusted_difference_p < LEVEL:
-        but = f", and yet {same}" if found.equivalence_p < LEVEL else ""
+        but = f", and yet {same}" if found.adjusted_equivalence_p < LEVEL else ""
         return f"{mean}, p {p_value(found.adjusted_difference_p)}{but}."
-    if found.equivalence_p < LEVEL:
+    if found.adjusted_equivalence_p < LEVEL:
         return f"{mean}: {same}."
     return f"{mean}: no difference could be shown, nor that there is none."
 
@@ -117,6 +126,11 @@ def _diverged(setting: Setting, member: Member) -> Finding:
     return Finding(
         "worse", f"{setting.name}, {member.name}: {member.diverged} of {runs} runs diverged, and are in no mean."
     )
+
+
+def _repeats(analysis: Analysis, setting: Setting, member: Member) -> Finding:
+    text = f"{member.repeats} of its runs ended with the bits of another: what the seeds change does not reach them,"
+    return Finding("worse", f"{_named(analysis, setting, member)}: {text} and tests count them as if it did.")
 
 
 def _named(analysis: Analysis, setting: Setting, member: Member) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,26 @@ from trainer.study.plan import Cell, Run, StudyPlan
 
 Record = dict[str, Any]  # a line: what trainer.study.measure writes
 LEDGER = "ledger.jsonl"
+KINDS: dict[str, type] = {"run": str, "seeds": dict, "data": dict, "shards": str, "sharding": dict, "environment": dict}
 # Two hosts, or two tries, of one run agree on these; times and machines may differ.
 OUTCOME = ("seeds", "shards", "parameters", "failed", "final_accuracy")
 
 
 class Ledger:
-    """The lines of a study's folder. Only one process writes at a time (the folder is locked)."""
+    """The lines of a study's folder. Only the process that holds the folder's lock may append, and has ``mine``: then the
+    unfinished line of a killed process is cut off; others only pass it over."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mine: bool = False) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
         if path.exists():
-            self._read()
+            self._read(mine)
 
     def __contains__(self, run: Run) -> bool:
         return str(run) in self.records
 
     def append(self, record: Record) -> None:
-        """Add a run's line: after a crash it is there whole, or not. Raises DataError for other data than before."""
-        self._check_data(record)
+        """Add a run's line: after a crash it is there whole, or not."""
         line = dumps(record)
         with open(self.path, "ab") as file:
             file.write(line)
@@ -39,10 +40,11 @@ class Ledger:
             os.fsync(file.fileno())
         self.records[record["run"]] = record
 
-    def merge(self, other: Ledger, plan: StudyPlan) -> int:
+    def merge(self, other: Ledger, plan: StudyPlan, contents: Contents) -> int:
         """Take the lines of another host's ledger of this plan; returns how many were new.
 
-        Raises UsageError for a run that the plan does not have, DataError where both have a run and it ended otherwise."""
+        Raises UsageError for a run that the plan does not have, DataError where both have a run and it ended otherwise, or
+        was of other data; nothing is taken then."""
         cells = {str(cell) for cell in plan.cells()}
         fresh = []
         for name, record in other.records.items():
@@ -50,12 +52,12 @@ class Ledger:
                 raise UsageError(f"{other.path} has the run {name}, which the plan has not; merge studies of one plan")
             mine = self.records.get(name)
             if mine is None:
-                self._check_data(record)
+                contents.add(record)
                 fresh.append(record)
-            elif differing := next((key for key in OUTCOME if mine.get(key) != record.get(key)), None):
+            elif key := _differing(mine, record):
                 raise DataError(
-                    f"{other.path} and {self.path} have the run {name} with other {differing}:"
-                    f" {record.get(differing)} and {mine.get(differing)}; the hosts' data or software differ"
+                    f"{other.path} and {self.path} have the run {name} with other {key}: {record.get(key)} and"
+                    f" {mine.get(key)}; the hosts' data or software differ"
                 )
         for record in fresh:
             self.append(record)
@@ -65,33 +67,69 @@ class Ledger:
         """The plan's runs that are done, in the plan's order; seeds beyond the plan's are left out."""
         return [self.records[str(run)] for run in plan.runs() if run in self]
 
-    def _read(self) -> None:
+    def _read(self, mine: bool) -> None:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        if whole < len(data):  # a killed process's last line
+        if mine and whole < len(data):
             os.truncate(self.path, whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
-                record = json.loads(line)
-                run_of(record)
+                record = parse(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise DataError(f"{self.path}, line {number} is no line of a ledger; restore the file") from None
+            before = self.records.get(record["run"])
+            if before and _differing(before, record):
+                raise DataError(f"{self.path}, line {number} has the run {record['run']} again, with another end")
             self.records[record["run"]] = record
 
-    def _check_data(self, record: Record) -> None:
-        """Raises DataError where a cell's runs would be of different data."""
+
+class Contents:
+    """What the runs of a study were made of: equal names must mean equal data. owner(run): of whose shards they are, the
+    rows' order in them, and the seed that made them, None for no seed."""
+
+    def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, int | None]]) -> None:
+        self.owner = owner
+        self.seen: dict[tuple[str, ...], tuple[str, str]] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Raises DataError where a run's data or shards are not those that others had under the same name."""
         run = run_of(record)
-        for other in self.records.values():
-            before = run_of(other)
-            if before.cell.dataset != run.cell.dataset:
-                continue
-            same = ["eval"] + ["train"] * (before.cell.sharding == run.cell.sharding)
-            for side in same:
-                if other["data"][side] != record["data"][side]:
-                    raise DataError(
-                        f"{run} is of other {side} images than {before} ({record['data'][side]} and"
-                        f" {other['data'][side]}): the data set {run.cell.dataset} has changed since"
-                    )
+        rows, seed = self.owner(run)
+        dataset = run.cell.dataset
+        for what, key, found in (
+            ("evaluation images", ("eval", dataset), record["data"]["eval"]),
+            ("training images", ("train", dataset, rows), record["data"]["train"]),
+            ("shards", ("shards", dataset, run.cell.sharding, str(seed)), record["shards"]),
+        ):
+            before, first = self.seen.setdefault(key, (found, str(run)))
+            if before != found:
+                raise DataError(
+                    f"{run} is of other {what} than {first} ({found} and {before}): what {dataset} or its shards are has"
+                    " changed since; choose another --output"
+                )
+
+
+def _differing(mine: Record, other: Record) -> str | None:
+    return next((key for key in OUTCOME if mine.get(key) != other.get(key)), None)
+
+
+def parse(line: bytes) -> Record:
+    """A line as a record. Raises ValueError, KeyError or TypeError for what no run wrote."""
+    record: Record = json.loads(line, parse_constant=_no_number)
+    run_of(record)
+    for key, kind in KINDS.items():
+        if not isinstance(record[key], kind):
+            raise TypeError(key)
+    accuracy = record["final_accuracy"]
+    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        raise ValueError(accuracy)
+    return record
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
 
 
 def dumps(record: Mapping[str, Any]) -> bytes:

@@ -1,10 +1,9 @@
-"""The process that makes a study's shard sets, one after the other on one Spark: tasks come as JSON on standard input.
+"""The process that makes a study's shard sets, one after the other on one Spark: tasks come from its parent.
 
 It ends with the job's exit code, and with the line that says what is wrong on standard output."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pipeline.runs.api import shard_request
 from pipeline.runs.command import shard_parser, strategy_of_flags
 from pipeline.runs.flags import read_request
 from pipeline.spark.session import spark_context
+from trainer.study.children import task_of_parent
 
 
 def make(task: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ def make(task: dict[str, Any]) -> None:
 
 def main() -> int:
     try:
-        tasks = json.load(sys.stdin)
+        tasks = task_of_parent()
         with spark_context():
             for task in tasks:
                 make(task)

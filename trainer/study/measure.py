@@ -1,6 +1,6 @@
 """The process of one run: it trains, and writes the run's line for the ledger into a file of its own.
 
-It ends when its parent does, which holds the other end of its standard input."""
+Its task comes from its parent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import sys
-import threading
 import time
 from hashlib import sha256
 from importlib.metadata import version
@@ -22,6 +21,7 @@ from pipeline.storage.store import Store
 from trainer.options import Options
 from trainer.runlog.result import Result
 from trainer.study.cases import Case, case_of
+from trainer.study.children import task_of_parent
 from trainer.study.ledger import Record, dumps
 from trainer.study.plan import SOURCES, Cell, Run, StudyPlan, plan_of
 from trainer.study.sets import facts_of
@@ -46,7 +46,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
     except JobError as error:
         if type(error) is not JobError or "diverged" not in str(error):
             raise
-        failed = str(error)
+        failed = str(error).partition(" (see ")[0]  # the folder, which is deleted
     record = {
         "run": str(run),
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         **_data(shards),
         **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
         "wall_s": round(time.monotonic() - begun, 2),
-        "cpu_s": round(time.process_time() - cpu, 2),
+        "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # that of other processes is unknown
         "environment": environment(),
     }
     shutil.rmtree(folder, ignore_errors=True)
@@ -153,16 +153,9 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _end_with_parent() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold when the process ends
-        pass
-    os._exit(1)
-
-
 def main() -> int:
-    """argv: what to do, as JSON: plan, run, shards, folder, and the file for the line."""
-    task = json.loads(sys.argv[1])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """The task: plan, run, shards, folder, and the file for the line."""
+    task = task_of_parent()
     run = Run(Cell(*task["cell"]), task["seed"])
     try:
         record = measure(plan_of(task["plan"]), run, task["shards"], Path(task["folder"]))

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -43,8 +44,10 @@ Axis = Literal["sharding", "protocol", "model"]
 Source = Literal["model", "order", "sharding", "schedule"]
 SOURCES: tuple[str, ...] = get_args(Source)
 TABLES = ("datasets", "shardings", "models", "protocols")
-NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,59}", re.ASCII)
+KEY = re.compile(r"[a-z][a-z0-9_]*")
 MAX_SEEDS = 100_000
+NO_KEYS = ("help", "config", "debug", "quiet", "silent")  # flags that are not about a run
 Table = Mapping[str, Any]
 
 
@@ -186,19 +189,22 @@ def seeds_of(value: Any) -> tuple[int, ...]:
         if not 1 <= value <= MAX_SEEDS:
             raise UsageError(f"seeds must be from 1 to {MAX_SEEDS}, got {value}")
         return tuple(range(value))
-    if not isinstance(value, list) or not all(isinstance(seed, int) and 0 <= seed < 1 << 63 for seed in value):
+    if not isinstance(value, list) or not all(type(seed) is int and 0 <= seed < 1 << 63 for seed in value):
         raise UsageError(f"seeds = {value!r} is neither a number of seeds nor a list of them")
-    twice = next((seed for seed in value if value.count(seed) > 1), None)
+    twice = next((seed for seed, times in Counter(value).items() if times > 1), None)
     if twice is not None:
         raise UsageError(f"seeds names {twice} twice")
     return tuple(value)
 
 
-def argv_of(keys: Table) -> list[str]:
-    """A table as a command line: ``norm = "group"`` is --norm group, ``augment = false`` --no-augment."""
+def argv_of(keys: Table, flags: Container[str]) -> list[str]:
+    """A table as a command line: ``norm = "group"`` is --norm group, ``augment = false`` --no-augment. flags: those of the
+    command; an abbreviation is none. Raises UsageError for a key that is no flag."""
     argv: list[str] = []
     for key, value in keys.items():
         flag = f"--{key.replace('_', '-')}"
+        if flag not in flags or key in NO_KEYS:
+            raise UsageError(f"{key} = {value!r}: there is no such flag")
         if isinstance(value, bool):
             argv.append(flag if value else f"--no-{flag.removeprefix('--')}")
         else:
@@ -214,7 +220,7 @@ def _without_places(keys: Table) -> dict[str, Any]:
 def _check_names(table: str, members: Mapping[str, Table]) -> None:
     for name in members:
         if not NAME.fullmatch(name):
-            raise UsageError(f"[{table}.{name}]: a name has letters, digits and _ . + - only")
+            raise UsageError(f"[{table}.{name}]: a name has letters, digits and _ . + - only, at most 60")
 
 
 def _check_table(key: str, value: Any, *, nested: bool) -> None:
@@ -225,8 +231,10 @@ def _check_table(key: str, value: Any, *, nested: bool) -> None:
             if not isinstance(inner, dict):
                 raise UsageError(f"{key}.{name} = {inner!r} is not a table: write [{key}.NAME]")
             _check_table(f"{key}.{name}", inner, nested=False)
-        elif isinstance(inner, dict | list):
+        elif not isinstance(inner, str | int | float):
             raise UsageError(f"{key}.{name} = {inner!r} is not the value of a flag")
+        elif not KEY.fullmatch(name):
+            raise UsageError(f"{key}.{name} is not the name of a flag, written with underscores")
 
 
 def _texts(values: Table, key: str, default: tuple[str, ...]) -> tuple[str, ...]:

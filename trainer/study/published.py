@@ -68,5 +68,5 @@ SPARSE = {
 
 
 def published_of(dataset: str) -> PublishedTable | None:
-    """The table of a plan's data set, by how its name begins."""
-    return next((table for name, table in TABLES.items() if dataset.startswith(name)), None)
+    """The table of a plan's data set, whose name is the table's, or begins with it and a hyphen."""
+    return next((table for name, table in TABLES.items() if dataset == name or dataset.startswith(f"{name}-")), None)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -14,8 +12,9 @@ from typing import Any
 
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.study.cases import essentials
-from trainer.study.ledger import LEDGER, Ledger, Record
+from trainer.study.cases import READY, essentials
+from trainer.study.children import Child, run_child
+from trainer.study.ledger import LEDGER, Contents, Ledger, Record
 from trainer.study.plan import TABLES, Run, StudyPlan
 from trainer.study.sets import SetKey, Sets, group_by_set
 
@@ -26,23 +25,39 @@ TRIES = 2  # a run whose process was killed, by the system for memory as a rule
 
 def claim(plan: StudyPlan, root: Path) -> None:
     """Have a folder be this plan's. Raises UsageError where it is another's, or holds something else."""
-    asked = {"plan": plan.identity(), "training": {str(cell): essentials(plan, cell) for cell in plan.cells()}}
-    asked = json.loads(json.dumps(asked))  # as it is read back
-    path = root / PLAN
-    if path.exists():
-        try:
-            stored = json.loads(path.read_bytes())
-            difference = _difference(stored["plan"], asked["plan"]) or _difference(
-                stored["training"], asked["training"]
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise DataError(f"{path} is damaged; restore it, or choose another --output") from None
-        if difference:
-            raise UsageError(f"{root} is the study of another plan: {difference}; choose another --output")
-    elif root.is_dir() and any(entry.name != ".lock" for entry in root.iterdir()):
-        raise UsageError(f"{root} holds other files; choose a folder that is empty or does not exist")
+    refuse_foreign(root)
+    asked = _identity(plan)
+    if (root / PLAN).exists():
+        refuse_other_plan(plan, root)
     root.mkdir(parents=True, exist_ok=True)
-    write_durably(path, (json.dumps(asked, indent=1) + "\n").encode())
+    write_durably(root / PLAN, (json.dumps(asked, indent=1) + "\n").encode())
+
+
+def refuse_foreign(root: Path) -> None:
+    """Raises UsageError for a folder with something else in it than a study."""
+    if root.is_dir() and not (root / PLAN).exists() and any(entry.name != ".lock" for entry in root.iterdir()):
+        raise UsageError(f"{root} holds other files; choose a folder that is empty or does not exist")
+
+
+def refuse_other_plan(plan: StudyPlan, root: Path) -> None:
+    """Raises UsageError where a study's folder is not one of this plan, or of a part of it; DataError for a damaged one."""
+    path, asked = root / PLAN, _identity(plan)
+    try:
+        stored = json.loads(path.read_bytes())
+        difference = _difference(stored["plan"], asked["plan"]) or _difference(stored["training"], asked["training"])
+    except FileNotFoundError:
+        raise UsageError(f"{root} holds no {PLAN}: it is no study's folder") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path} is damaged; restore it, or choose another --output") from None
+    if difference:
+        raise UsageError(f"{root} is the study of another plan: {difference}; choose another folder")
+
+
+def _identity(plan: StudyPlan) -> dict[str, Any]:
+    """What a study's folder says of its plan, as it is read back."""
+    training = {str(cell): essentials(plan, cell) for cell in plan.cells()}
+    said: dict[str, Any] = json.loads(json.dumps({"plan": plan.identity(), "training": training}))
+    return said
 
 
 def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
@@ -74,10 +89,11 @@ class Runner:
         self, plan: StudyPlan, root: Path, jobs: int, say: Callable[[str], None], *, keep_sets: bool = False
     ) -> None:
         self.plan, self.root, self.jobs, self.say, self.keep_sets = plan, root, jobs, say, keep_sets
-        self.ledger = Ledger(root / LEDGER)
+        self.ledger = Ledger(root / LEDGER, mine=True)
         self.sets = Sets(plan, root)
+        self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
         self.took: dict[str, list[float]] = {}  # seconds of this start's runs, by what they cost
-        self.children: set[subprocess.Popen[str]] = set()
+        self.children: set[Child] = set()
         self.stopped = False
 
     def run(self, runs: Sequence[Run]) -> None:
@@ -105,6 +121,7 @@ class Runner:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda future: future.exception() is not None):  # keep what was done
                     run, record = futures[future], future.result()
+                    self.contents.add(record)
                     self.ledger.append(record)
                     self.left -= 1
                     self.took.setdefault(cost_class(run), []).append(record["wall_s"])
@@ -128,16 +145,21 @@ class Runner:
 
     def _measure(self, run: Run) -> Record:
         """The record of one run, made by a process of its own. Raises JobError."""
-        name = str(run).replace("/", "-")
+        name = str(run).replace("/", ",")
         folder, record = self.root / RUNS / name, self.root / RUNS / f"{name}.json"
         folder.parent.mkdir(exist_ok=True)
         record.unlink(missing_ok=True)
         plan = asdict(self.plan) | {"seeds": [run.seed]}
         task = {"plan": plan, "cell": run.cell, "seed": run.seed, "shards": self.sets.uri(self.sets.key(run))}
         task |= {"folder": str(folder), "record": str(record)}
-        said = ""
         for _ in range(TRIES):
-            code, said = self._child(task)
+            code, said = run_child(
+                "trainer.study.measure",
+                task,
+                env=self._environment(),
+                started=self._started,
+                ended=self.children.discard,
+            )
             if code == 0:
                 found: Record = json.loads(record.read_bytes())
                 record.unlink()
@@ -146,30 +168,22 @@ class Runner:
                 break
             if code > 0:
                 kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-                raise kinds.get(code, JobError)(f"{run}: {said.strip() or 'failed without a word'}")
+                raise kinds.get(code, JobError)(f"{run}: {said or 'failed without a word'}{self._advice(code, run)}")
         raise JobError(f"{run}: its process was killed {TRIES} times; fewer --jobs need less memory")
 
-    def _child(self, task: Mapping[str, Any]) -> tuple[int, str]:
-        """Its exit code (negative: killed by a signal) and what it said last."""
-        command = [sys.executable, "-m", "trainer.study.measure", json.dumps(task)]
-        threads = os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=dict(threads),
-        )
+    def _environment(self) -> Mapping[str, str]:
+        """In virtual time a run computes in one thread, and the cores do several runs."""
+        return os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def _started(self, child: Child) -> None:
         self.children.add(child)
         if self.stopped:  # since this thread began it
             child.kill()
-        try:
-            assert child.stdout
-            said = child.stdout.read()
-            return child.wait(), said.splitlines()[-1] if said.strip() else ""
-        finally:
-            self.children.discard(child)
+
+    def _advice(self, code: int, run: Run) -> str:
+        if code != DataError.exit_code or READY in self.plan.shardings[run.cell.sharding]:
+            return ""
+        return f"; delete {self.sets.uri(self.sets.key(run))} to have the set made again"
 
     def _line(self, run: Run, record: Record, total: int, waiting: Sequence[Run]) -> str:
         accuracy = record["final_accuracy"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +11,7 @@ import numpy as np
 
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.study.cases import ORDER, READY, derivation, sharding_args, strategy_of
+from trainer.study.children import run_child
 from trainer.study.plan import Run, StudyPlan
 
 SETS, DATASETS = "sets", "datasets"
@@ -28,7 +26,9 @@ class SetKey(NamedTuple):
     seed: int | None
 
     def __str__(self) -> str:
-        return "-".join([self.dataset, self.sharding, "all" if self.seed is None else str(self.seed)])
+        return ",".join(
+            [self.dataset, self.sharding, "all" if self.seed is None else str(self.seed)]
+        )  # none is in a name
 
 
 class Sets:
@@ -56,12 +56,16 @@ class Sets:
         if not missing:
             return
         tasks = [self._task(key) for key in missing]
-        command = [sys.executable, "-m", "trainer.study.make_sets"]
-        done = subprocess.run(command, input=json.dumps(tasks), text=True, capture_output=True)
-        if done.returncode:
+        code, said = run_child("trainer.study.make_sets", tasks)
+        if code:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-            said = [*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or ["failed without a word"]
-            raise kinds.get(done.returncode, JobError)(f"the shard sets could not be made: {said[-1]}")
+            raise kinds.get(code, JobError)(f"the shard sets could not be made: {said or 'failed without a word'}")
+
+    def owner(self, run: Run) -> tuple[str, int | None]:
+        """Whose rows a run's are (those of a ready set are its own), and the seed of its shards."""
+        keys = self.plan.shardings[run.cell.sharding]
+        rows = f"ready {run.cell.sharding}" if READY in keys else str(keys.get(ORDER, "given"))
+        return rows, self.key(run).seed
 
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more; a ready one stays."""
@@ -75,7 +79,7 @@ class Sets:
         order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
         derived = None
         if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
-            folder = self.root / DATASETS / (key.dataset + f"-{order}" * (order != "given"))
+            folder = self.root / DATASETS / (key.dataset + f",{order}" * (order != "given"))
             places = {"source": source, "evaluation": given.get("eval_input"), "target": str(folder)}
             derived = places | {"derivation": derivation(self.plan, key.dataset, order).params()}
             source = evaluation = str(folder)

@@ -29,6 +29,9 @@ RESAMPLES = 4000
 STUDIES = 2000  # drawn for each power
 NULL_STUDIES = 50_000  # drawn of no difference, for p-values
 LARGEST_RATIO = 64.0
+NOTHING = 1e-12  # accuracies and losses that differ by less are equal
+FEWEST_RESAMPLED = 8  # pairs of seeds; of fewer the bootstrap's intervals are much too short
+MANY = 200  # values: from there on the F distribution is as good as drawn studies, which would take much memory
 
 
 class Interval(NamedTuple):
@@ -75,6 +78,7 @@ class Comparison:
     correlation: float
     adjusted_spread_p: float = math.nan
     adjusted_difference_p: float = math.nan
+    adjusted_equivalence_p: float = math.nan
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -84,7 +88,7 @@ def summarise(values: Sequence[float]) -> Summary:
     if n < 2:
         nothing = Interval(math.nan, math.nan)
         return Summary(n, mean, nothing, math.nan, nothing, math.nan, mean, mean)
-    sd = float(x.std(ddof=1))
+    sd = _sd(x)
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * sd / math.sqrt(n)
     low, high = stats.chi2.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1)
     sd_interval = Interval(sd * math.sqrt((n - 1) / low), sd * math.sqrt((n - 1) / high))
@@ -111,14 +115,19 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         difference_interval=paired[0],
         difference_p=paired[1],
         equivalence_p=equivalence_p(b, a, margin),
-        correlation=float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else math.nan,
+        correlation=float(np.corrcoef(a, b)[0, 1]) if _sd(a) and _sd(b) else math.nan,
     )
 
 
 def sd_ratio(a: Floats, b: Floats) -> float:
     """sd(a) / sd(b); NaN where neither spreads, infinite where b does not."""
-    above, below = float(a.std(ddof=1)), float(b.std(ddof=1))
+    above, below = _sd(a), _sd(b)
     return above / below if below else (math.inf if above else math.nan)
+
+
+def _sd(x: Floats) -> float:
+    """With n - 1; 0 for equal values, whose mean may differ from them by rounding."""
+    return float(x.std(ddof=1)) if float(np.ptp(x)) > NOTHING else 0.0
 
 
 def f_interval(ratio: float, n: int) -> Interval:
@@ -129,11 +138,14 @@ def f_interval(ratio: float, n: int) -> Interval:
 
 def spread_p(a: Floats, b: Floats) -> float:
     """The p-value of two equal spreads, of as many values each; 1 where nothing spreads."""
-    return float(_p_values(np.array([brown_forsythe(a, b)[0]]), len(a))[0])
+    statistic, p = brown_forsythe(a, b)
+    return p if len(a) >= MANY else float(_p_values(np.array([statistic]), len(a))[0])
 
 
 def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
     """The statistic, and its p-value by the F distribution; 0 and 1 where no distance from the medians varies."""
+    if not _sd(a) and not _sd(b):
+        return 0.0, 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
         found = stats.levene(a, b, center="median")
     return (0.0, 1.0) if math.isnan(found.statistic) else (float(found.statistic), float(found.pvalue))
@@ -156,8 +168,8 @@ def equivalence_p(a: Floats, b: Floats, margin: float) -> float:
     """Two one-sided paired t-tests: the p-value of means that differ by ``margin`` or more."""
     from statsmodels.stats.weightstats import ttost_paired
 
-    if not (a - b).std():
-        return 0.0 if abs(float((a - b).mean())) < margin else 1.0
+    if not _sd(a - b):
+        return 1.0
     return float(ttost_paired(a, b, -margin, margin)[0])
 
 
@@ -196,9 +208,18 @@ def rank_correlation(x: Floats, y: Floats) -> tuple[float, float]:
 @lru_cache(maxsize=256)
 def power(n: int, ratio: float, level: float = LEVEL) -> float:
     """The share of studies of n seeds that find a true sd ratio of normal values, by so many drawn studies."""
+    if n > MANY:
+        return _power_of_f(n, ratio, level)
     draw = np.random.default_rng([n, STUDIES]).standard_normal((2, n, STUDIES))
     found = stats.levene(draw[0] * ratio, draw[1], center="median", axis=0).statistic
     return float((_p_values(found, n) < level).mean())
+
+
+def _power_of_f(n: int, ratio: float, level: float) -> float:
+    """That of the F test, which for so many normal values the other comes near to from below."""
+    law, squared = stats.f(n - 1, n - 1), ratio**2
+    low, high = law.ppf([level / 2, 1 - level / 2])
+    return float(law.cdf(low / squared) + law.sf(high / squared))
 
 
 @lru_cache(maxsize=256)
@@ -214,10 +235,10 @@ def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
 
 
 def _paired(b: Floats, a: Floats) -> tuple[Interval, float]:
-    """The interval and the p-value of the mean of b - a."""
-    if not (b - a).std():
+    """The interval and the p-value of the mean of b - a; 1 where all pairs differ by the same: nothing can be tested."""
+    if not _sd(b - a):
         mean = float((b - a).mean())
-        return Interval(mean, mean), 0.0 if mean else 1.0
+        return Interval(mean, mean), 1.0
     found = stats.ttest_rel(b, a)
     low, high = found.confidence_interval(1 - LEVEL)
     return Interval(float(low), float(high)), float(found.pvalue)
@@ -225,16 +246,16 @@ def _paired(b: Floats, a: Floats) -> tuple[Interval, float]:
 
 def _bootstrap(a: Floats, b: Floats) -> Interval:
     """Over pairs of seeds, percentiles of the ratio."""
-    if not a.std() or not b.std():
+    if len(a) < FEWEST_RESAMPLED or not _sd(a) or not _sd(b):
         return Interval(math.nan, math.nan)
 
     def log_ratio(x: Floats, y: Floats, axis: int) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore"):
             return np.asarray(np.log(x.std(axis=axis, ddof=1)) - np.log(y.std(axis=axis, ddof=1)))
 
     rng = np.random.default_rng(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # few seeds may be drawn alike
+        warnings.simplefilter("ignore")  # seeds may be drawn all alike, whose logarithm is infinite
         drawn = stats.bootstrap(
             (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
         ).bootstrap_distribution

@@ -26,7 +26,8 @@ COLUMNS = (
     "variance", "least", "most", "pairs", "sd_ratio", "sd_ratio_f_low", "sd_ratio_f_high", "sd_ratio_bootstrap_low",
     "sd_ratio_bootstrap_high", "spread_p", "brown_forsythe_p", "adjusted_spread_p",
     "difference", "difference_low", "difference_high",
-    "difference_p", "adjusted_difference_p", "equivalence_p", "correlation",
+    "difference_p", "adjusted_difference_p", "equivalence_p", "adjusted_equivalence_p",
+    "correlation",
 )  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
     header = (
         analysis.compared, "runs", "mean", "mean's 95 %", "sd", "variance", "least", "most",
         f"sd of {analysis.baseline} / sd", "95 % (F)", "95 % (bootstrap)", "p of spread", "adjusted", "p of mean",
-        "adjusted", "p of equivalence",
+        "adjusted", "p of equivalence, adjusted", "correlation of pairs",
     )  # fmt: skip
     rows = []
     for member in setting.members.values():
@@ -66,12 +67,12 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
             continue
         mean = (_fixed(s.mean), f"{_fixed(s.mean_interval.low)} to {_fixed(s.mean_interval.high)}")
         spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
-        compared: tuple[str, ...] = ("",) * 8
+        compared: tuple[str, ...] = ("",) * 9
         if c:
             ratio = (number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
             ps = (c.spread_p, c.adjusted_spread_p, c.difference_p, c.adjusted_difference_p)
-            equivalence = p_value(c.equivalence_p) if "accuracy" in key else ""
-            compared = (*ratio, *map(p_value, ps), equivalence)
+            equivalence = p_value(c.adjusted_equivalence_p) if "accuracy" in key else ""
+            compared = (*ratio, *map(p_value, ps), equivalence, number(c.correlation))
         rows.append((member.name, str(s.n), *mean, *spread, *compared))
     return Table(f"{NAMES[key].capitalize()}: {setting.name}", header, rows)
 
@@ -173,12 +174,13 @@ def to_csv(analysis: Analysis) -> str:
 def _numbers(member: Member, key: str) -> list[str]:
     s, c = member.summaries[key], member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
-    compared: list[float] = [math.nan] * 15
+    compared: list[float] = [math.nan] * 16
     if c:
         compared = [
             c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
             c.adjusted_spread_p, c.difference,
-            *c.difference_interval, c.difference_p, c.adjusted_difference_p, c.equivalence_p, c.correlation,
+            *c.difference_interval, c.difference_p, c.adjusted_difference_p, c.equivalence_p, c.adjusted_equivalence_p,
+            c.correlation,
         ]  # fmt: skip
     shown = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *compared]]
     return [str(s.n), str(member.diverged), *shown[:9], str(c.n) if c else "", *shown[9:]]
