@@ -233,6 +233,7 @@ batch_size = 40
     assert done.returncode == 0, done.stderr
     assert "sharding: 4 sets" in done.stderr  # random has a set a seed, the others one for all
     assert list((study / "sets").iterdir()) == []
+    assert not (study / "datasets").exists()
     found = lines(study)
     assert len(found) == 6
     digests = {

@@ -108,6 +108,8 @@ class Runner:
             self.sets.make(part)
             self._train(part, waiting, total)
         self._drop({self.sets.key(run) for run in runs})
+        if not self.keep_sets:
+            self.sets.drop_datasets()
 
     def _train(self, part: Mapping[SetKey, Sequence[Run]], waiting: Sequence[Run], total: int) -> None:
         chosen = {run for runs in part.values() for run in runs}

@@ -72,6 +72,10 @@ class Sets:
         if READY not in self.plan.shardings[key.sharding]:
             shutil.rmtree(self.root / SETS / str(key), ignore_errors=True)
 
+    def drop_datasets(self) -> None:
+        """Delete the data sets that were derived for the sets."""
+        shutil.rmtree(self.root / DATASETS, ignore_errors=True)
+
     def _task(self, key: SetKey) -> dict[str, Any]:
         """What make_sets is to do: derive a data set where the plan changes it, then shard it."""
         given = self.plan.datasets[key.dataset]
