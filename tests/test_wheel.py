@@ -19,6 +19,7 @@ from tests.clusters.artifacts import find_java, java_home
 
 pytestmark = pytest.mark.slow  # builds a wheel and an environment; a set is sharded and trained on in it
 ROOT = PACKAGE.parent
+STORED_STUDIES = ROOT / "trainer" / "study" / "results"
 SET_UP = {"setup.sh", "constraints.txt"}  # of a checkout's environment
 WEIGHT_DECAY = 5e-3  # in the installed trainer.toml; no other file says so
 # Every Python process of the environment runs this when it starts. {allowed}: where the third-party packages are.
@@ -107,8 +108,10 @@ def test_the_packages_and_their_defaults_are_the_wheels(installed: Installed) ->
 
 def test_the_wheel_holds_every_file_of_the_packages_and_of_the_defaults(installed: Installed) -> None:
     sources = [path for package in ("pipeline", "trainer") for path in (ROOT / package).rglob("*") if path.is_file()]
-    expected = {str(path.relative_to(ROOT)) for path in sources if path.suffix != ".pyc"}
-    expected |= {f"pipeline/conf/{path.name}" for path in (ROOT / "conf").iterdir() if path.name not in SET_UP}
+    ours = [path for path in sources if path.suffix != ".pyc" and STORED_STUDIES not in path.parents]
+    defaults = [path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*") if path.is_file()]
+    expected = {str(path.relative_to(ROOT)) for path in ours}
+    expected |= {f"pipeline/{path}" for path in defaults if path.name not in SET_UP}
     (wheel,) = installed.venv.parent.glob("*.whl")
     assert expected == {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
@@ -159,12 +162,15 @@ def test_the_command_says_what_it_offers_without_spark_or_torch(installed: Insta
     assert expected in done.stdout
 
 
-def test_training_without_its_extra_is_one_line_that_names_it(installed: Installed) -> None:
-    without = "import sys; from pipeline import entry; entry.TRAINER_NEEDS = ('no_such_module',); entry.main(['train'])"
+@pytest.mark.parametrize(("command", "needs", "extra"), [("train", "TRAINER", "trainer"), ("study", "STUDY", "study")])
+def test_training_without_its_extra_is_one_line_that_names_it(
+    command: str, needs: str, extra: str, installed: Installed
+) -> None:
+    without = f"from pipeline import entry; entry.{needs}_NEEDS = ('no_such_module',); entry.main(['{command}'])"
     done = installed.run("python", "-c", without)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: training needs no_such_module, which is not installed: pip install 'sharding[trainer]'"
+        f"error: {command} needs no_such_module, which is not installed: pip install 'sharding[{extra}]'"
     ]
 
 
