@@ -19,7 +19,7 @@ from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.cases import check
 from trainer.study.ledger import LEDGER, Ledger
 from trainer.study.plan import Run, StudyPlan, read_plan, seeds_of
-from trainer.study.runner import Runner, claim, refuse_foreign, refuse_other_plan
+from trainer.study.runner import PLAN, Runner, claim, refuse_foreign, refuse_other_plan
 
 PROG = "python -m trainer.study"
 DESCRIPTION = "Train several configurations with many seeds, and report mean, spread and significance."
@@ -94,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.report_only and not (root / LEDGER).exists():
         raise UsageError(f"--report-only: {root} holds no ledger; leave it out to train")
     refuse_foreign(root)
+    if (root / PLAN).exists():
+        refuse_other_plan(plan, root)
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
         check(plan)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
 from pipeline.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows
 from trainer.study.analysis import PRIMARY, Curves, Member, Setting
@@ -48,9 +48,9 @@ def spread_over_epochs(setting: Setting) -> Figure | None:
         ax.plot(curves.epochs, 100 * curves.spread, color=colour, lw=1.6, marker="o", ms=3, label=name)
     if all(curves.spread.min() > 0 for _, curves in drawn):
         ax.set_yscale("log")
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
-    ax.tick_params(axis="y", which="minor", labelsize=8)
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        ax.yaxis.set_minor_formatter("{x:g}")
     ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylabel("standard deviation over seeds, points")
@@ -100,7 +100,7 @@ def finals(setting: Setting) -> Figure | None:
         ax.plot(values, at + 0.25 * (rng.random(len(values)) - 0.5), "o", color=colour, ms=3.5, alpha=0.6, mec="none")
         summary = member.summaries[PRIMARY]
         if not math.isnan(summary.mean_interval.low):
-            ax.plot(summary.mean_interval, [at, at], color="black", lw=3)
+            ax.plot(summary.mean_interval, [at, at], color="black", lw=1.5, zorder=1)
         ax.plot([summary.mean], [at], "|", color="black", ms=14, mew=2)
     name_rows(ax, [name for name, _ in rows])
     ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=1))

@@ -58,13 +58,13 @@ def _answer(analysis: Analysis) -> list[str]:
     if wilder:
         lines.append(f"Less steady than {base}: the final accuracy varies more with {_all(wilder)}.")
     if alike:
-        lines.append(f"Spread: no difference between {base} and {_all(alike)} could be shown. {_visible(analysis)}")
+        lines.append(f"Spread: no difference from {base} could be shown for {_all(alike)}. {_visible(analysis)}")
     means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
     if means:
         lines.append(f"Mean: other than {base}'s with {_all(means)}.")
     same = [name for name, c in found if not c.adjusted_difference_p < LEVEL]
     if same:
-        lines.append(f"Mean: no difference between {base} and {_all(same)} could be shown.")
+        lines.append(f"Mean: no difference from {base} could be shown for {_all(same)}.")
     return lines
 
 
@@ -142,7 +142,7 @@ def _all(names: list[str]) -> str:
 
 
 def hours(value: float) -> str:
-    return f"{value:.1f} hours" if value >= 1 else f"{60 * value:.0f} minutes"
+    return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
 
 
 def number(value: float) -> str:
