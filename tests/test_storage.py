@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.storage import hdfs as storage
 from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
+from pipeline.storage.local import DurableWriter
 from pipeline.storage.retries import is_transient, within
 
 
@@ -51,3 +54,17 @@ def test_a_write_that_never_ends_becomes_an_error_that_is_worth_another_try(monk
     inner.__del__()  # once more, in the middle of somebody else's garbage collection, and with no limit
     assert inner.closes == 1
     inner.wait.set()
+
+
+def test_a_local_file_that_cannot_be_flushed_is_closed_all_the_same(tmp_path: Path) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    raw = Full(tmp_path / "f", "xb")
+    file = DurableWriter(raw)
+    file.write(b"data")
+    with pytest.raises(OSError, match="No space left"):
+        file.close()
+    assert raw.closed
+    file.close()  # a second time there is nothing to do

@@ -16,10 +16,12 @@ class DurableWriter(io.BufferedWriter):
     """A file whose content is on the disk once it is closed."""
 
     def close(self) -> None:
-        if not self.closed:
-            self.flush()
-            os.fsync(self.fileno())
-        super().close()
+        try:
+            if not self.closed:
+                self.flush()
+                os.fsync(self.fileno())
+        finally:
+            super().close()  # closes the file below even where there is no room to flush
 
 
 class LocalFiles:
