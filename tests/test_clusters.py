@@ -156,3 +156,16 @@ def test_a_download_without_a_network_says_so_in_one_line(tmp_path: Path, monkey
         fetch_jar(*MINICLUSTER, "3.5.0", "56 MB", tmp_path / "jars")
     assert "\n" not in str(error.value)
     assert list((tmp_path / "jars").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_datanode_whose_port_was_taken_gets_another_one(tmp_path: Path) -> None:
+    """Between the choice of a port and its use somebody else may listen there."""
+    with socket.socket() as taken, Hdfs(tmp_path / "hdfs", datanodes=1) as cluster:
+        cluster.stop()
+        ports = cluster._datanode_ports[0]
+        taken.bind(("127.0.0.1", ports[0]))
+        taken.listen()
+        cluster.start()
+        assert cluster.live_datanodes() == 1
+        assert cluster._datanode_ports[0] != ports

@@ -103,13 +103,17 @@ def hdfs_up(folder: Path, rpc_port: int, http_port: int) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         with contextlib.ExitStack() as stack:
             stack.callback(cluster.stop)
-            cluster.launch()
-            servers = {s.name: (s.pid, psutil.Process(s.pid).create_time()) for s in cluster.servers}
-            running = Running(rpc_port, http_port, servers)
-            # The record comes before the wait. `down` finds the servers even when SIGKILL ends this process meanwhile.
-            write_running(folder, running)
-            cluster.wait_live(len(servers) - 1)
+
+            def record() -> None:
+                """Before the wait: `down` finds the servers even when SIGKILL ends this process meanwhile."""
+                nonlocal running
+                servers = {s.name: (s.pid, psutil.Process(s.pid).create_time()) for s in cluster.servers}
+                running = Running(rpc_port, http_port, servers)
+                write_running(folder, running)
+
+            cluster.start(record)
             stack.pop_all()
+    assert running, "recorded when the servers ran"
     print(f"HDFS is up: one NameNode, three DataNodes ({time.monotonic() - began:.0f} s)\n{describe(folder, running)}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from tests.clusters.servers import (
     wait_until,
 )
 from tests.clusters.settings import core_settings, datanode_settings, hdfs_settings, write_conf
+
+TRIES = 3  # to start, where a DataNode's port is taken
 
 
 class Hdfs(Cluster):
@@ -51,10 +53,22 @@ class Hdfs(Cluster):
         self._datanode_ports = [ports[2 + 3 * i : 5 + 3 * i] for i in range(datanodes)]
         self._detached = detached
 
-    def start(self) -> None:
-        """Start all servers. Return when every DataNode is live and the file system accepts writes."""
-        self.launch()
-        self.wait_live(len(self._datanode_ports))
+    def start(self, launched: Callable[[], object] = lambda: None) -> None:
+        """Start all servers. Return when every DataNode is live and the file system accepts writes.
+
+        Another process may take a port between its choice and its use: then all start again, DataNodes on other ports.
+        launched: is called when the servers run, before they are waited for."""
+        for tries_left in reversed(range(TRIES)):
+            self.launch()
+            launched()
+            try:
+                return self.wait_live(len(self._datanode_ports))
+            except JobError as error:
+                if not (tries_left and str(error).startswith("datanode") and "BindException" in str(error)):
+                    raise
+            for server in self.servers:
+                server.kill()
+            self._datanode_ports = [free_ports(3) for _ in self._datanode_ports]
 
     def launch(self) -> None:
         """Start all servers and return at once. A folder without a file system is formatted first."""
