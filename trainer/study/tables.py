@@ -65,7 +65,8 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
         s, c = member.summaries.get(key), member.comparisons.get(key)
         if s is None:
             continue
-        mean = (_fixed(s.mean), f"{_fixed(s.mean_interval.low)} to {_fixed(s.mean_interval.high)}")
+        low, high = s.mean_interval
+        mean = (_fixed(s.mean), "-" if math.isnan(low) else f"{_fixed(low)} to {_fixed(high)}")
         spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
         compared: tuple[str, ...] = ("",) * 9
         if c:
@@ -235,4 +236,4 @@ def _short(value: float) -> str:
 
 
 def _ends(ends: tuple[float, float]) -> str:
-    return f"{number(ends[0])} to {number(ends[1])}"
+    return "-" if math.isnan(ends[0]) else f"{number(ends[0])} to {number(ends[1])}"
