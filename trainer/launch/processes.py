@@ -71,9 +71,11 @@ class ForkServer:
             forkserver.ensure_running()
 
     def kill(self) -> None:
+        """Returns when it is dead, and leaves it for ``ensure`` to find: multiprocessing would start another in silence."""
         if self.pid is not None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
 
 FORK_SERVER = ForkServer()
@@ -177,6 +179,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
             problem = error
         finally:
             alarm.cancel()
+            alarm.join()  # where it kills, until that is dead
             theirs.close()
     raise JobError(f"{name} could not be started, tried {STARTS} times: {problem}")
 
