@@ -44,6 +44,9 @@ def context() -> Any:
     return forking
 
 
+SETTLE_S = 1.0  # for a process that is dying to be dead
+
+
 class ForkServer:
     """That server, one a program. What it has forked lives on when it is gone. losses: why it had to be started again."""
 
@@ -69,6 +72,15 @@ class ForkServer:
             vars(forkserver._forkserver)["_forkserver_pid"] = None
         with _without_warnings():
             forkserver.ensure_running()
+
+    def settle(self) -> None:
+        """After a start that failed: one that is dying closes its connections first, and is dead a moment later."""
+        end = time.monotonic() + SETTLE_S
+        with suppress(ChildProcessError):
+            while self.pid is not None and time.monotonic() < end:
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                    return
+                time.sleep(0.01)
 
     def kill(self) -> None:
         """Returns when it is dead, and leaves it for ``ensure`` to find: multiprocessing would start another in silence."""
@@ -177,6 +189,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
         except (OSError, EOFError) as error:
             mine.close()
             problem = error
+            FORK_SERVER.settle()
         finally:
             alarm.cancel()
             alarm.join()  # where it kills, until that is dead
