@@ -4,7 +4,6 @@ A study's cheap version of a data set, and its control. The copy is Parquet, ``t
 evaluation rows, ``test.parquet``; no Spark, and the whole copy is held in memory while it is put in order."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,9 @@ from pipeline import command_line
 from pipeline.command_line import Parser
 from pipeline.datasets.cifar import LocalTarget
 from pipeline.errors import DataError, UsageError
-from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.dataset import Block, Dataset, discover, serial
+from pipeline.input.formats.base import Columns, block_rows
+from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD, fingerprint
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.schema import record_schema
@@ -51,19 +52,6 @@ class Derivation(Spec):
         super().__post_init__()
         if (self.order == "class-blocks") != (self.workers is not None):
             raise UsageError("--order class-blocks and --workers N go together: blocks are made for N workers")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """labels int32 [rows], coarse_labels int32 [rows] or None, images uint8 [rows, C*H*W]."""
-
-    labels: npt.NDArray[np.int32]
-    coarse_labels: npt.NDArray[np.int32] | None
-    images: Pixels
-
-    def take(self, order: Ints) -> "Rows":
-        coarse = self.coarse_labels
-        return Rows(self.labels[order], None if coarse is None else coarse[order], self.images[order])
 
 
 def shrunk(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
@@ -110,9 +98,8 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
 
     def fill(folder: Path) -> None:
         layout, rows = _read(train, min(derivation.rows or train.rows, train.rows), derivation)
-        if derivation.workers is not None:
-            rows = rows.take(class_blocks(rows.labels, derivation.workers))
-        _write(folder / TRAIN, layout, rows)
+        order = None if derivation.workers is None else class_blocks(rows.labels, derivation.workers)
+        _write(folder / TRAIN, layout, rows, order)
         if test:
             _write(folder / TEST, *_read(test, test.rows, derivation))
         (folder / RECORD).write_text(json.dumps(said, indent=1) + "\n")
@@ -159,7 +146,7 @@ def _refuse_other(target: Path, said: dict[str, object]) -> bool:
     return False
 
 
-def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Rows]:
+def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Columns]:
     layout = dataset.layout
     labels, coarse, images = [], [], []
     for block in dataset.read(0, count):
@@ -169,24 +156,23 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
         images.append(shrunk(block.images, layout.shape, derivation.shrink))
     channels, height, width = layout.shape
     smaller = replace(layout, shape=(channels, height // derivation.shrink, width // derivation.shrink))
-    rows = Rows(np.concatenate(labels), np.concatenate(coarse) if coarse else None, np.concatenate(images))
+    rows = Columns(np.concatenate(labels), np.concatenate(images), np.concatenate(coarse) if coarse else None)
     if derivation.labels == "given":
         return smaller, rows
     assert rows.coarse_labels is not None, "check_derivation"
-    return replace(smaller, coarse=None), Rows(rows.coarse_labels, None, rows.images)
+    return replace(smaller, coarse=None), Columns(rows.coarse_labels, rows.images)
 
 
-def _write(path: Path, layout: Layout, rows: Rows) -> None:
-    size = math.prod(layout.shape)
-    offsets = np.arange(0, (len(rows.labels) + 1) * size, size, dtype=np.int64)
-    images = pa.Array.from_buffers(
-        pa.large_binary(), len(rows.labels), [None, pa.py_buffer(offsets), pa.py_buffer(rows.images.tobytes())]
-    )
-    columns = {"id": np.arange(len(rows.labels)), "label": rows.labels, "image": images.cast(pa.binary())}
-    if rows.coarse_labels is not None:
-        columns["coarse_label"] = rows.coarse_labels
-    schema = record_schema(layout, neighbourhood=False, copy=False)
-    pq.write_table(pa.table(columns).select(schema.names).cast(schema), path, compression="none")
+def _write(path: Path, layout: Layout, rows: Columns, order: Ints | None = None) -> None:
+    """All rows, in an order of theirs where one is given."""
+    schema, count = record_schema(layout, neighbourhood=False, copy=False), len(rows.labels)
+    whole, step = Block(np.arange(count), rows), block_rows(layout.record_bytes)
+    order = whole.ids if order is None else order
+    with pq.ParquetWriter(path, schema, compression="none") as writer:
+        for low in range(0, count, step):
+            batch = record_batch(schema, whole, order[low : low + step])
+            ids = pa.array(whole.ids[low : low + step])
+            writer.write_batch(batch.set_column(0, schema.field("id"), ids))
 
 
 def parser() -> Parser:
