@@ -397,25 +397,3 @@ def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path: Path) -> None:
         (tmp_path / name).write_text("of a")
     commit(Store(), tmp_path, "b", 1)
     assert files_below(tmp_path) == {*contents("b", 1), "manifest.json"}
-
-
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("/a#b?c;d", "/a#b?c;d"),
-        ("file:///a#b", "/a#b"),
-        ("file:/a/../b/", "/b"),
-        ("//tmp//x", "/tmp/x"),
-        ("/data/a:b/c", "/data/a:b/c"),
-        ("hdfs://h:1/a?b#c;d", "hdfs://h:1/a?b#c;d"),
-        ("hdfs:///a", "hdfs://n:9/a"),
-    ],
-)
-def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
-    assert Store((("fs.defaultFS", "hdfs://n:9"),)).resolve(uri) == expected
-
-
-@pytest.mark.parametrize("uri", ["", "s3://b/x", "dbfs:/x", "s3:/b/x", "file://host/x", "hdfs://h:abc/x", "hdfs:///x"])
-def test_uris_that_name_no_place_are_refused(uri: str) -> None:
-    with pytest.raises(UsageError):
-        Store().resolve(uri)

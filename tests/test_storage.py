@@ -1,4 +1,4 @@
-"""What stands between the project and a client that may wait for ever."""
+"""File systems behind the store: clients that may wait for ever, disks without room, and which places URIs name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import UsageError
 from pipeline.storage import hdfs as storage
 from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
 from pipeline.storage.local import DurableWriter
 from pipeline.storage.retries import is_transient, within
+from pipeline.storage.store import Store
 
 
 def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
@@ -68,3 +70,25 @@ def test_a_local_file_that_cannot_be_flushed_is_closed_all_the_same(tmp_path: Pa
         file.close()
     assert raw.closed
     file.close()  # a second time there is nothing to do
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("/a#b?c;d", "/a#b?c;d"),
+        ("file:///a#b", "/a#b"),
+        ("file:/a/../b/", "/b"),
+        ("//tmp//x", "/tmp/x"),
+        ("/data/a:b/c", "/data/a:b/c"),
+        ("hdfs://h:1/a?b#c;d", "hdfs://h:1/a?b#c;d"),
+        ("hdfs:///a", "hdfs://n:9/a"),
+    ],
+)
+def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
+    assert Store((("fs.defaultFS", "hdfs://n:9"),)).resolve(uri) == expected
+
+
+@pytest.mark.parametrize("uri", ["", "s3://b/x", "dbfs:/x", "s3:/b/x", "file://host/x", "hdfs://h:abc/x", "hdfs:///x"])
+def test_uris_that_name_no_place_are_refused(uri: str) -> None:
+    with pytest.raises(UsageError):
+        Store().resolve(uri)

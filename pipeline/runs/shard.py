@@ -142,10 +142,11 @@ class ShardingRun:
     def carry_out(self) -> ShardingResult:
         """Commit the set, or find it committed; see ``shard``."""
         before = read_committed(self.store, self.output)
-        if before and self._is_current(before, None) and not self._is_damaged(before):
+        looks_current = before is not None and self._is_current(before, None)
+        if before and looks_current and not self._is_damaged(before):
             return self._found(before)
         inputs = self._scan()
-        if before and self._is_current(before, inputs) and not self._is_damaged(before):
+        if before and not looks_current and self._is_current(before, inputs) and not self._is_damaged(before):
             return self._found(before)
         damaged = before and before.manifest.get("identity") == self.identity and missing_file(before)
         if before and not damaged:  # a set that misses files is mended without --overwrite

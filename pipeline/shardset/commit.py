@@ -34,9 +34,8 @@ from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
 
 ATTEMPTS = "_attempts"
-LEASE_S = (
-    2 * STALL_S + 60
-)  # longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too
+# Longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too.
+LEASE_S = 2 * STALL_S + 60
 HEARTBEAT_S = 5.0
 # What a sweep may delete; everything else under OUTPUT is somebody else's.
 OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_model")

@@ -42,6 +42,10 @@ class ShardSet:
         """All shard files, worker by worker, in id order inside a worker."""
         return [ShardFile(**file) for worker in self.manifest["workers"] for file in worker["files"]]
 
+    def eval_files(self) -> list[ShardFile]:
+        """Those of the evaluation rows, in id order; none where there are no such rows."""
+        return [ShardFile(**file) for file in (self.manifest.get("eval") or {}).get("files", [])]
+
     def paths(self) -> set[str]:
         """Every file the set owns: shards, evaluation rows and models."""
         beside = [self.manifest[key] for key in ("eval", "model") if self.manifest.get(key)]
@@ -91,11 +95,10 @@ def missing_files(shards: ShardSet) -> list[str]:
 
 def _missing(shards: ShardSet) -> Iterator[str]:
     folders: dict[str, dict[str, int]] = {}
-    beside = [ShardFile(**file) for file in (shards.manifest.get("eval") or {}).get("files", [])]
     for path in [file["path"] for file in (shards.manifest.get("model") or {}).get("files", [])]:
         if not shards.store.exists(f"{shards.uri}/{path}"):
             yield f"{shards.uri}/{path} is missing"
-    for file in [*shards.files(), *beside]:
+    for file in [*shards.files(), *shards.eval_files()]:
         folder, _, name = file.path.rpartition("/")
         if folder not in folders:
             folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}

@@ -94,10 +94,6 @@ class Shards(ShardSet):
         """What a worker trains on, copies included."""
         return sum(file.rows for file in self.worker_files(worker))
 
-    def eval_files(self) -> list[ShardFile]:
-        """Empty where the set was made without evaluation rows."""
-        return [ShardFile(**file) for file in (self.manifest["eval"] or {}).get("files", [])]
-
 
 def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     """The committed set at a local path, ``hdfs://`` or ``webhdfs://host:port/``, checked without reading a row.
