@@ -95,14 +95,14 @@ def _run(root: Path, folder: Path, command: list[str]) -> None:
 
 
 def _shards(folder: Path) -> str:
-    """Of every file's name and content, as the manifest lists them, checked against the files."""
+    """Of every file's name, but for its stamp, and content, as the manifest lists them, checked against the files."""
     manifest = json.loads((folder / "manifest.json").read_text())
     lines = []
     for worker in manifest["workers"]:
         for file in worker["files"]:
             found = _digest(folder / file["path"], length=64)
             assert found == file["sha256"], f"{file['path']} is not what the manifest says"
-            lines.append(f"{file['path']} {found}")
+            lines.append(f"{file['path'].replace(manifest['generation'], '*')} {found}")
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] + f" of {len(lines)} files"
 
 

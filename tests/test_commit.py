@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import serial
-from pipeline.shardset.commit import LEASE_S, Attempt, _whoami, has_leftovers, refuse_unless
+from pipeline.shardset.attempt import LEASE_S, Attempt, _whoami
+from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, stamped, tidy
 from pipeline.shardset.damage import all_damage
 from pipeline.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.storage.retries import STALL_S
@@ -53,10 +54,10 @@ class FatalStore(Store):
 
 def contents(name: str, workers: int) -> dict[str, bytes]:
     return {
-        f"worker={w:03d}/part-{c:05d}-{name}.parquet": f"{name} {w} {c}".encode() * 50
+        f"worker={w:03d}/part-{c:05d}.parquet": f"{name} {w} {c}".encode() * 50
         for w in range(workers)
         for c in range(2)
-    } | {f"_model/{name}/pca/arrays.npz": name.encode()}
+    } | {"_model/pca/arrays.npz": name.encode()}
 
 
 def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def commit(store: Store, output: Path | str, name: str, workers: int, *, overwri
             store.makedirs(staged.rpartition("/")[0])
             store.write_new(staged, data)
             moves.append((staged, path))
-        attempt.publish(manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
+        publish(attempt, manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
 
 
 def killed_at(output: Path | str, name: str, workers: int, step: int) -> bool:
@@ -130,6 +131,18 @@ def files_below(output: Path) -> set[str]:
     return {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
 
 
+def files_of(output: Path) -> set[str]:
+    """Those of the committed set."""
+    found = open_committed(Store(), str(output))
+    return found.paths() | {"manifest.json", f"_manifests/{found.manifest['version']:06d}.json"}
+
+
+def assert_nothing_else(output: Path) -> None:
+    """Nothing lies beside the committed set but numbers that were taken to keep dead runs out."""
+    strays = files_below(output) - files_of(output)
+    assert {stray for stray in strays if not stray.startswith("_manifests") or (output / stray).stat().st_size} == set()
+
+
 def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +171,7 @@ def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_on
         # the next run takes over, though the dead one's heartbeat is a moment old, and leaves nothing of it
         commit(Store(), output, "next", 2)
         assert whole(output) == "next"
-        assert files_below(output) == {*contents("next", 2), "manifest.json"}
+        assert_nothing_else(output)
         if not killed:
             break
         step += 1
@@ -192,7 +205,8 @@ def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path: Path)
     time.sleep(0.01)  # one killed while it wrote its very first heartbeat names no process, so it is given its lease
     with Attempt(Store(), str(tmp_path), lease_s=0.001):
         pass
-    assert files_below(tmp_path) == {*contents("next", 1), "manifest.json"}
+    assert whole(tmp_path) == "next"
+    assert_nothing_else(tmp_path)
 
 
 def test_a_live_attempt_is_never_cleaned_away(tmp_path: Path) -> None:
@@ -207,7 +221,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pipeline.shardset.commit._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
+        "pipeline.shardset.attempt._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
     )
     first = Attempt(Store(), str(tmp_path))
     Store().makedirs(first.folder)
@@ -219,15 +233,6 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
         old = time.time() - LEASE_S - 1
         os.utime(f"{first.folder}/beat", (old, old))
         assert second.remove_abandoned() == [first.id]
-
-
-def test_a_dead_holders_lock_is_broken_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    with Attempt(Store(), str(tmp_path)) as dead, Attempt(Store(), str(tmp_path)) as alive:
-        Store().write_new(alive.lock, b"0123456789ab")  # an attempt that is not there
-        with alive.locked():
-            assert Store().read(alive.lock) == alive.id.encode()
-            with pytest.raises(JobError, match=f"attempt {alive.id} has held the commit lock"), dead.locked(wait_s=0.3):
-                pass
 
 
 def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_not_been_heard(tmp_path: Path) -> None:
@@ -253,22 +258,6 @@ def test_a_lease_outlasts_every_stall_that_a_live_driver_may_wait_for() -> None:
     assert LEASE_S > 2 * STALL_S
 
 
-def test_of_two_that_break_one_lock_the_second_puts_back_what_it_did_not_judge(tmp_path: Path) -> None:
-    """Both see a dead attempt's lock; the first breaks it and takes its own; the second must not move that away."""
-    with Attempt(Store(), str(tmp_path)) as first, Attempt(Store(), str(tmp_path)) as second:
-        Store().write_new(first.lock, b"0123456789ab")
-        with first.locked():
-            second._break_lock("0123456789ab")  # what it decided before the first was quicker
-            assert Store().read(first.lock) == first.id.encode()
-            with (
-                pytest.raises(JobError, match=f"attempt {first.id} has held the commit lock"),
-                second.locked(wait_s=0.3),
-            ):
-                pass
-        with second.locked():
-            assert Store().read(first.lock) == second.id.encode()
-
-
 def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_files_are_not(tmp_path: Path) -> None:
     commit(Store(), tmp_path, "first", 2)
     (tmp_path / "worker=000" / "mine.txt").write_text("keep")
@@ -278,7 +267,7 @@ def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_fil
     (tmp_path / "_report.html-01234567").write_bytes(b"half")
     assert has_leftovers(Store(), committed)
     with Attempt(Store(), str(tmp_path)) as attempt:
-        assert attempt.tidy() == 2
+        assert tidy(attempt) == 2
     assert not has_leftovers(Store(), committed)
     assert (tmp_path / "worker=000" / "mine.txt").read_text() == "keep"
     assert whole(tmp_path) == "first"
@@ -287,7 +276,7 @@ def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_fil
 def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file, and the names in every folder, before the rename that commits; and that rename itself after it."""
     events: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync, replace, link = os.fsync, os.replace, os.link
 
     def note(descriptor: int) -> None:
         events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -297,24 +286,32 @@ def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, mo
         events.append(f"-> {target}")
         replace(source, target)
 
+    def put(source: str, target: str) -> None:
+        events.append(f"-> {target}")
+        link(source, target)
+
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(os, "link", put)
     commit(Store(), tmp_path, "first", 2)
-    at = events.index(f"-> {tmp_path}/manifest.json")
+    at = events.index(f"-> {tmp_path}/_manifests/000001.json")
     before, after = events[:at], events[at:]
+    stamp = open_committed(Store(), str(tmp_path)).manifest["generation"]
     for path in contents("first", 2):
-        name = path.rpartition("/")[2]
-        moved = before.index(f"-> {tmp_path}/{path}")
-        assert any(event.endswith(path) for event in before[:moved]), name
-        assert f"{tmp_path}/{path}".rpartition("/")[0] in before[moved:], name
-    assert before[-1].endswith("/manifest.json")
+        place = f"{tmp_path}/{stamped(path, stamp)}"
+        moved = before.index(f"-> {place}")
+        assert any(event.endswith(path) for event in before[:moved]), path
+        assert place.rpartition("/")[0] in before[moved:], path
+    assert before[-1].endswith(f"{stamp}-manifest.json")
+    assert after[1] == f"{tmp_path}/_manifests"
+    assert f"-> {tmp_path}/manifest.json" in after
     assert str(tmp_path) in after
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut", "gone", "none"])
 def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, tmp_path: Path) -> None:
     commit(Store(), tmp_path, "first", 2)
-    victim = tmp_path / "worker=001" / "part-00001-first.parquet"
+    victim = tmp_path / open_committed(Store(), str(tmp_path)).files()[-1].path
     data = victim.read_bytes()
     if damage == "gone":
         victim.unlink()
@@ -336,13 +333,14 @@ def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp
         commit(store, tmp_path, "first", 2)
         files = contents("late", 2)
         with pytest.raises(UsageError, match="already holds a committed set"):
-            late.publish(
+            publish(
+                late,
                 manifest_of("late", files, 2),
                 [],
                 before=None,
                 supersedes=refuse,
             )
-        kept = late.publish(manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
+        kept = publish(late, manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
     assert kept.manifest["strategy"] == whole(tmp_path) == "first"
 
 
@@ -396,4 +394,5 @@ def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path: Path) -> None:
     for name in ("report.html", "quality.json", "_report.html-0123abcd"):
         (tmp_path / name).write_text("of a")
     commit(Store(), tmp_path, "b", 1)
-    assert files_below(tmp_path) == {*contents("b", 1), "manifest.json"}
+    assert whole(tmp_path) == "b"
+    assert_nothing_else(tmp_path)

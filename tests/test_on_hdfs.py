@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 from pyspark.sql import SparkSession
 
+from pipeline.shardset import versions
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 from tests.application import run_application
@@ -285,3 +287,20 @@ def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new
     # one change is the commit: before it the old set, after it the new
     assert seen == sorted(seen, reverse=True)
     assert set(seen) == {"old", "new"}
+
+
+def test_of_many_that_put_one_version_on_hdfs_one_succeeds(hdfs: Hdfs) -> None:
+    place = f"{hdfs.uri}/versions"
+    for number in (1, 2, 3):
+        staged = [f"{place}/{number}-{i}" for i in range(6)]
+        for path in staged:
+            STORE.write_new(path, path.encode())
+        with ThreadPoolExecutor(len(staged)) as pool:
+            won = list(pool.map(lambda path, number=number: versions.put(STORE, path, place, number), staged))
+        assert won.count(True) == 1
+        assert STORE.read(versions.path_of(place, number)).decode() == staged[won.index(True)]
+        assert not versions.withhold(STORE, place, number)
+    older = tuple(versions.path_of(place, number) for number in (1, 2))
+    assert versions.withhold(STORE, place, 4)
+    assert not versions.put(STORE, staged[won.index(False)], place, 4)
+    assert versions.taken(STORE, place) == versions.Taken(last=4, newest=3, older=older)

@@ -67,7 +67,9 @@ def read(output: Path, manifest: Any) -> pd.DataFrame:
 
 
 def digests(manifest: Any) -> list[Any]:
-    return [[(f["path"], f["sha256"]) for f in worker["files"]] for worker in manifest["workers"]]
+    """Of every file, by its name without the stamp of its version."""
+    stamp = manifest["generation"]
+    return [[(f["path"].replace(stamp, "*"), f["sha256"]) for f in worker["files"]] for worker in manifest["workers"]]
 
 
 Source = tuple[Path, np.ndarray, np.ndarray]  # folder, labels, images

@@ -11,15 +11,15 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.shardset.commit import Attempt
-from pipeline.shardset.manifest import ShardSet
+from pipeline.shardset.attempt import Attempt
+from pipeline.shardset.manifest import ShardSet, open_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.storage.store import Store
 from pipeline.strategies.stratified import Stratified
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
 from tests.conftest import make_rows, write_binary
-from tests.test_commit import commit, contents, files_below, killed_at, whole
+from tests.test_commit import commit, files_below, files_of, killed_at, whole
 
 Capture = pytest.CaptureFixture[str]
 
@@ -81,7 +81,7 @@ def test_verify_finds_damage_by_size_and_deeply_by_content(
     damage: str, shallow: int, deep: int, tmp_path: Path, capsys: Capture
 ) -> None:
     commit(Store(), tmp_path, "first", 2)
-    victim = tmp_path / "worker=001" / "part-00000-first.parquet"
+    victim = tmp_path / open_committed(Store(), str(tmp_path)).files()[-1].path
     data = victim.read_bytes()
     if damage == "gone":
         victim.unlink()
@@ -119,16 +119,16 @@ def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path
     leave(output)
     (output / "notes.txt").write_text("mine")
     before = files_below(output)
-    assert before > {*contents("second", 3), "manifest.json"}
+    assert before > files_of(output) - {"manifest.json"}
     assert ended("verify", output) == 0
     assert "killed runs have left files beside it: python -m pipeline clean" in capsys.readouterr().out
     assert ended("clean", output) == 0
     out = capsys.readouterr().out
     assert "would be deleted; --yes does it" in out
-    assert "part-00000-first.parquet" in out
+    assert "worker=000/part-00000-v1-" in out
     assert files_below(output) == before
     assert ended("clean", output, "--yes") == 0
-    assert files_below(output) == {*contents("second", 3), "manifest.json", "notes.txt"}
+    assert files_below(output) == files_of(output) | {"notes.txt"}
     assert whole(output) == "second"
     assert ended("clean", output) == 0
     assert "nothing is left over" in capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_clean_leaves_a_live_run_alone(tmp_path: Path) -> None:
     with Attempt(Store(), str(tmp_path)) as live:
         Store().write_new(f"{live.folder}/work", b"in progress")
         Store().makedirs(f"{tmp_path}/worker=000")
-        (tmp_path / "worker=000" / "part-00009-next.parquet").write_bytes(b"about to be committed")
+        (tmp_path / "worker=000" / f"part-00009-v2-{live.id}.parquet").write_bytes(b"about to be committed")
         found = leftovers(Store(), str(tmp_path))
         assert (found.files, found.attempts, found.live) == ([], [], [live.folder])
         assert Store().read(f"{live.folder}/work") == b"in progress"

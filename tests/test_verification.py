@@ -164,7 +164,7 @@ def job_of(dataset: Dataset, staging: Path, workers: int = 3) -> ChunkJob:
     """All rows round robin, in one chunk."""
     table, bounds = group_table(np.array([dataset.rows]), workers), [(0, dataset.rows)]
     offsets = offsets_by_chunk(np.array([[dataset.rows]]))
-    return ChunkJob(dataset, Grouping(), table, offsets, bounds, str(staging), "g", 10)
+    return ChunkJob(dataset, Grouping(), table, offsets, bounds, str(staging), 10)
 
 
 def altered(kind: str) -> Callable[..., pa.RecordBatch]:

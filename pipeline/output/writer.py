@@ -34,7 +34,8 @@ BUFFER_BYTES = 512 << 20  # of buffered images a task; many workers get smaller 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """staged: where the file is now; path: its place under OUTPUT. label_counts: int64 [classes]."""
+    """staged: where the file is now; path: its place under OUTPUT, but for the stamp of a version. label_counts: int64
+    [classes]."""
 
     staged: str
     path: str
@@ -146,9 +147,7 @@ class ShardWriter:
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """All that a task needs to write any chunk. Picklable.
-
-    staging: the attempt's folder; generation: goes into file names, so that two sets never share one."""
+    """All that a task needs to write any chunk. Picklable. staging: the attempt's folder."""
 
     dataset: Dataset
     grouping: Grouping
@@ -156,7 +155,6 @@ class ChunkJob:
     offsets: Ints
     bounds: list[tuple[int, int]]
     staging: str
-    generation: str
     num_classes: int
     folder: str = SHARD_FOLDER
 
@@ -184,7 +182,7 @@ class ChunkJob:
 
     def _open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
         folder = self.folder.format(worker=worker)
-        path = f"{folder}/part-{chunk:05d}-{self.generation}.parquet"
+        path = f"{folder}/part-{chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path}"
         self.dataset.store.makedirs(staged.rpartition("/")[0])
         limit = BUFFER_BYTES // (2 * self.table.num_workers * self.dataset.record_bytes)

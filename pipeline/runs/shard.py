@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +24,8 @@ from pipeline.output.entries import (
 from pipeline.output.writer import WrittenChunk
 from pipeline.runs.request import Request, check_output, identity
 from pipeline.runs.write import copy_models, save_models, write_all
-from pipeline.shardset.commit import Attempt, has_leftovers, refuse_unless
+from pipeline.shardset.attempt import Attempt
+from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.shardset.damage import first_damage
 from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
 from pipeline.spark.images import Images, run_on
@@ -152,17 +152,16 @@ class ShardingRun:
         if before and not damaged:  # a set that misses files is mended without --overwrite
             refuse_unless(self.request.overwrite, before, "configuration or input")
         with Attempt(self.store, self.output) as attempt:
-            generation = self._generation(inputs, before, attempt.id)
-            dealt = self._deal(inputs, attempt.folder, generation)
+            dealt = self._deal(inputs, attempt.folder)
             with self.progress.phase("commit"):
-                return self._commit(attempt, generation, before, inputs, dealt)
+                return self._commit(attempt, before, inputs, dealt)
 
     def _found(self, committed: ShardSet) -> ShardingResult:
         """The set that is there, without what runs that were killed have left beside it: a reader of all files of a
         worker's folder would see rows twice."""
         if has_leftovers(self.store, committed):
             with Attempt(self.store, self.output) as attempt:
-                removed = attempt.tidy()
+                removed = tidy(attempt)
             self.progress.report(f"{removed} files that a killed run had left are deleted")
         return ShardingResult(committed, fresh=False)
 
@@ -183,7 +182,7 @@ class ShardingRun:
             self.progress.report(f"{source.scan.num_classes} classes, fingerprint {source.fingerprint()}")
         return Inputs(source, evaluation)
 
-    def _deal(self, inputs: Inputs, staging: str, generation: str) -> Dealt:
+    def _deal(self, inputs: Inputs, staging: str) -> Dealt:
         """Fit, and write every row to the staging folder."""
         source, progress, num_workers = inputs.source, self.progress, self.request.num_workers
         images = Images(self.context, self.dataset)
@@ -191,34 +190,32 @@ class ShardingRun:
         fitted = self.fit(context) if self.fit else self.strategy.fit(context)
         table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if)
         with progress.phase("write"):
-            written = write_all(self.context, staging, generation, source, fitted.grouping, table, fitted.counts)
+            written = write_all(self.context, staging, source, fitted.grouping, table, fitted.counts)
             progress.report(f"{table.copies:,} copies of {int(table.sparse.sum())} sparse groups")
         written_eval = []
         if inputs.evaluation:
             with progress.phase("eval"):
-                written_eval = self._write_evaluation(inputs.evaluation, staging, generation)
+                written_eval = self._write_evaluation(inputs.evaluation, staging)
         return Dealt(fitted, table, written, written_eval)
 
-    def _write_evaluation(self, evaluation: Source, staging: str, generation: str) -> list[WrittenChunk]:
+    def _write_evaluation(self, evaluation: Source, staging: str) -> list[WrittenChunk]:
         """The evaluation rows as one shard beside the others."""
         counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
         table = group_table(counts.sum(axis=0), 1)
-        return write_all(self.context, staging, generation, evaluation, Grouping(), table, counts, folder="_eval")
+        return write_all(self.context, staging, evaluation, Grouping(), table, counts, folder="_eval")
 
-    def _commit(
-        self, attempt: Attempt, generation: str, before: ShardSet | None, inputs: Inputs, dealt: Dealt
-    ) -> ShardingResult:
-        models = save_models(self.context, self.store, dealt.fitted.models, attempt.folder, generation)
-        models += copy_models(self.store, self.models, attempt.folder, generation)
-        manifest = self._describe(inputs, dealt, [path for _, path in models], generation)
+    def _commit(self, attempt: Attempt, before: ShardSet | None, inputs: Inputs, dealt: Dealt) -> ShardingResult:
+        models = save_models(self.context, self.store, dealt.fitted.models, attempt.folder)
+        models += copy_models(self.store, self.models, attempt.folder)
+        manifest = self._describe(inputs, dealt, [path for _, path in models])
         chunks = [*dealt.written, *dealt.written_eval]
         moves = [(file.staged, file.path) for chunk in chunks for file in chunk.files]
-        committed = attempt.publish(
-            manifest, moves + models, before=before, supersedes=lambda theirs: self._supersedes(theirs, inputs)
+        committed = publish(
+            attempt, manifest, moves + models, before=before, supersedes=lambda theirs: self._supersedes(theirs, inputs)
         )
-        return ShardingResult(committed, fresh=committed.manifest is manifest)
+        return ShardingResult(committed, fresh=committed.manifest["generation"].endswith(attempt.id))
 
-    def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str], generation: str) -> dict[str, Any]:
+    def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str]) -> dict[str, Any]:
         """The manifest."""
         source, evaluation, fitted = inputs.source, inputs.evaluation, dealt.fitted
         return {
@@ -240,7 +237,6 @@ class ShardingRun:
             "eval": describe_eval(evaluation, dealt.written_eval) if evaluation else None,
             "model": {"files": [{"path": path} for path in models]} if models else None,
             "identity": self.identity,
-            "generation": generation,
             "seconds": dict(self.progress.seconds),
             "versions": versions(),
         }
@@ -262,15 +258,3 @@ class ShardingRun:
             return False
         refuse_unless(self.request.overwrite, theirs, "run, committed while this one worked")
         return True
-
-    def _generation(self, inputs: Inputs, before: ShardSet | None, attempt: str) -> str:
-        """The part of file names that tells sets apart: the same for the same configuration and content."""
-        source, evaluation = inputs.fingerprints()
-        name = _short_digest(self.identity, source, evaluation or "")
-        if before and before.manifest.get("generation") == name:  # a damaged set is being replaced by its like
-            name = _short_digest(name, attempt)
-        return name
-
-
-def _short_digest(*parts: str) -> str:
-    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:8]

@@ -15,6 +15,7 @@ from pipeline.assignment.groups import GroupTable
 from pipeline.errors import JobError
 from pipeline.input.scan import WORD, Scan
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
+from pipeline.shardset.commit import Move
 from pipeline.spark.images import run_on
 from pipeline.spark.source import Source
 from pipeline.storage.retries import with_retries
@@ -25,7 +26,6 @@ from pipeline.strategies import Grouping
 def write_all(
     context: SparkContext,
     staging: str,
-    generation: str,
     source: Source,
     grouping: Grouping,
     table: GroupTable,
@@ -40,7 +40,6 @@ def write_all(
         offsets_by_chunk(counts),
         source.bounds,
         staging,
-        generation,
         source.scan.num_classes,
         folder,
     )
@@ -78,30 +77,26 @@ def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:
         )
 
 
-def save_models(
-    context: SparkContext, store: Store, models: dict[str, Any], staging: str, generation: str
-) -> list[tuple[str, str]]:
-    """Save fitted models in the attempt's folder; (staged, path under OUTPUT) of their files."""
+def save_models(context: SparkContext, store: Store, models: dict[str, Any], staging: str) -> list[Move]:
+    """Save fitted models in the attempt's folder; what to move."""
     if not models:
         return []
     from pipeline.clustering.persistence import save_model  # loads spark.ml
 
     moves = []
     for name, model in models.items():
-        path = f"_model/{generation}/{name}"
+        path = f"_model/{name}"
         staged = f"{staging}/{path}"
         save_model(model, store, staged, context)
         moves += [(file, path + file[len(staged) :]) for file in store.walk(staged)]
     return moves
 
 
-def copy_models(
-    store: Store, models: tuple[tuple[str, str], ...], staging: str, generation: str
-) -> list[tuple[str, str]]:
-    """Carry saved models over from another set; (staged, path under OUTPUT) of their files."""
+def copy_models(store: Store, models: tuple[tuple[str, str], ...], staging: str) -> list[Move]:
+    """Carry saved models over from another set; what to move."""
     moves = []
     for source, name in models:
-        path = f"_model/{generation}/{name}"
+        path = f"_model/{name}"
         store.makedirs(f"{staging}/{path}".rpartition("/")[0])
         store.write_new(f"{staging}/{path}", store.read(source))
         moves.append((f"{staging}/{path}", path))

@@ -1,18 +1,19 @@
 """The manifest: what a committed shard set holds. No Spark, no torch, so that any reader can use it.
 
-``OUTPUT/manifest.json`` is written last and is the commit: files it does not list are not part of the set."""
+``OUTPUT/manifest.json`` is what a reader goes by: files it does not list are not part of the set. It is a copy of the
+newest version (versions.py), which this project's own readers hold it against."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import DataError
+from pipeline.shardset.versions import NAME, path_of, taken, version_of
 from pipeline.storage.store import Store
 
-NAME = "manifest.json"
 FORMAT_VERSION = 1
 
 
@@ -56,11 +57,38 @@ def dumps(manifest: dict[str, Any]) -> bytes:
     return (json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def with_paths(manifest: dict[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
+    """A manifest whose files are elsewhere. place(path): the new path of a file under OUTPUT."""
+
+    def moved(part: dict[str, Any] | None) -> dict[str, Any] | None:
+        return part and {**part, "files": [{**file, "path": place(file["path"])} for file in part["files"]]}
+
+    return {
+        **manifest,
+        "workers": [moved(worker) for worker in manifest["workers"]],
+        "eval": moved(manifest["eval"]),
+        "model": moved(manifest["model"]),
+    }
+
+
 def read_committed(store: Store, uri: str) -> ShardSet | None:
-    """The committed set at a place, or None. Raises DataError for a manifest that this version cannot read."""
+    """The committed set at a place, or None. Raises DataError for a manifest that this version cannot read.
+
+    manifest.json, unless a newer version was committed than it is a copy of. One read and one listing."""
     uri = store.resolve(uri)
+    while True:
+        copy = _read(store, uri, NAME)
+        newest = taken(store, uri).newest
+        if newest <= (version_of(copy.manifest) if copy else 0):
+            return copy
+        if found := _read(store, uri, path_of("", newest).lstrip("/")):
+            return found  # else a newer one has replaced it since
+
+
+def _read(store: Store, uri: str, name: str) -> ShardSet | None:
+    """The set that a manifest at a path under OUTPUT tells of; None where there is none."""
     try:
-        data = store.read(f"{uri}/{NAME}")
+        data = store.read(f"{uri}/{name}")
     except FileNotFoundError:
         return None
     except NotADirectoryError:
@@ -69,9 +97,9 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
         manifest = json.loads(data)
         version = manifest["format_version"]
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{uri}/{NAME} is not a shard manifest; move it away or choose another --output") from None
+        raise DataError(f"{uri}/{name} is not a shard manifest; move it away or choose another --output") from None
     if version != FORMAT_VERSION:
-        raise DataError(f"{uri}/{NAME} has format version {version}; this version reads {FORMAT_VERSION}")
+        raise DataError(f"{uri}/{name} has format version {version}; this version reads {FORMAT_VERSION}")
     return ShardSet(store, uri, manifest)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,7 +60,10 @@ class LocalFiles:
         return DurableWriter(open(path, "xb", buffering=0))
 
     def makedirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        for _ in range(100):
+            with suppress(FileNotFoundError):  # a parent was empty, and somebody else has just removed it
+                return os.makedirs(path, exist_ok=True)
+        return os.makedirs(path, exist_ok=True)
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
         if overwrite:
@@ -66,14 +71,27 @@ class LocalFiles:
         elif os.path.isdir(source):
             os.rename(source, target)  # refuses a directory that holds anything
         else:
-            os.link(source, target)  # unlike rename, refuses an existing target
+            self._put_if_absent(source, target)
+
+    def _put_if_absent(self, source: str, target: str) -> None:
+        """link() refuses an existing target, as rename does not."""
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            # A file system without hard links: take the name first. Until the rename, the file is there and empty.
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.replace(source, target)
+        else:
             os.unlink(source)
 
     def delete(self, path: str) -> None:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
-        elif os.path.lexists(path):
-            os.unlink(path)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
 
     def remove_empty(self, path: str) -> None:
         os.rmdir(path)

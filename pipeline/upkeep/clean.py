@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from pipeline import command_line
 from pipeline.errors import UsageError
-from pipeline.shardset.commit import ATTEMPTS, Attempt, seems_alive, unlisted
+from pipeline.shardset.attempt import ATTEMPTS, Attempt, seems_alive
+from pipeline.shardset.commit import owned, tidy, unlisted
 from pipeline.shardset.manifest import read_committed
+from pipeline.shardset.versions import NAME, is_behind
 from pipeline.storage.store import Store, configured_store
 
 MANY = 20  # paths that are printed
@@ -16,15 +18,16 @@ MANY = 20  # paths that are printed
 
 class Leftovers(NamedTuple):
     """files: of this program's making that the manifest does not list; attempts: folders of runs that are dead; live: those
-    of runs that may be at work."""
+    of runs that may be at work; behind: whether manifest.json is older than the set."""
 
     files: list[str]
     attempts: list[str]
     live: list[str]
+    behind: bool
 
 
 def leftovers(store: Store, uri: str) -> Leftovers:
-    """What killed runs have left in a folder; nothing is written. Where another run may be at work, its files are nobody's.
+    """What killed runs have left in a folder; nothing is written. Files of a run that may be at work are none.
 
     Raises UsageError where there is no folder."""
     uri = store.resolve(uri)
@@ -34,16 +37,14 @@ def leftovers(store: Store, uri: str) -> Leftovers:
     attempts = [entry for entry in store.list(f"{uri}/{ATTEMPTS}") if entry.is_dir]
     live = [entry.path for entry in attempts if seems_alive(store, uri, entry.name)]
     dead = [entry.path for entry in attempts if entry.path not in live]
-    files = [] if live else unlisted(store, uri, committed.paths() if committed else set())[0]
-    return Leftovers(files, dead, live)
+    stray = unlisted(owned(store, uri)[0], committed, lambda attempt: seems_alive(store, uri, attempt))
+    return Leftovers([file.path for file in stray], dead, live, is_behind(store, uri))
 
 
 def clean(store: Store, uri: str) -> int:
-    """Delete it, while no other run commits there; returns how many files beside the attempts' folders.
-
-    Raises JobError while another run holds the commit's lock."""
+    """Delete it; returns how many files beside the attempts' folders."""
     with Attempt(store, store.resolve(uri)) as attempt:  # which deletes the folders of dead attempts
-        return attempt.tidy()
+        return tidy(attempt)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         args = command_line.parse(flags, argv)
         store = configured_store()
         found = leftovers(store, args.uri)
-        if args.yes and (found.attempts or found.files):
+        if args.yes and (found.attempts or found.files or found.behind):
             clean(store, args.uri)
         doomed = [*found.attempts, *found.files]
         for path in doomed[:MANY]:
@@ -67,8 +68,11 @@ def main(argv: Sequence[str]) -> None:
         print(
             f"{len(found.attempts)} attempts and {len(found.files)} files: {done}" if doomed else "nothing is left over"
         )
+        if found.behind:
+            done = "is" if args.yes else "would be"
+            print(f"{NAME} is older than the set, as a run was killed in its commit: it {done} brought up to date")
         if found.live:
-            print(f"{len(found.live)} runs may be at work there, so files beside the set are left alone")
+            print(f"{len(found.live)} runs may be at work there: what is theirs is left alone")
         return 0
 
     command_line.execute(run, interrupted="run it again")

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
 from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import NAME, ShardFile, ShardSet, missing_file, read_committed
+from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed
 from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
+from pipeline.shardset.versions import NAME
 from pipeline.storage.retries import with_retries
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore

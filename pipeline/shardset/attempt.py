@@ -1,0 +1,172 @@
+"""One run's claim on an output: a folder that readers do not see, and a heartbeat by which others know that it lives.
+
+  OUTPUT/_attempts/ID/beat   who works there; rewritten every few seconds
+  OUTPUT/_attempts/ID/...    task output and what else is not committed yet
+
+Whether a run lives decides only what is tidied away. A live run that was taken for dead loses its work and is told so; what
+is committed never depends on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.retries import STALL_S
+from pipeline.storage.store import Store
+
+ATTEMPTS = "_attempts"
+# Longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too.
+LEASE_S = 2 * STALL_S + 60
+HEARTBEAT_S = 5.0
+
+
+def _whoami() -> dict[str, Any]:
+    """A process by host, process-id namespace, process id and start: only then does 'no such process' mean dead, and
+    a process of that number the same one."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "namespace": namespace, "pid": pid, "started": _status(pid)[1]}
+
+
+def _is_running(owner: dict[str, Any]) -> bool | None:
+    """Whether a process runs on this host; None where this host cannot tell."""
+    here = _whoami()
+    if (owner.get("host"), owner.get("namespace")) != (here["host"], here["namespace"]) or not here["namespace"]:
+        return None
+    try:
+        pid = int(owner["pid"])
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, and there
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    state, started = _status(pid)
+    # One that has ended may wait for its parent to notice, which a container's first process may never do.
+    return state not in ("Z", "X") and owner.get("started") in (None, started)
+
+
+def _status(pid: int) -> tuple[str, str]:
+    """A process's state, and when it started, in the kernel's ticks; empty where nobody tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
+
+
+class Attempt:
+    """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder."""
+
+    def __init__(
+        self, store: Store, output: str, *, lease_s: float = LEASE_S, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        self.store, self.output = store, output
+        self.lease_s, self.heartbeat_s = lease_s, heartbeat_s
+        self.id = uuid.uuid4().hex[:12]
+        self.folder = f"{output}/{ATTEMPTS}/{self.id}"
+        self._made_output = self._finished = False
+        self._stop = threading.Event()
+        self._heartbeat = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Attempt:
+        self._made_output = not self.store.exists(self.output)
+        try:
+            self.store.makedirs(self.folder)
+            self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
+            self._heartbeat.start()
+            self.remove_abandoned()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._heartbeat.is_alive():
+            self._heartbeat.join()
+        with suppress(OSError):  # what cannot be removed now is the next run's to remove
+            self.store.delete(self.folder)
+        self.store.remove_empty(f"{self.output}/{ATTEMPTS}")
+        if self._made_output:  # a run that failed leaves no empty folder behind
+            self.store.remove_empty(self.output)
+
+    def _send_heartbeat(self) -> None:
+        fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
+        self.store.write_new(fresh, json.dumps(_whoami() | {"finished": self._finished}).encode())
+        self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
+
+    def _send_heartbeats(self) -> None:
+        while not self._stop.wait(self.heartbeat_s):
+            with suppress(OSError):  # a missed heartbeat is what the lease is for
+                self._send_heartbeat()
+
+    def alive(self, attempt_id: str) -> bool:
+        """Whether another attempt may still be at work. Times are compared on the file system's clock alone."""
+        heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
+        try:
+            seen = self.store.info(heartbeat).modified_ms
+            owner = json.loads(self.store.read(heartbeat))
+        except (FileNotFoundError, ValueError):
+            return self._age_s(f"{self.output}/{ATTEMPTS}/{attempt_id}") < self.lease_s
+        running = _is_running(owner)
+        if running is not None:
+            return running  # however long its heart has not been heard: a computation may hold it up
+        self._send_heartbeat()
+        now = self.store.info(f"{self.folder}/beat").modified_ms
+        return (now - seen) / 1000 < self.lease_s
+
+    def finish(self) -> None:
+        """Tell the others that this attempt has committed: if it is replaced, its files are anybody's to delete."""
+        self._finished = True
+        with suppress(FileNotFoundError):  # taken for dead: nobody waits for it
+            self._send_heartbeat()
+
+    def may_commit(self, attempt_id: str) -> bool:
+        """Whether an attempt may be about to commit: it got as far as its first heartbeat, lives and has not yet."""
+        try:
+            owner = json.loads(self.store.read(f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"))
+        except (FileNotFoundError, ValueError):
+            return False
+        return not owner.get("finished") and self.alive(attempt_id)
+
+    def _age_s(self, path: str) -> float:
+        try:
+            seen = self.store.info(path).modified_ms
+        except FileNotFoundError:
+            return float("inf")
+        self._send_heartbeat()
+        return (self.store.info(f"{self.folder}/beat").modified_ms - seen) / 1000
+
+    def remove_abandoned(self) -> list[str]:
+        """Delete the folders of dead attempts; their ids."""
+        gone = []
+        for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
+            if entry.name != self.id and not (entry.is_dir and self.alive(entry.name)):
+                self.store.delete(entry.path)
+                gone.append(entry.name)
+        return gone
+
+
+def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
+    """Whether an attempt may be at work, for somebody who only looks: by this machine's clock, and nothing is written."""
+    folder = f"{output}/{ATTEMPTS}/{attempt_id}"
+    try:
+        seen, owner = store.info(folder).modified_ms, {}
+        with suppress(FileNotFoundError, ValueError):
+            owner, seen = json.loads(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
+    except FileNotFoundError:
+        return False
+    running = _is_running(owner)
+    return time.time() - seen / 1000 < LEASE_S if running is None else running

@@ -1,0 +1,119 @@
+"""The numbered versions of a set. A number is taken once: by a file that is put where none is, or not at all. No Spark.
+
+OUTPUT/_manifests/000042.json   a committed manifest; an empty file: a number that nobody may commit as any more
+OUTPUT/manifest.json            a copy of the newest, for readers of one file; behind it for a moment at most
+
+link() on a local disk and a rename without overwriting on HDFS put a file if absent, so of any number of processes that
+commit as one number one succeeds, however long another was frozen. Numbers only grow: files below the newest manifest are
+deleted, what lies above it stays."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from pipeline.storage.store import Store
+
+NAME = "manifest.json"
+FOLDER = "_manifests"
+_FILE = re.compile(r"(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """last: the highest number that is taken; newest: the highest that holds a manifest; 0 for none. older: paths of the
+    files below the newest."""
+
+    last: int
+    newest: int
+    older: tuple[str, ...] = ()
+
+
+def taken(store: Store, uri: str) -> Taken:
+    """One listing. The number of manifest.json is not looked at: see ``last_taken``."""
+    files = {}
+    for entry in store.list(f"{uri}/{FOLDER}"):
+        if match := _FILE.fullmatch(entry.name):
+            files[int(match[1])] = entry
+    newest = max((number for number, entry in files.items() if entry.bytes), default=0)
+    return Taken(max(files, default=0), newest, tuple(entry.path for number, entry in files.items() if number < newest))
+
+
+def last_taken(store: Store, uri: str) -> int:
+    """The highest number that is taken, be it by a manifest.json that was copied here without its versions."""
+    return max(taken(store, uri).last, copied(store, uri))
+
+
+def path_of(uri: str, number: int) -> str:
+    return f"{uri}/{FOLDER}/{number:06d}.json"
+
+
+def put(store: Store, staged: str, uri: str, number: int) -> bool:
+    """Have the content of a staged file be version ``number``; whether it is. False: the number was taken before.
+
+    Where a lost answer leaves it open, what stands there tells. Raises OSError where nothing does."""
+    data, target = store.read(staged), path_of(uri, number)
+    store.makedirs(f"{uri}/{FOLDER}")
+    try:
+        store.rename(staged, target)
+    except OSError as error:
+        if not store.exists(target):
+            raise
+        if store.read(target) != data:
+            if isinstance(error, FileExistsError):
+                return False
+            raise
+    store.sync_folder(f"{uri}/{FOLDER}")
+    # A number may be free again because a far newer version stands: nothing counts below that.
+    if taken(store, uri).newest > number:
+        store.delete(target)
+        return False
+    return True
+
+
+def withhold(store: Store, uri: str, number: int) -> bool:
+    """Take a number without a manifest, so that nobody commits as it any more. False: it was taken before."""
+    store.makedirs(f"{uri}/{FOLDER}")
+    try:
+        store.write_new(path_of(uri, number), b"")
+    except FileExistsError:
+        return False
+    store.sync_folder(f"{uri}/{FOLDER}")
+    return True
+
+
+def copied(store: Store, uri: str) -> int:
+    """The number of the version that manifest.json is a copy of; 0 where it is none, or of none."""
+    try:
+        return version_of(json.loads(store.read(f"{uri}/{NAME}")))
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def is_behind(store: Store, uri: str) -> bool:
+    """Whether a run was killed between its commit and the copy."""
+    return taken(store, uri).newest > copied(store, uri)
+
+
+def version_of(manifest: object) -> int:
+    number = manifest.get("version", 0) if isinstance(manifest, dict) else 0
+    return number if isinstance(number, int) else 0
+
+
+def copy_newest(store: Store, uri: str, scratch: str) -> None:
+    """Bring manifest.json up to the newest version, whoever writes an older one at the same moment, and delete the older
+    versions. scratch: a folder of one's own."""
+    while (now := taken(store, uri)).newest > copied(store, uri):
+        staged = f"{scratch}/{NAME}-{now.newest}"
+        store.delete(staged)
+        try:
+            data = store.read(path_of(uri, now.newest))
+        except FileNotFoundError:
+            continue  # replaced since
+        store.makedirs(scratch)  # which may be gone, where its owner was taken for dead
+        store.write_new(staged, data)
+        store.rename(staged, f"{uri}/{NAME}", overwrite=True)
+        store.sync_folder(uri)
+    for path in now.older:
+        store.delete(path)
