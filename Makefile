@@ -29,7 +29,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # Tests start hundreds of Pythons: none should compile this checkout again.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo demo-shards test test-fast chaos lint fetch hdfs-up hdfs-down bench-sharding bench-trainer study study-check clean clean-venv
+.PHONY: help setup demo demo-shards test test-fast chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no tr
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos-shards: $(READY_DEV) ## kill, freeze and starve sharding jobs at random moments, KILLS times; SEED repeats what was drawn
+	@$(ENV); $(TEST_ENV) python -m tests.chaos_shards --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(READY_DEV) ## run the linter, the format check and the type checker
 	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status

@@ -1,8 +1,8 @@
 """Pytest fixtures of clusters for the whole session, each started when a test first asks for it: a pytest plugin.
 
 A test that kills a server starts it again before the test ends. A test's files go into a folder of its own. Tests on
-clusters are in the files test_on_standalone, test_on_hdfs and test_on_yarn. One elsewhere that needs HDFS has a name that
-begins with test_on_hdfs_.
+clusters are in the files test_on_standalone, test_on_hdfs, test_on_yarn and test_chaos_shards. One elsewhere that needs HDFS
+has a name that begins with test_on_hdfs_.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
 def group_of(nodeid: str) -> str:
     """The tests that go to the same process as this one."""
     file = nodeid.split("::")[0]
-    if file.endswith("test_on_standalone.py"):
+    if file.endswith(("test_on_standalone.py", "test_chaos_shards.py")):
         return "on standalone"
     if file.endswith(("test_on_hdfs.py", "test_on_yarn.py")) or "::test_on_hdfs_" in nodeid:
         return "on hdfs"

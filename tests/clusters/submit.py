@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -86,6 +87,27 @@ def spark_submit(
 
     Raises subprocess.TimeoutExpired, with the output so far, after it has ended every process of the job.
     """
+    process = start_submit(script, *args, master=master, conf=conf, env=env, deploy_mode=deploy_mode, py_files=py_files)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout.total_seconds())
+    except BaseException:
+        end_tree([process])
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def start_submit(
+    script: str | Path,
+    *args: object,
+    master: str = "local[2]",
+    conf: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    deploy_mode: str | None = None,
+    py_files: Path | None = None,
+    output: IO[bytes] | None = None,
+) -> psutil.Popen:
+    """The process of a spark-submit, which runs on; see spark_submit. output: where both its streams go; without it, they
+    are pipes."""
     settings = {**submit_conf(master), **(conf or {})}
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     command += ["--deploy-mode", deploy_mode] if deploy_mode else []
@@ -96,15 +118,10 @@ def spark_submit(
         command,
         env=submit_environment(master, env or {}),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output or subprocess.PIPE,
+        stderr=output or subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     watcher.watch("pid", process.pid)
-    try:
-        stdout, stderr = process.communicate(timeout=timeout.total_seconds())
-    except BaseException:
-        end_tree([process])
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    return process
