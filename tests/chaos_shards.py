@@ -229,6 +229,11 @@ class Reader:
             return
 
 
+def heartless(output: str) -> bool:
+    attempts = STORE.list(f"{output}/_attempts")
+    return any(not any(entry.name == "beat" and entry.bytes for entry in STORE.list(each.path)) for each in attempts)
+
+
 def check_plain(output: str) -> None:
     """Raises Failed where a reader of all files in the workers' folders finds others than the set's, or anything is left."""
     listed = {file.path for file in whole(output).files()}
@@ -280,8 +285,16 @@ class Disturbed:
         # A run that was frozen when it had committed is not told that another one has replaced its set since.
         if digests(self.output) != self.site.expected[self.after] and not self.tally["freeze driver"]:
             raise Failed(f"{self.output}: the job ended well, but its set is not there")
-        check_plain(self.output)
+        self.check_plain()
         self.tally["reads"] += reader.seen
+
+    def check_plain(self) -> None:
+        """What a driver that was killed before its first heartbeat has left names no process: it stays for a lease."""
+        if heartless(self.output):
+            self.tally["killed without a heart yet"] += 1
+            time.sleep(FREEZE_S)
+            clean_elsewhere(self.output, alone=True)
+        check_plain(self.output)
 
     def _until(self, moment: float, job: Job) -> None:
         while time.monotonic() < moment and job.running():
@@ -355,7 +368,7 @@ class Disturbed:
                 time.sleep(FREEZE_S)  # until it counts as dead
             Reader(self.site, self.output).look()
             clean_elsewhere(self.output, self.plan.alone)
-            check_plain(self.output)
+            self.check_plain()
         return self.start()
 
     def finish(self, job: Job) -> Job:
