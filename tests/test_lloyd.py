@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,12 @@ from sklearn.metrics import adjusted_rand_score
 
 from pipeline.arrays import Ints
 from pipeline.clustering import lloyd
+from pipeline.clustering.fit import fit as fit_rows
 from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.projection import grid_exponent, quantise
 
 Points = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 
 def blobs(rows: int = 3000, p: int = 8, k: int = 6, seed: int = 0) -> tuple[Points, Ints]:
@@ -35,7 +38,10 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
         passes = [lloyd.Pass(part, count) for part in np.array_split(points, parts)]
         return lambda centres: reduce(lloyd.merge, [one(centres) for one in passes])
 
-    return lloyd.fit(make_pass, reduce(lloyd.merge_samples, drawn), settings)
+    def rows(look: Callable[[Ints, Points], T], merge: Callable[[T, T], T]) -> T:
+        return reduce(merge, [look(ids, points[ids]) for ids in np.array_split(np.arange(len(points)), parts)])
+
+    return fit_rows(make_pass, rows, reduce(lloyd.merge_samples, drawn), settings)
 
 
 def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last() -> None:

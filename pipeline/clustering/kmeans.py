@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,14 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
+from pipeline.clustering.fit import fit
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
+from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError
+
+T = TypeVar("T")
 
 
 class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSeed):
@@ -41,7 +45,8 @@ class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSee
 class BlockKMeans(
     Estimator["BlockKMeansModel"], _KMeansParams, DefaultParamsReadable["BlockKMeans"], DefaultParamsWritable
 ):
-    """K-means by exact integer Lloyd iterations from a seeded k-means++ start on the 4,096 rows of smallest id hash.
+    """K-means by exact integer Lloyd iterations. They start from a seeded k-means++ on the 4,096 rows of smallest id hash,
+    and from the tiny groups far from all other rows (far.py), which are looked for among all of them.
 
     All iterations run in one task while the points fit it comfortably (256 MiB), beyond that one job an iteration over
     cached partitions: the same bits either way, and never on the driver, which holds only centres. Inertia is that of
@@ -108,9 +113,12 @@ class BlockKMeans(
             drawn = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings.seed))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
-                return points.map(lambda part: lloyd.Pass(part.points, len(centres))(centres)).reduce(lloyd.merge)
+                return reduced(points.map(lambda part: lloyd.Pass(part.points, len(centres))(centres)), lloyd.merge)
 
-            fitted = lloyd.fit(lambda k: run_pass, drawn.reduce(lloyd.merge_samples), settings, report)
+            def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
+                return reduced(points.map(lambda part: look(part.ids, part.points)), merge)
+
+            fitted = fit(lambda k: run_pass, rows, reduced(drawn, lloyd.merge_samples), settings, report)
         return self.model(fitted, exponent)
 
     def settings(self) -> lloyd.KMeansSettings:

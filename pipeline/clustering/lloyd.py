@@ -48,12 +48,14 @@ class Sums:
 
 @dataclass(frozen=True)
 class Fit:
-    """centres int64 [k, p], in canonical order: clusters by size descending, then lexicographically."""
+    """centres int64 [k, p], in canonical order: clusters by size descending, then lexicographically. far_groups: how many
+    centres began at groups of far rows."""
 
     centres: Ints
     sizes: Ints
     inertia: int
     iterations: int
+    far_groups: int = 0
 
 
 def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
@@ -203,22 +205,3 @@ def iterate(
     total = run_pass(centres)
     order = np.lexsort((*centres.T[::-1], -total.counts))
     return Fit(centres[order], total.counts[order], total.inertia, iterations)
-
-
-def fit(
-    make_pass: Callable[[int], Callable[[Ints], Sums]],
-    drawn: SeedingSample,
-    settings: KMeansSettings,
-    report: Callable[[int, int], None] = lambda iteration, inertia: None,
-) -> Fit:
-    """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres."""
-    fits = []
-    for start in range(settings.n_init):
-        centres = plus_plus(drawn.points, settings.k, settings.seed + start)
-        fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
-    return min(fits, key=lambda one: one.inertia)
-
-
-def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
-    """Everything in this process."""
-    return fit(lambda k: Pass(points, k), draw_sample(ids, points, settings.seed), settings)

@@ -20,6 +20,7 @@ from pipeline.clustering import gram
 from pipeline.clustering.columns import matrix_to_vector
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Projection, quantise, to_bytes
+from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError, UsageError
 
 
@@ -101,7 +102,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         wanted = self.getOrDefault(self.components)
         if wanted <= 0 or (wanted > 1 and wanted != int(wanted)):
             raise UsageError(f"components must be a whole number or a share in (0, 1), got {wanted}")
-        total = partials.treeReduce(gram.merge) if partials.getNumPartitions() > 4 else partials.reduce(gram.merge)
+        total = reduced(partials, gram.merge)
         spectrum = gram.top_components(gram.covariance(total), wanted)
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         mean = total.total / total.count + gram.SHIFT

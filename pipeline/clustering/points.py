@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.clustering import lloyd
+from pipeline.clustering.fit import fit_here
 
 ONE_TASK_BYTES = 256 << 20  # of int32 points: above this, one job an iteration over the cached partitions
 
@@ -29,4 +30,4 @@ def gather(parts: Iterable[Points]) -> Points:
 
 def fit_gathered(parts: Iterable[Points], settings: lloyd.KMeansSettings) -> lloyd.Fit:
     whole = gather(parts)
-    return lloyd.fit_here(whole.ids, whole.points, settings)
+    return fit_here(whole.ids, whole.points, settings)

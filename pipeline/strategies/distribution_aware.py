@@ -128,5 +128,6 @@ def _resolved(pca: BlockPCAModel, kmeans: BlockKMeansModel) -> dict[str, Any]:
         "components_fitted": len(pca.spectrum.variances),
         "explained_variance": round(float(pca.explained_variance_ratio.sum()), 6),
         "iterations": kmeans.fitted.iterations,
+        "far_groups": kmeans.fitted.far_groups,
         "inertia": kmeans.trainingCost,
     }

@@ -1,0 +1,65 @@
+"""A whole fit of k-means: a sample of the rows, the groups that are far from all others, starts, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.arrays import Ints
+from pipeline.clustering.far import Rows, find_far_groups
+from pipeline.clustering.lloyd import (
+    Fit,
+    KMeansSettings,
+    Pass,
+    SeedingSample,
+    Sums,
+    draw_sample,
+    iterate,
+    nearest,
+    plus_plus,
+)
+
+ROUGH_ITERATIONS = 20
+TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
+
+
+def fit(
+    make_pass: Callable[[int], Callable[[Ints], Sums]],
+    rows: Rows,
+    drawn: SeedingSample,
+    settings: KMeansSettings,
+    report: Callable[[int, int], None] = lambda iteration, inertia: None,
+) -> Fit:
+    """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres.
+
+    Far groups (far.py) get a centre each, half of the centres at most; the others begin at ordinary rows of the sample."""
+    ordinary, groups = drawn.points, np.empty((0, drawn.points.shape[1]), np.int64)
+    if drawn.count > len(drawn.points) and settings.k > 1:  # else the sample is all rows
+        rough = rough_centres(drawn, settings)
+        groups = find_far_groups(rows, drawn.count, rough, settings.k // 2)
+        ordinary = ordinary[nearest(ordinary, np.vstack([rough, groups]))[0] < len(rough)]
+    fits = []
+    for start in range(settings.n_init):
+        centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
+        fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
+    return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))
+
+
+def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
+    """Of the sample alone, after a few iterations, without those of a few rows: a far group that the sample happens to hold
+    is to be found as the others are."""
+    start = plus_plus(drawn.points, settings.k, settings.seed)
+    few = replace(settings, max_iter=ROUGH_ITERATIONS)
+    rough = iterate(Pass(drawn.points, len(start)), start, few, drawn.mean_variance)
+    stands_for = drawn.count / len(drawn.points)
+    many = np.maximum(2, TINY / stands_for)
+    return rough.centres[: max(1, int((rough.sizes > many).sum()))]  # by size descending
+
+
+def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
+    """Everything in this process."""
+    drawn = draw_sample(ids, points, settings.seed)
+    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), drawn, settings)
