@@ -59,7 +59,7 @@ def test_every_far_group_is_a_cluster_whatever_the_number_of_rows(rows: int) -> 
 
 
 def test_groups_no_farther_out_than_others_are_found_where_their_rows_lie_together() -> None:
-    points = ordinary(120_000, tails=4)  # whose farthest rows lie alone
+    points = ordinary(300_000, tails=4)  # whose farthest rows lie alone
     groups = planted(points, away=150_000, sizes=(3, 8, 12))
     ids = np.arange(len(points))
     settings = KMeansSettings(k=30, max_iter=30, tol=1e-4, seed=0)
