@@ -208,5 +208,5 @@ def test_a_try_that_fails_leaves_no_file(source: Path, tmp_path: Path, monkeypat
     job.write(0, "whole")
     monkeypatch.setattr(writer, "record_batch", fail)
     with pytest.raises(JobError, match="no more"):
-        write._write(job, 0)
+        write._one_try(job, job.write, 0)
     assert {path.name for path in (tmp_path / "staged").iterdir()} == {"whole", "seen"}

@@ -10,9 +10,25 @@ import numpy as np
 
 from pipeline.arrays import Ints
 
+ROW_GROUP_ROWS = 1000  # of small images, and
+ROW_GROUP_BYTES = 4 << 20  # of large ones
+BUFFER_BYTES = 512 << 20  # of images that wait to be written, a task: two row groups of every worker
+OPEN_FILES = 256  # of a task
+
+
+def workers_at_once(record_bytes: int) -> int:
+    """For how many workers a task can hold row groups as large as they should be, and a file."""
+    rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // record_bytes))
+    return max(1, min(OPEN_FILES, BUFFER_BYTES // (2 * rows * record_bytes)))
+
+
+def row_group_rows(workers: int, record_bytes: int) -> int:
+    """Of a row group, where a task writes for so many workers."""
+    return max(1, min(ROW_GROUP_ROWS, BUFFER_BYTES // (2 * workers * record_bytes)))
+
 
 def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[int, int]]:
-    """The id ranges that are written by one task each, so one file a worker and chunk.
+    """The id ranges of files: one file a worker and chunk.
 
     Depends on the data and on N alone, never on the cluster: that is what makes the files the same bits anywhere.
     At least about 2,000 rows a file where the data allow it, at most about 64 MiB, and 16 chunks in between."""
@@ -21,6 +37,21 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
     pieces = max(1, by_size, min(16, by_rows))
     cuts = [rows * piece // pieces for piece in range(pieces + 1)]
     return list(pairwise(cuts))
+
+
+def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[int, int]]:
+    """Parts cut further where many workers leave few of them: the id ranges that a task reads, in order, each in one part.
+
+    16 where the data allow 20,000 rows each, 64 MiB each up to 256 of them, and 1 GiB each beyond. Depends on the data and
+    on N alone."""
+    rows = parts[-1][1]
+    size = rows * record_bytes
+    wanted = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
+    cuts: list[tuple[int, int]] = []
+    for low, high in parts:
+        inside = max(1, round(wanted * (high - low) / max(1, rows)))
+        cuts += pairwise(low + (high - low) * piece // inside for piece in range(inside + 1))
+    return cuts
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Writing one chunk of rows as one Parquet file a worker, in one task: decide, cut, write, hash, in a single pass.
 
-Images go from the input straight to the file of their worker. Row groups hold about 1,000 rows, so that a reader who
-samples pays milliseconds; values are plain and uncompressed, because photographs do not compress and readers map them."""
+Images go from the input straight to the file of their worker; for very many workers see spill.py. Row groups hold about
+1,000 rows, so that a reader who samples pays milliseconds; values are plain and uncompressed, because photographs do not
+compress and readers map them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.arrays import Ints
+from pipeline.assignment.chunks import row_group_rows, workers_at_once
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.ranks import ranks
 from pipeline.hashing import row_hashes
@@ -27,9 +29,7 @@ from pipeline.shardset.schema import TARGET_COLUMN, raw_images, record_schema
 from pipeline.storage.store import Store
 from pipeline.strategies.base import Grouping
 
-ROW_GROUP_ROWS = 1000
 SHARD_FOLDER = "worker={worker:03d}"
-BUFFER_BYTES = 512 << 20  # of buffered images a task; many workers get smaller row groups instead of more memory
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,9 @@ class ChunkJob:
             for worker, rows, copy in deliveries(owners, self.table.sparse[groups], self.table.num_workers):
                 batch = record_batch(schema, block, rows, copy=copy, **{k: v[rows] for k, v in extra.items()})
                 if worker not in writers:
-                    writers[worker] = self._open(worker, chunk, task, schema)
+                    writers[worker] = self.open(worker, chunk, task, schema)
                 writers[worker].append(batch)
-        files = [writers[worker].close() for worker in sorted(writers)]
-        count = sum(file.rows - file.copies for file in files)
-        return WrittenChunk(files, count, sum(writer.fingerprint for writer in writers.values()) & WORD)
+        return written_chunk(writers)
 
     def placed(self, chunk: int) -> Iterator[tuple[Block, Ints, Ints]]:
         """(block, groups, owners) for every block of a chunk, in id order."""
@@ -180,15 +178,21 @@ class ChunkJob:
             groups = self.grouping.groups(block)
             yield block, groups, self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
 
-    def _open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
-        folder = self.folder.format(worker=worker)
-        path = f"{folder}/part-{chunk:05d}.parquet"
-        staged = f"{self.staging}/{task}/{path}"
-        self.dataset.store.makedirs(staged.rpartition("/")[0])
-        limit = BUFFER_BYTES // (2 * self.table.num_workers * self.dataset.record_bytes)
-        group_rows = max(1, min(ROW_GROUP_ROWS, limit))
-        size = self.dataset.record_bytes
-        return ShardWriter(self.dataset.store, staged, path, worker, schema, self.num_classes, group_rows, size)
+    def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
+        """A worker's file of a chunk."""
+        size, store = self.dataset.record_bytes, self.dataset.store
+        path = f"{self.folder.format(worker=worker)}/part-{chunk:05d}.parquet"
+        staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
+        store.makedirs(f"{self.staging}/{task}")
+        group_rows = row_group_rows(min(self.table.num_workers, workers_at_once(size)), size)
+        return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
+
+
+def written_chunk(writers: Mapping[int, ShardWriter]) -> WrittenChunk:
+    """Close all files of a task, by worker."""
+    files = [writers[worker].close() for worker in sorted(writers)]
+    count = sum(file.rows - file.copies for file in files)
+    return WrittenChunk(files, count, sum(writer.fingerprint for writer in writers.values()) & WORD)
 
 
 def batch_fingerprint(batch: pa.RecordBatch, record_bytes: int, path: str) -> int:
@@ -202,20 +206,29 @@ def batch_fingerprint(batch: pa.RecordBatch, record_bytes: int, path: str) -> in
         return int(hashes.sum())
 
 
-def deliveries(
+def delivered(
     owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
-) -> Iterator[tuple[int, Ints, npt.NDArray[np.int32]]]:
-    """(worker, rows, copy) for each worker that receives any row of a block, rows ascending.
+) -> tuple[Ints, Ints, npt.NDArray[np.int32]]:
+    """What is delivered of a block: rows, workers and copies, by worker, then by row. O(deliveries log).
 
     A broadcast row goes to every worker: copy 0 at its owner, 1..n-1 at the others in worker order."""
     everywhere = np.flatnonzero(broadcast)
-    for worker in range(num_workers):
-        mine = owners == worker
-        if len(everywhere):
-            rows = np.flatnonzero(mine | broadcast)
-            copy = np.where(mine[rows], 0, worker + (worker < owners[rows]))
-        else:
-            rows = np.flatnonzero(mine)
-            copy = np.zeros(len(rows), np.int64)
-        if len(rows):
-            yield worker, rows, copy.astype(np.int32)
+    rows = np.concatenate([np.arange(len(owners)), np.repeat(everywhere, num_workers)])
+    workers = np.concatenate([owners, np.tile(np.arange(num_workers), len(everywhere))])
+    copies = np.concatenate([np.zeros(len(owners), np.int64), workers[len(owners) :] + 1])
+    copies[len(owners) :] -= workers[len(owners) :] > owners[rows[len(owners) :]]
+    kept = np.ones(len(rows), np.bool_)
+    kept[len(owners) :] = workers[len(owners) :] != owners[rows[len(owners) :]]
+    order = np.lexsort((rows, workers))
+    order = order[kept[order]]
+    return rows[order], workers[order], copies[order].astype(np.int32)
+
+
+def deliveries(
+    owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
+) -> Iterator[tuple[int, Ints, npt.NDArray[np.int32]]]:
+    """(worker, rows, copies) for each worker that receives any row of a block, rows ascending; see ``delivered``."""
+    rows, workers, copies = delivered(owners, broadcast, num_workers)
+    firsts = np.flatnonzero(np.diff(workers, prepend=-1))
+    for first, end in zip(firsts, np.append(firsts[1:], len(rows)), strict=True):
+        yield int(workers[first]), rows[first:end], copies[first:end]

@@ -231,7 +231,7 @@ class ShardingRun:
             "input": source.describe(),
             "image": describe_image(source),
             "labels": describe_labels(source),
-            "chunks": [list(bound) for bound in source.bounds],
+            "chunks": [list(part) for part in source.parts],
             "workers": describe_workers(dealt.written, self.request.num_workers, self.request.allow_empty),
             "neighbourhoods": describe_neighbourhoods(dealt.table) if fitted.grouping.neighbourhoods else None,
             "eval": describe_eval(evaluation, dealt.written_eval) if evaluation else None,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
@@ -14,6 +15,7 @@ from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import GroupTable
 from pipeline.errors import JobError
 from pipeline.input.scan import WORD, Scan
+from pipeline.output.spill import Spilled, SpillJob
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
 from pipeline.shardset.commit import Move
 from pipeline.spark.images import run_on
@@ -21,6 +23,8 @@ from pipeline.spark.source import Source
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 from pipeline.strategies import Grouping
+
+T = TypeVar("T")
 
 
 def write_all(
@@ -32,7 +36,8 @@ def write_all(
     counts: Ints,
     folder: str = SHARD_FOLDER,
 ) -> list[WrittenChunk]:
-    """One task a chunk, verified. Every try of a task writes into a folder of its own; only what returns is used."""
+    """All files, verified. One task a chunk, or two rounds of tasks where there are very many workers. Every try of a task
+    writes into a folder of its own; only what returns is used."""
     job = ChunkJob(
         source.dataset,
         grouping,
@@ -43,17 +48,27 @@ def write_all(
         source.scan.num_classes,
         folder,
     )
-    write = with_retries(partial(_write, job))
-    written = run_on(context)(write, list(range(len(job.bounds))))
+    run = run_on(context)
+    if source.width is None:
+        written = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))
+    else:
+        spilling = SpillJob(job, source.width, source.parts)
+        spilled = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
+        gather = partial(_gather, spilling, spilled)
+        written = run(with_retries(partial(_one_try, job, gather)), spilling.tasks())
     verify(written, source.scan, table)
     return written
 
 
-def _write(job: ChunkJob, chunk: int) -> WrittenChunk:
-    """One try, which leaves nothing where it fails."""
-    task = f"{chunk:05d}-{uuid.uuid4().hex[:8]}"
+def _gather(job: SpillJob, spilled: list[Spilled], where: tuple[int, int], task: str) -> WrittenChunk:
+    return job.gather(spilled, *where, task)
+
+
+def _one_try(job: ChunkJob, work: Callable[[Any, str], T], what: Any) -> T:
+    """One try of a task, which leaves nothing where it fails."""
+    task = uuid.uuid4().hex
     try:
-        return job.write(chunk, task)
+        return work(what, task)
     except BaseException:
         with suppress(OSError):  # then the end of the run deletes it
             job.dataset.store.delete(f"{job.staging}/{task}")

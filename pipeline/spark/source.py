@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.assignment.chunks import chunk_bounds
+from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_at_once
 from pipeline.input.dataset import Dataset
 from pipeline.input.scan import Scan, scan
 from pipeline.spark.images import Images, run_on
@@ -15,11 +15,14 @@ from pipeline.spark.images import Images, run_on
 
 @dataclass(frozen=True)
 class Source:
-    """A scanned input. bounds: the id ranges of the write tasks."""
+    """A scanned input. parts: the id ranges of files; bounds: those that a task reads to write, by which is counted: the
+    same, or finer ones where rows go through files by ranges of ``width`` workers (output/spill.py)."""
 
     dataset: Dataset
     scan: Scan
+    parts: list[tuple[int, int]]
     bounds: list[tuple[int, int]]
+    width: int | None
 
     def fingerprint(self) -> str:
         return f"{self.scan.rows}-{self.scan.fingerprint:016x}"
@@ -37,6 +40,10 @@ class Source:
 
 
 def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Source:
-    bounds = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
+    parts = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
+    width = workers_at_once(dataset.record_bytes)
+    spills = num_workers > width
+    bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
     pieces = len(Images(context, dataset).pieces())
-    return Source(dataset, scan(dataset, bounds, pieces, run_on(context)), bounds)
+    found = scan(dataset, bounds, pieces, run_on(context))
+    return Source(dataset, found, parts, bounds, width if spills else None)

@@ -1,0 +1,120 @@
+"""Writing for more workers than a task can hold row groups of: the rows pass through files of the attempt once, by ranges of
+workers, so that row groups are of about 1,000 rows and a task has few files open, however many workers there are.
+
+First a task reads a piece of ids and sends every row, and every copy, to the file of its range of workers (Arrow's stream
+format). Then a task takes what all pieces of a part hold for one range, in the order of ids, and writes a file a worker.
+Which way a set is written depends on the data and on N alone, as every byte of it does. Images are written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.arrays import Ints
+from pipeline.input.records import record_batch
+from pipeline.output.writer import ChunkJob, HashingFile, ShardWriter, WrittenChunk, delivered, written_chunk
+from pipeline.shardset.schema import record_schema
+
+WINDOW_BYTES = 128 << 20  # of rows that are sorted by worker at once
+WORKER = pa.field("worker", pa.int32())
+
+
+class Spilled(NamedTuple):
+    """What a task has left of a piece: in which folder, and for which ranges of workers there is a file."""
+
+    folder: str
+    ranges: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SpillJob:
+    """width: workers a range. parts: the id ranges of files; each of the job's pieces lies in one. Picklable."""
+
+    job: ChunkJob
+    width: int
+    parts: list[tuple[int, int]]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return record_schema(self.job.dataset.layout, neighbourhood=self.job.grouping.neighbourhoods)
+
+    def tasks(self) -> list[tuple[int, int]]:
+        """(part, range of workers) of every task of the second kind, part by part."""
+        ranges = -(-self.job.table.num_workers // self.width)
+        return [(part, at) for part in range(len(self.parts)) for at in range(ranges)]
+
+    def spill(self, piece: int, task: str) -> Spilled:
+        """Write what is in a piece. task: unique to this try."""
+        folder, store = f"{self.job.staging}/{task}", self.job.dataset.store
+        store.makedirs(folder)
+        schema = self.schema.append(WORKER)
+        files: dict[int, HashingFile] = {}
+        streams: dict[int, pa.RecordBatchStreamWriter] = {}
+        for window in windows(self._rows(piece, schema), self.job.dataset.record_bytes):
+            rows = by_worker(window)
+            for at, part in slices(rows, rows.column("worker").to_numpy() // self.width):
+                if at not in streams:
+                    files[at] = HashingFile(store.create(f"{folder}/{at:05d}.arrow"))
+                    streams[at] = pa.ipc.new_stream(files[at], schema)
+                streams[at].write_table(part)
+        for at, stream in streams.items():
+            stream.close()
+            files[at].close()
+        return Spilled(folder, frozenset(streams))
+
+    def _rows(self, piece: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Every row as often as it is delivered."""
+        for block, groups, owners in self.job.placed(piece):
+            extra = {"neighbourhood": groups} if self.job.grouping.neighbourhoods else {}
+            rows, workers, copies = delivered(owners, self.job.table.sparse[groups], self.job.table.num_workers)
+            taken = {name: values[rows] for name, values in extra.items()}
+            yield record_batch(schema, block, rows, copy=copies, worker=workers.astype(np.int32), **taken)
+
+    def gather(self, spilled: list[Spilled], part: int, at: int, task: str) -> WrittenChunk:
+        """Write a part's files of one range of workers. spilled: of all pieces, in order."""
+        low, high = self.parts[part]
+        pieces = [index for index, bound in enumerate(self.job.bounds) if low <= bound[0] < high]
+        sources = [f"{spilled[index].folder}/{at:05d}.arrow" for index in pieces if at in spilled[index].ranges]
+        writers: dict[int, ShardWriter] = {}
+        for window in windows(self._read(sources), self.job.dataset.record_bytes):
+            rows = by_worker(window)
+            for worker, mine in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
+                if worker not in writers:
+                    writers[worker] = self.job.open(worker, part, task, self.schema)
+                for batch in mine.to_batches():
+                    writers[worker].append(batch)
+        return written_chunk(writers)
+
+    def _read(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        for path in paths:
+            with self.job.dataset.store.open(path) as file, pa.ipc.open_stream(file) as stream:
+                yield from stream
+
+
+def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa.Table]:
+    """Consecutive batches, as many as have about WINDOW_BYTES of images together."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) * record_bytes >= WINDOW_BYTES:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def by_worker(rows: pa.Table) -> pa.Table:
+    """Rows in the order of their workers; those of a worker as they were."""
+    order = np.argsort(rows.column("worker").to_numpy(), kind="stable")
+    return rows.combine_chunks().take(pa.array(order))
+
+
+def slices(rows: pa.Table, keys: Ints) -> Iterator[tuple[int, pa.Table]]:
+    """Each key with the rows that have it. keys: ascending, one a row."""
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    for first, end in zip(firsts, np.append(firsts[1:], len(keys)), strict=True):
+        yield int(keys[first]), rows.slice(first, end - first)
