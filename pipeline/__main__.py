@@ -16,6 +16,7 @@ COMMANDS = {
     "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
     "derive": ("pipeline.datasets.derive", "a smaller copy of a data set, or one in a bad order, for studies"),
     "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark where none runs"),
+    "plan": ("pipeline.runs.plan_command", "what sharding so many rows over so many workers takes, before it is tried"),
     "inspect": ("pipeline.upkeep.contents", "tell what is in a committed set"),
     "verify": ("pipeline.upkeep.verify", "hold the files of a committed set against its manifest"),
     "clean": ("pipeline.upkeep.clean", "tell what killed runs have left beside a set, and delete it"),

@@ -14,6 +14,8 @@ ROW_GROUP_ROWS = 1000  # of small images, and
 ROW_GROUP_BYTES = 4 << 20  # of large ones
 BUFFER_BYTES = 512 << 20  # of images that wait to be written, a task: two row groups of every worker
 OPEN_FILES = 256  # of a task
+MIN_PIECE_ROWS = 256
+MAX_PIECE_BYTES = 1 << 30
 
 
 def workers_at_once(record_bytes: int) -> int:
@@ -52,6 +54,13 @@ def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[
         inside = max(1, round(wanted * (high - low) / max(1, rows)))
         cuts += pairwise(low + (high - low) * piece // inside for piece in range(inside + 1))
     return cuts
+
+
+def pass_pieces(rows: int, record_bytes: int, cores: int) -> int:
+    """Tasks of a pass over all rows: one a core, so that what a task holds is paid once a core, or a whole multiple of that
+    where a piece would be over 1 GiB, so that a lost task costs minutes and not the run."""
+    rounds = -(-rows * record_bytes // (cores * MAX_PIECE_BYTES))
+    return max(1, min(cores * max(1, rounds), rows // MIN_PIECE_ROWS))
 
 
 @dataclass(frozen=True)

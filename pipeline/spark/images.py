@@ -10,15 +10,13 @@ import pyarrow as pa
 from pyspark import RDD, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.assignment.chunks import pass_pieces
 from pipeline.input.dataset import Block, Dataset, ranges
 from pipeline.input.records import record_batch
 from pipeline.shardset.schema import record_schema
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-MIN_PIECE_ROWS = 256
-MAX_PIECE_BYTES = 1 << 30
 
 
 def run_on(context: SparkContext) -> Callable[[Callable[[T], R], Sequence[T]], list[R]]:
@@ -37,11 +35,9 @@ class Images:
     dataset: Dataset
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Id ranges for heavy passes: one a core, so that per-task state is paid once a core, or a whole multiple of that
-        where a piece would be over 1 GiB, so that a lost task costs minutes and not the run."""
-        rows, cores = self.dataset.rows, self.context.defaultParallelism
-        rounds = -(-rows * self.dataset.record_bytes // (cores * MAX_PIECE_BYTES))
-        return ranges(0, rows, max(1, min(cores * max(1, rounds), rows // MIN_PIECE_ROWS)))
+        """Id ranges for heavy passes; see ``pass_pieces``."""
+        rows, record_bytes = self.dataset.rows, self.dataset.record_bytes
+        return ranges(0, rows, pass_pieces(rows, record_bytes, self.context.defaultParallelism))
 
     def blocks(self) -> RDD[Block]:
         """Rows in blocks of at most 2,048, read lazily by the task that uses them."""

@@ -1,0 +1,154 @@
+"""What a sharding run takes, by its phases: tasks, files, bytes that reach the driver, memory of a task, arithmetic. Pure.
+
+The formulas are those of the code: how rows are cut (assignment/chunks.py), what tasks send to the driver (scan, gram,
+lloyd, chunk counts, written files) and what they hold. tests/test_plan.py holds them against the bytes of real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.assignment.chunks import BUFFER_BYTES, chunk_bounds, pass_pieces, piece_bounds, workers_at_once
+from pipeline.clustering.far import FAR_ROWS, SHARE
+from pipeline.clustering.gram import MAX_PIXELS
+from pipeline.clustering.lloyd import SAMPLE_ROWS
+from pipeline.clustering.reduction import arrivals
+from pipeline.errors import UsageError
+
+ONE_TASK_BYTES = 256 << 20  # of points: clustering/points.py
+RESULT = 560  # bytes of a small result object on its way to the driver
+FILE = 430  # of a written file's entry, without its label counts
+MANIFEST_FILE, MANIFEST_WORKER = 200, 260  # bytes of the manifest
+ITERATIONS = 50  # of k-means, as a guess; it is stopped by --max-iter
+RESULT_LIMIT = 1 << 30  # Spark's default for all results of a stage together
+MANY_FILES = 1_000_000
+PYTHON_TASK = 120 << 20  # of a Python worker with its libraries
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is to be sharded, and over how many. record_bytes: of an image, its pixels. clusters: 0 for a strategy without
+    neighbourhoods; components: of its PCA."""
+
+    rows: int
+    workers: int
+    record_bytes: int
+    classes: int = 10
+    clusters: int = 0
+    components: int = 50
+    cores: int = 2
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < (0 if name == "clusters" else 1):
+                raise UsageError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
+        if self.workers > self.rows:
+            raise UsageError(f"{self.workers:,} workers are more than {self.rows:,} rows")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """driver_bytes: what one stage sends to the driver at most; task_bytes: memory of a task; flop, read_bytes, write_bytes:
+    of all tasks together; stages: how many times the tasks run."""
+
+    name: str
+    tasks: int
+    driver_bytes: int
+    task_bytes: int
+    read_bytes: int = 0
+    write_bytes: int = 0
+    flop: float = 0.0
+    stages: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """spills: whether rows pass through files by ranges of workers."""
+
+    shape: Shape
+    phases: tuple[Phase, ...]
+    files: int
+    manifest_bytes: int
+    spills: bool
+
+    @property
+    def driver_bytes(self) -> int:
+        """What the driver's Python holds at most beside its libraries: a stage's results, or the manifest being written."""
+        return max(2 * max(phase.driver_bytes for phase in self.phases), 6 * self.manifest_bytes)
+
+
+def plan(shape: Shape) -> Plan:
+    """O(chunks)."""
+    n, size = shape.rows, shape.record_bytes
+    parts = chunk_bounds(n, shape.workers, size)
+    at_once = workers_at_once(size)
+    spills = shape.workers > at_once
+    bounds = piece_bounds(parts, size) if spills else parts
+    pieces = pass_pieces(n, size, shape.cores)
+    counted = len(bounds) + pieces - 1  # a chunk that two pieces share is counted in both
+    scan = Phase("scan", pieces, 8 * counted * shape.classes + RESULT * pieces, PYTHON_TASK, read_bytes=n * size)
+    phases = [scan]
+    if shape.clusters:
+        phases += _clustering(shape, pieces, counted)
+    files = sum(min(shape.workers, high - low) for low, high in parts)
+    told = files * (FILE + 8 * shape.classes)
+    held = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * min(shape.workers, at_once))
+    if spills:
+        ranges = -(-shape.workers // at_once)
+        phases.append(Phase("spill", len(bounds), 120 * len(bounds), held, n * size, n * size))
+        phases.append(Phase("gather", ranges * len(parts), told, held, n * size, n * size))
+    else:
+        phases.append(Phase("write", len(bounds), told, held, n * size, n * size))
+    manifest = files * MANIFEST_FILE + shape.workers * (MANIFEST_WORKER + 6 * shape.classes) + 40 * len(parts)
+    return Plan(shape, tuple(phases), files, manifest, spills)
+
+
+def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
+    n, d, p, k = shape.rows, shape.record_bytes, shape.components, shape.clusters
+    received = arrivals(pieces)
+    wide = 8 if n / pieces * 2**12 >= 2**31 else 4  # a pixel's sum of squares, of images of usual contrast
+    yield Phase(
+        "pca",
+        pieces,
+        received * (d * (d + 1) // 2 * wide + 8 * d),
+        12 * d * d + PYTHON_TASK,
+        n * d,
+        0,
+        float(n) * d * d,
+    )
+    points = 4 * n * p
+    yield Phase("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
+    far = min(FAR_ROWS, n // SHARE) * (4 * p + 16)
+    sample = min(n, SAMPLE_ROWS) * (4 * p + 8)
+    passes = ITERATIONS + 2
+    if points <= ONE_TASK_BYTES:
+        yield Phase("kmeans", 1, 8 * k * (p + 1) + RESULT, PYTHON_TASK + 3 * points, 0, 0, passes * 2.0 * n * p * k)
+    else:
+        sent = received * max(far, sample, 8 * k * (p + 1))
+        yield Phase("kmeans", pieces, sent, PYTHON_TASK + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
+    yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, PYTHON_TASK, 0, 0, 2.0 * n * p * k)
+
+
+def warnings(made: Plan, memory_a_task: int) -> list[str]:
+    """What will not fit, or will be regretted, a line each. memory_a_task: bytes that an executor has for each task."""
+    shape, lines = made.shape, []
+    if shape.clusters and shape.record_bytes > MAX_PIXELS:
+        lines.append(f"the exact PCA refuses images of {shape.record_bytes:,} values: {MAX_PIXELS:,} at most")
+    if shape.clusters > SAMPLE_ROWS:
+        lines.append(f"{shape.clusters:,} clusters are more than k-means starts from: {SAMPLE_ROWS:,} rows")
+    for phase in made.phases:
+        if phase.driver_bytes > RESULT_LIMIT:
+            sent = phase.driver_bytes / 2**30
+            lines.append(f"{phase.name} sends the driver {sent:.1f} GiB: set spark.driver.maxResultSize above it")
+        if phase.task_bytes > memory_a_task:
+            lines.append(
+                f"a task of {phase.name} holds {phase.task_bytes / 2**30:.1f} GiB, and has {memory_a_task / 2**30:.1f}:"
+                " give executors more memory, or fewer cores each"
+            )
+    if made.files > MANY_FILES:
+        lines.append(f"{made.files:,} files: a NameNode holds about 150 bytes of each, and the manifest lists them all")
+    if made.manifest_bytes > 100 << 20:
+        lines.append(f"the manifest has {made.manifest_bytes >> 20:,} MB, which every reader reads whole")
+    if shape.rows // shape.workers < 100:
+        lines.append(f"a worker has about {shape.rows // shape.workers} rows: its file is mostly its footer")
+    return lines

@@ -1,0 +1,164 @@
+"""``python -m pipeline plan``: what a run will take, printed before it is tried."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline import command_line
+from pipeline.errors import UsageError
+from pipeline.reporting.tables import aligned, table
+from pipeline.runs.flags import image_shape
+from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
+from pipeline.strategies import STRATEGIES
+from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
+
+START_S, STAGE_S = 4.0, 0.1  # of Spark; of a stage however small
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one core here: flop a second in float32 and in float64, bytes a second that are read and hashed, and written."""
+
+    flop32: float
+    flop64: float
+    read: float
+    write: float
+
+
+def measure_rates() -> Rates:
+    """About a second."""
+    rng = np.random.default_rng(0)
+    single, double = rng.random((1024, 1024), np.float32), rng.random((2048, 64))
+    other, data = rng.random((64, 256)), rng.bytes(32 << 20)
+
+    def best(work: Callable[[], object], amount: float) -> float:
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - began)
+        return amount / min(seconds)
+
+    def write() -> None:
+        with tempfile.TemporaryFile() as file:
+            hashlib.sha256(data).digest()
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(limits=1):
+        # Half of a product: a Gram matrix is symmetric.
+        return Rates(
+            best(lambda: single @ single.T, 1024.0**3),
+            best(lambda: double @ other, 2.0 * 2048 * 64 * 256),
+            best(lambda: np.frombuffer(data, np.uint64).sum() + np.frombuffer(data, np.uint8).sum(), len(data)) / 4,
+            best(write, len(data)),
+        )
+
+
+def seconds_of(phase: Phase, rates: Rates, cores: int) -> float:
+    """Of a phase on so many cores, where nothing but them limits it."""
+    flop = rates.flop32 if phase.name == "pca" else rates.flop64
+    work = phase.flop / flop + phase.read_bytes / rates.read + phase.write_bytes / rates.write
+    return work / min(cores, phase.tasks) + phase.stages * STAGE_S
+
+
+def number(text: str) -> int:
+    """A whole number, as people write large ones: 1000000, 1e6, 1_000_000."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, such as 50000 or 1e9") from None
+    if not (1 <= value < 1e15) or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(value)
+
+
+def amount(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def show(made: Plan, rates: Rates, memory_a_task: int) -> str:
+    """The plan as a page of text."""
+    shape = made.shape
+    spent = [seconds_of(phase, rates, shape.cores) for phase in made.phases]
+    rows = [
+        (
+            phase.name + (f" x {phase.stages}" if phase.stages > 1 else ""),
+            f"{phase.tasks:,}",
+            amount(phase.driver_bytes),
+            amount(phase.task_bytes),
+            amount(phase.read_bytes) if phase.read_bytes else "",
+            amount(phase.write_bytes) if phase.write_bytes else "",
+            duration(seconds),
+        )
+        for phase, seconds in zip(made.phases, spent, strict=True)
+    ]
+    header = ("phase", "tasks", "to the driver", "a task holds", "read", "written", "about")
+    per_file = shape.rows / max(1, made.files)
+    through = " (rows pass through files by ranges of workers)" if made.spills else ""
+    lines = [
+        ("input", f"{shape.rows:,} rows, {amount(shape.rows * shape.record_bytes)}"),
+        ("files", f"{made.files:,} of about {per_file:,.0f} rows{through}"),
+        ("manifest", amount(made.manifest_bytes)),
+        ("driver", f"{amount(made.driver_bytes)} beside its libraries"),
+        ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as one here"),
+    ]
+    found = warnings(made, memory_a_task)
+    return "\n".join(
+        [table(rows, header, right=range(1, len(header))), "", aligned(lines), *(f"warning: {line}" for line in found)]
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline plan``: tell what sharding takes: tasks, files, memory, and seconds at this machine's rates."""
+    flags = command_line.parser(
+        "python -m pipeline plan", main.__doc__, "Nothing is read or written; no Spark is needed."
+    )
+    flags.add_argument("--rows", type=number, required=True, help="rows to shard, such as 50000 or 1e9")
+    flags.add_argument("--workers", type=number, required=True, help="workers")
+    flags.add_argument("--image", type=image_shape, default="3x32x32", metavar="CxHxW", help="default %(default)s")
+    names = ", ".join(STRATEGIES)
+    flags.add_argument(
+        "--strategy", default="distribution_aware", metavar="NAME", help=f"{names} (default %(default)s)"
+    )
+    flags.add_argument("--clusters", type=number, metavar="K", help="neighbourhoods (default: twice the classes)")
+    flags.add_argument("--components", type=number, default=50, help="of the PCA (default %(default)s)")
+    flags.add_argument("--classes", type=number, default=10, help="classes (default %(default)s)")
+    flags.add_argument(
+        "--cores", type=number, default=os.cpu_count() or 1, help="of all executors (default: this machine's)"
+    )
+    flags.add_argument("--task-memory-gb", type=float, default=2.0, help="memory a task (default %(default)s)")
+
+    def run() -> int:
+        args = command_line.parse(flags, argv)
+        if args.strategy not in STRATEGIES:
+            raise UsageError(f"--strategy {args.strategy!r} is none of {names}")
+        grouped = issubclass(STRATEGIES[args.strategy], NeighbourhoodStrategy)
+        clusters = (args.clusters or 2 * args.classes) if grouped else 0
+        pixels = int(np.prod(args.image))
+        shape = Shape(args.rows, args.workers, pixels, args.classes, clusters, args.components, args.cores)
+        print(show(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
+        return 0
+
+    command_line.execute(run, interrupted="run it again")

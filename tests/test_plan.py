@@ -1,0 +1,161 @@
+"""The plan of a run against the bytes, files and tasks of real ones, and its page."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import RDD
+from pyspark.sql import SparkSession
+
+from pipeline.__main__ import main
+from pipeline.clustering import points, reduction
+from pipeline.runs import plan_command
+from pipeline.runs.plan import ONE_TASK_BYTES, Shape, plan, warnings
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import PhaseLog
+from tests.conftest import make_rows, write_binary
+from tests.test_strategies import make
+
+ROWS, PIXELS = 20_000, 192
+Capture = pytest.CaptureFixture[str]
+
+
+class Measured(PhaseLog):
+    """What reaches the driver in each phase: the largest and the sum of its collections, pickled as they came."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.name = ""
+        self.largest: dict[str, int] = defaultdict(int)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.name = name
+        with super().phase(name):
+            yield
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    labels, images = make_rows(ROWS, seed=5, pixels=PIXELS)
+    return write_binary(tmp_path_factory.mktemp("src") / "cifar", labels, images, files=3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "clusters"), [("stratified", 3, 0), ("stratified", 300, 0), ("distribution_aware", 7, 40)]
+)
+def test_what_reaches_the_driver_is_what_the_plan_says(
+    spark: SparkSession,
+    source: Path,
+    tmp_path: Path,
+    strategy: str,
+    workers: int,
+    clusters: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, collect = Measured(), RDD.collect
+
+    def measure(self: RDD[Any]) -> list[Any]:
+        found = collect(self)
+        log.largest[log.name] = max(log.largest[log.name], sum(len(pickle.dumps(each)) for each in found))
+        return found
+
+    monkeypatch.setattr(RDD, "collect", measure)
+    request = Request(
+        str(source), str(tmp_path / "out"), workers, shape=(3, 8, 8), format="cifar10-binary", allow_empty=True
+    )
+    made = shard(spark.sparkContext, request, make(strategy), log).shards
+    cores = spark.sparkContext.defaultParallelism
+    planned = plan(Shape(ROWS, workers, PIXELS, 10, clusters, 20 if clusters else 50, cores))
+    told = {"spill": "write", "gather": "write"}
+    expected: dict[str, int] = defaultdict(int)
+    for phase in planned.phases:
+        name = told.get(phase.name, phase.name)
+        expected[name] = max(expected[name], phase.driver_bytes)
+    for name in ("scan", "pca", "assign", "write"):
+        if name in expected:
+            assert 0.6 * expected[name] <= log.largest[name] <= 1.3 * expected[name], (name, expected, log.largest)
+    assert planned.files == len(made.files())
+    size = (tmp_path / "out" / "manifest.json").stat().st_size
+    assert (
+        0.6 * planned.manifest_bytes <= size <= 1.4 * planned.manifest_bytes + 3000
+    )  # neighbourhoods, versions, seconds
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 4, 5, 9, 64, 100, 700])
+def test_as_many_parts_reach_the_driver_as_the_tree_leaves(
+    spark: SparkSession, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, collect = [], RDD.collect
+
+    def measure(self: RDD[Any]) -> list[Any]:
+        seen.append(found := collect(self))
+        return found
+
+    monkeypatch.setattr(RDD, "collect", measure)
+    rows = spark.sparkContext.parallelize(range(2 * partitions), partitions)
+    assert reduction.reduced(rows, lambda left, right: left + right) == sum(range(2 * partitions))
+    assert len(seen[-1]) == reduction.arrivals(partitions) <= 20
+
+
+def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
+    large = plan(Shape(10**9, 10_000, 3072, 100, 200, 50, 1000))
+    assert large.spills
+    assert large.driver_bytes < 4 << 30
+    assert warnings(large, 2 << 30) == []
+    lines = warnings(plan(Shape(10**6, 100_000, 150_528, 10, 5000, 50, 4)), 1 << 30)
+    text = "\n".join(lines)
+    for sign in ("refuses images of 150,528", "5,000 clusters are more", "a task of pca holds", "about 10 rows"):
+        assert sign in text
+    assert ONE_TASK_BYTES == points.ONE_TASK_BYTES
+
+
+def test_tasks_follow_rows_times_workers() -> None:
+    by_name = {phase.name: phase for phase in plan(Shape(10**6, 1000, 3072, cores=16)).phases}
+    assert by_name["spill"].tasks >= 16
+    assert by_name["gather"].tasks >= 12
+
+
+def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_command, "measure_rates", lambda: plan_command.Rates(1e11, 3e10, 1e9, 5e8))
+    flags = ["--rows", "1e9", "--workers", "10000", "--image", "3x32x32", "--clusters", "200", "--cores", "64"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *flags])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    for sign in (
+        "1,000,000,000 rows, 3.1 TB",
+        "ranges of workers",
+        "pca",
+        "kmeans x 52",
+        "on 64 cores as fast as one here",
+    ):
+        assert sign in out
+    assert json.dumps(out).isascii()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rows", "0", "--workers", "2"], "is not a whole number of 1 or more"),
+        (["--rows", "many", "--workers", "2"], "is not a number"),
+        (["--rows", "10", "--workers", "12"], "12 workers are more than 10 rows"),
+        (["--rows", "10", "--workers", "2", "--strategy", "best"], "'best' is none of"),
+        (["--rows", "10", "--workers", "2", "--image", "32"], "is not CHANNELSxHEIGHTxWIDTH"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(flags: list[str], said: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *flags])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()[-1]) < 300
