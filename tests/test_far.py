@@ -17,6 +17,7 @@ from pipeline.clustering.lloyd import Fit, KMeansSettings, draw_sample, nearest
 
 Points = npt.NDArray[np.int32]
 T = TypeVar("T")
+SETTINGS = KMeansSettings(k=20, max_iter=1, tol=0, seed=0)
 SIZES = (1, 2, 3, 5, 8, 8, 12, 12)
 
 
@@ -63,7 +64,7 @@ def test_groups_no_farther_out_than_others_are_found_where_their_rows_lie_togeth
     groups = planted(points, away=150_000, sizes=(3, 8, 12))
     ids = np.arange(len(points))
     settings = KMeansSettings(k=30, max_iter=30, tol=1e-4, seed=0)
-    rough = rough_centres(draw_sample(ids, points, 0), settings)
+    rough = rough_centres(draw_sample(ids, points, SETTINGS), settings)
     distances = np.sort(nearest(points, rough)[1])[::-1]
     step = distances[far.rows_above_step(distances[:1000])]
     assert all(nearest(points[rows], rough)[1].max() < step for rows in groups), "they are above a step"
@@ -77,7 +78,7 @@ def test_ordinary_data_give_the_start_of_the_sample_but_for_single_rows_that_lie
 ) -> None:
     points = ordinary(100_000, seed=seed, tails=tails)
     ids = np.arange(len(points))
-    rough = rough_centres(draw_sample(ids, points, 0), KMeansSettings(k=20, max_iter=1, tol=0, seed=0))
+    rough = rough_centres(draw_sample(ids, points, SETTINGS), KMeansSettings(k=20, max_iter=1, tol=0, seed=0))
     found = far.find_far_groups(lambda look, merge: look(ids, points), len(points), rough, 10)
     distances = np.sort(nearest(points, rough)[1])[::-1]
     above = far.rows_above_step(distances[: len(points) // far.SHARE])
@@ -92,7 +93,7 @@ def test_the_groups_are_the_same_bits_for_any_partitioning(parts: int) -> None:
     planted(points, away=400_000)
     planted(points, away=120_000, seed=2)
     ids = np.arange(len(points))
-    rough = rough_centres(draw_sample(ids, points, 0), KMeansSettings(k=20, max_iter=1, tol=0, seed=0))
+    rough = rough_centres(draw_sample(ids, points, SETTINGS), KMeansSettings(k=20, max_iter=1, tol=0, seed=0))
 
     def split(look: Callable[[Ints, Points], T], merge: Callable[[T, T], T]) -> T:
         pieces = np.array_split(np.random.default_rng(0).permutation(ids), parts)
@@ -116,7 +117,7 @@ def test_rows_that_others_lie_around_are_no_group() -> None:
     centre = points.mean(axis=0)
     points[:3] = centre + np.eye(16)[0] * 130_000
     ids = np.arange(len(points))
-    rough = rough_centres(draw_sample(ids, points, 0), KMeansSettings(k=20, max_iter=10, tol=0, seed=0))
+    rough = rough_centres(draw_sample(ids, points, SETTINGS), KMeansSettings(k=20, max_iter=10, tol=0, seed=0))
     away = points[0] - rough[nearest(points[:1], rough)[0][0]]
     assert len(far.find_far_groups(lambda look, merge: look(ids, points), len(points), rough, 10)) == 1
     points[3:70] = points[0] - np.linspace(0.1, 0.97, 67)[:, None] * away

@@ -1,7 +1,7 @@
 """Integer k-means against scikit-learn and plain numpy; independence of partitioning; degenerate inputs."""
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import TypeVar
 
 import numpy as np
@@ -32,7 +32,7 @@ def blobs(rows: int = 3000, p: int = 8, k: int = 6, seed: int = 0) -> tuple[Poin
 def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 100) -> lloyd.Fit:
     """As the cluster does it: samples and sums by part, merged."""
     settings = lloyd.KMeansSettings(k, max_iter, 1e-4, seed)
-    drawn = [lloyd.draw_sample(ids, points[ids], seed) for ids in np.array_split(np.arange(len(points)), parts)]
+    drawn = [lloyd.draw_sample(ids, points[ids], settings) for ids in np.array_split(np.arange(len(points)), parts)]
 
     def make_pass(count: int) -> Callable[[Ints], lloyd.Sums]:
         passes = [lloyd.Pass(part, count) for part in np.array_split(points, parts)]
@@ -41,20 +41,21 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
     def rows(look: Callable[[Ints, Points], T], merge: Callable[[T, T], T]) -> T:
         return reduce(merge, [look(ids, points[ids]) for ids in np.array_split(np.arange(len(points)), parts)])
 
-    return fit_rows(make_pass, rows, reduce(lloyd.merge_samples, drawn), settings)
+    return fit_rows(make_pass, rows, reduce(partial(lloyd.merge_samples, k), drawn), settings)
 
 
-def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last() -> None:
+@pytest.mark.parametrize("k", [5, 200])  # few clusters are summed by a product, many in their order
+def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last(k: int) -> None:
     points, _ = blobs()
-    one = lloyd.Pass(points, 5)
+    one = lloyd.Pass(points, k)
     for seed in range(4):
-        centres = points[np.random.default_rng(seed).integers(0, len(points), 5)].astype(np.int64)
+        centres = points[np.random.default_rng(seed).integers(0, len(points), k)].astype(np.int64)
         distance = ((points[:, None].astype(np.int64) - centres) ** 2).sum(axis=2)
         index = distance.argmin(axis=1)
         found = one(centres)
         assert found.inertia == int(distance.min(axis=1).sum())
-        assert found.counts.tolist() == np.bincount(index, minlength=5).tolist()
-        expected = np.array([points[index == c].sum(axis=0, dtype=np.int64) for c in range(5)])
+        assert found.counts.tolist() == np.bincount(index, minlength=k).tolist()
+        expected = np.array([points[index == c].sum(axis=0, dtype=np.int64) for c in range(k)])
         assert np.array_equal(found.sums, expected)
 
 
@@ -99,9 +100,10 @@ def test_identical_points_make_one_cluster() -> None:
 
 def test_the_variance_of_mergeable_samples_is_exact() -> None:
     points, _ = blobs(rows=5000)
-    parts = [lloyd.draw_sample(ids, points[ids], 3) for ids in np.array_split(np.arange(5000), 3)]
-    merged = lloyd.merge_samples(lloyd.merge_samples(parts[2], parts[0]), parts[1])
-    whole = lloyd.draw_sample(np.arange(5000), points, 3)
+    drawing = lloyd.KMeansSettings(k=5, max_iter=1, tol=0, seed=3)
+    parts = [lloyd.draw_sample(ids, points[ids], drawing) for ids in np.array_split(np.arange(5000), 3)]
+    merged = lloyd.merge_samples(5, lloyd.merge_samples(5, parts[2], parts[0]), parts[1])
+    whole = lloyd.draw_sample(np.arange(5000), points, drawing)
     assert np.array_equal(merged.points, whole.points)
     assert merged.sums == whole.sums
     assert whole.mean_variance == pytest.approx(points.var(axis=0).mean(), rel=1e-9)
@@ -140,3 +142,13 @@ def test_projected_points_and_their_distances_stay_exact(pixels: int, k: int, wh
 
 def test_an_all_zero_spread_has_a_grid() -> None:
     assert grid_exponent(np.zeros(3)) == 0
+
+
+def test_more_clusters_than_the_smallest_sample_has_rows() -> None:
+    points, _ = blobs(rows=30_000)
+    fitted = fit(points, 5000, parts=3, max_iter=2)
+    assert len(fitted.centres) == 5000
+    assert fitted.sizes.sum() == 30_000
+    index, distance = lloyd.nearest(points, fitted.centres)
+    assert np.bincount(index, minlength=5000).tolist() == fitted.sizes.tolist()
+    assert fitted.inertia == int(distance.sum())

@@ -22,7 +22,7 @@ from pipeline.clustering.lloyd import (
     plus_plus,
 )
 
-ROUGH_ITERATIONS = 20
+ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
 TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
 
 
@@ -51,7 +51,7 @@ def fit(
 def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
     """Of the sample alone, after a few iterations, without those of a few rows: a far group that the sample happens to hold
     is to be found as the others are."""
-    start = plus_plus(drawn.points, settings.k, settings.seed)
+    start = plus_plus(drawn.points, min(settings.k, ROUGH_CLUSTERS), settings.seed)
     few = replace(settings, max_iter=ROUGH_ITERATIONS)
     rough = iterate(Pass(drawn.points, len(start)), start, few, drawn.mean_variance)
     stands_for = drawn.count / len(drawn.points)
@@ -61,5 +61,5 @@ def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
 
 def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
     """Everything in this process."""
-    drawn = draw_sample(ids, points, settings.seed)
+    drawn = draw_sample(ids, points, settings)
     return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), drawn, settings)

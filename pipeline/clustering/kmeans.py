@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.fit import fit
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
-from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
+from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError
@@ -105,12 +106,13 @@ class BlockKMeans(
     ) -> BlockKMeansModel:
         """Fit points that are already integers; ``points`` should be persisted by the caller.
 
-        values: rows * features, which decides between one task and one job an iteration."""
+        values: rows * features, which decides between one task and one job an iteration: one where the points fit it and a
+        pass is a matter of a moment."""
         settings = self.settings()
-        if values * 4 <= ONE_TASK_BYTES:
+        if values * 4 <= ONE_TASK_BYTES and values * settings.k <= ONE_TASK_PRODUCTS:
             fitted = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
-            drawn = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings.seed))
+            drawn = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
                 return reduced(points.map(lambda part: lloyd.Pass(part.points, len(centres))(centres)), lloyd.merge)
@@ -118,7 +120,9 @@ class BlockKMeans(
             def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
                 return reduced(points.map(lambda part: look(part.ids, part.points)), merge)
 
-            fitted = fit(lambda k: run_pass, rows, reduced(drawn, lloyd.merge_samples), settings, report)
+            fitted = fit(
+                lambda k: run_pass, rows, reduced(drawn, partial(lloyd.merge_samples, settings.k)), settings, report
+            )
         return self.model(fitted, exponent)
 
     def settings(self) -> lloyd.KMeansSettings:

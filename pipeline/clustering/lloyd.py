@@ -17,7 +17,10 @@ from pipeline.hashing import keyed_hash
 
 Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048
-SAMPLE_ROWS = 4096
+SAMPLE_ROWS = 4096  # at least; four a cluster, where there are many
+MOST_CLUSTERS = 1 << 16
+MANY_CLUSTERS = 1024  # from here on the start tries one row a centre, not the best of several
+ONE_HOT = 64  # clusters, up to which a product is the fastest way to sum rows by cluster
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,16 @@ class Pass:
         return Sums(self.sums.copy(), counts, exact_sum(distance))
 
     def _add(self, rows: Ints, clusters: Ints, sign: int) -> None:
-        """Add rows to (or take them from) the sums of their clusters, by a one-hot product of blocks."""
+        """Add rows to (or take them from) the sums of their clusters: by a one-hot product of blocks where clusters are few,
+        else in their order. Integers, so the same either way."""
         k = len(self.sums)
+        if k > ONE_HOT:
+            order = np.argsort(clusters, kind="stable")
+            firsts = np.flatnonzero(np.diff(clusters[order], prepend=-1))
+            if len(firsts):
+                blocks = self.points[rows[order]].astype(np.int64)
+                self.sums[clusters[order][firsts]] += sign * np.add.reduceat(blocks, firsts, axis=0)
+            return
         for low in range(0, len(rows), BLOCK_ROWS):
             part = clusters[low : low + BLOCK_ROWS]
             one_hot = np.zeros((k, len(part)))
@@ -143,18 +154,22 @@ class SeedingSample:
         return sum((q * self.count - s * s) / self.count**2 for s, q in features) / len(self.sums)
 
 
-def draw_sample(ids: Ints, points: npt.NDArray[np.int32], seed: int) -> SeedingSample:
-    keys = keyed_hash(ids, seed)
-    order = np.argsort(keys, kind="stable")[:SAMPLE_ROWS]
+def sample_rows(k: int) -> int:
+    return max(SAMPLE_ROWS, 4 * k)
+
+
+def draw_sample(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> SeedingSample:
+    keys = keyed_hash(ids, settings.seed)
+    order = np.argsort(keys, kind="stable")[: sample_rows(settings.k)]
     whole = points.astype(np.int64)
     squares = [exact_sum((whole[:, j] ** 2).astype(np.float64)) for j in range(points.shape[1])]
     sums = [int(s) for s in whole.sum(axis=0)]
     return SeedingSample(keys[order], points[order], len(ids), tuple(sums), tuple(squares))
 
 
-def merge_samples(left: SeedingSample, right: SeedingSample) -> SeedingSample:
+def merge_samples(k: int, left: SeedingSample, right: SeedingSample) -> SeedingSample:
     keys = np.concatenate([left.keys, right.keys])
-    order = np.argsort(keys, kind="stable")[:SAMPLE_ROWS]
+    order = np.argsort(keys, kind="stable")[: sample_rows(k)]
     points = np.concatenate([left.points, right.points])[order]
     return SeedingSample(
         keys[order],
@@ -166,19 +181,27 @@ def merge_samples(left: SeedingSample, right: SeedingSample) -> SeedingSample:
 
 
 def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
-    """Greedy k-means++ (Arthur and Vassilvitskii 2007, with scikit-learn's 2 + log k trials a centre).
+    """Greedy k-means++ (Arthur and Vassilvitskii 2007, with scikit-learn's 2 + log k trials a centre; one, where they are
+    many). O(k * trials * rows * p).
 
     int64 [min(k, distinct points), p]: fewer centres where the sample holds fewer distinct points."""
     rng = np.random.Generator(np.random.PCG64(seed))
     whole = points.astype(np.float64)
-    trials = 2 + int(np.log(k)) if k > 1 else 1
-    centres = [points[int(rng.integers(len(points)))].astype(np.int64)]
-    closest = ((whole - centres[0]) ** 2).sum(axis=1)
+    trials = 2 + int(np.log(k)) if 1 < k <= MANY_CLUSTERS else 1
+    squared = np.einsum("np,np->n", whole, whole)
+
+    def distances(rows: Ints) -> npt.NDArray[np.float64]:
+        """From some rows to all, squared: integers, exact."""
+        return np.asarray(squared[rows][:, None] + squared - 2 * (whole[rows] @ whole.T))
+
+    first = int(rng.integers(len(points)))
+    centres = [points[first].astype(np.int64)]
+    closest = distances(np.array([first]))[0]
     while len(centres) < k and closest.any():
         cumulative = np.cumsum(closest)
         picks = np.searchsorted(cumulative, rng.random(trials) * cumulative[-1], side="right")
         picks = np.minimum(picks, len(points) - 1)
-        options = np.minimum(closest, ((whole[None] - whole[picks][:, None]) ** 2).sum(axis=2))
+        options = np.minimum(closest, distances(picks))
         best = int(options.sum(axis=1).argmin())
         centres.append(points[picks[best]].astype(np.int64))
         closest = options[best]

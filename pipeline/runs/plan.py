@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pipeline.assignment.chunks import BUFFER_BYTES, chunk_bounds, pass_pieces, piece_bounds, workers_at_once
 from pipeline.clustering.far import FAR_ROWS, SHARE
 from pipeline.clustering.gram import MAX_PIXELS
-from pipeline.clustering.lloyd import SAMPLE_ROWS
+from pipeline.clustering.lloyd import MOST_CLUSTERS, sample_rows
+from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS
 from pipeline.clustering.reduction import arrivals
 from pipeline.errors import UsageError
 
-ONE_TASK_BYTES = 256 << 20  # of points: clustering/points.py
 RESULT = 560  # bytes of a small result object on its way to the driver
 FILE = 430  # of a written file's entry, without its label counts
 MANIFEST_FILE, MANIFEST_WORKER = 200, 260  # bytes of the manifest
@@ -119,9 +119,9 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     points = 4 * n * p
     yield Phase("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
     far = min(FAR_ROWS, n // SHARE) * (4 * p + 16)
-    sample = min(n, SAMPLE_ROWS) * (4 * p + 8)
+    sample = min(n, sample_rows(k)) * (4 * p + 8)
     passes = ITERATIONS + 2
-    if points <= ONE_TASK_BYTES:
+    if points <= ONE_TASK_BYTES and n * p * k <= ONE_TASK_PRODUCTS:
         yield Phase("kmeans", 1, 8 * k * (p + 1) + RESULT, PYTHON_TASK + 3 * points, 0, 0, passes * 2.0 * n * p * k)
     else:
         sent = received * max(far, sample, 8 * k * (p + 1))
@@ -134,8 +134,8 @@ def warnings(made: Plan, memory_a_task: int) -> list[str]:
     shape, lines = made.shape, []
     if shape.clusters and shape.record_bytes > MAX_PIXELS:
         lines.append(f"the exact PCA refuses images of {shape.record_bytes:,} values: {MAX_PIXELS:,} at most")
-    if shape.clusters > SAMPLE_ROWS:
-        lines.append(f"{shape.clusters:,} clusters are more than k-means starts from: {SAMPLE_ROWS:,} rows")
+    if shape.clusters > MOST_CLUSTERS:
+        lines.append(f"{shape.clusters:,} clusters are more than k-means takes: {MOST_CLUSTERS:,}")
     for phase in made.phases:
         if phase.driver_bytes > RESULT_LIMIT:
             sent = phase.driver_bytes / 2**30

@@ -15,7 +15,7 @@ from pyspark import RDD, StorageLevel
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
-from pipeline.clustering.lloyd import SAMPLE_ROWS
+from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import Points
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
@@ -45,7 +45,7 @@ class NeighbourhoodStrategy(Strategy):
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
-        None, "neighbourhoods in all", metavar="K", least=1, most=SAMPLE_ROWS, shown="twice the classes"
+        None, "neighbourhoods in all", metavar="K", least=1, most=MOST_CLUSTERS, shown="twice the classes"
     )
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
