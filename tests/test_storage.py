@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import UsageError
@@ -92,3 +94,34 @@ def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
 def test_uris_that_name_no_place_are_refused(uri: str) -> None:
     with pytest.raises(UsageError):
         Store().resolve(uri)
+
+
+class LostReader:
+    """hdfs-native's file, when every DataNode that has a block is gone."""
+
+    def read(self, size: int = -1) -> bytes:
+        node = 'DatanodeInfoProto { id: DatanodeIdProto { ip_addr: "127.0.0.1" }, capacity: Some(270553174016) }'
+        raise RuntimeError(f'DataTransferError("All DataNodes failed: [{", ".join([node] * 9)}]")')
+
+
+def test_a_read_that_fails_is_an_error_of_the_file_system_in_one_short_line() -> None:
+    files = HdfsFiles.__new__(HdfsFiles)
+    files.root = "hdfs://host"
+    reader = storage.HdfsReader(files, "hdfs://host/file", LostReader())
+    with pytest.raises(OSError, match=r"hdfs://host/file: DataTransferError.*All DataNodes failed") as caught:
+        reader.read()
+    assert len(str(caught.value)) < 200
+    assert is_transient(caught.value)
+
+
+def test_what_is_read_of_hdfs_can_be_sought_as_parquet_does() -> None:
+    files = HdfsFiles.__new__(HdfsFiles)
+    files.root = "hdfs://host"
+    table = pa.table({"a": list(range(100))})
+    data = io.BytesIO()
+    pq.write_table(table, data)
+    reader = storage.HdfsReader(files, "hdfs://host/file", data)
+    assert pq.ParquetFile(reader).read().equals(table)
+    reader.seek(-4, io.SEEK_END)
+    assert reader.read() == b"PAR1"
+    assert reader.tell() == len(data.getvalue())

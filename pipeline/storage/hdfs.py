@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
@@ -20,6 +21,9 @@ HDFS_DEFAULTS = {
     "dfs.client.failover.sleep.max.millis": "1000",
     "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
 }
+
+# The client tells of servers with all that is known of them: kilobytes.
+SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
 
 
 class HdfsFiles:
@@ -41,6 +45,7 @@ class HdfsFiles:
         except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
             text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
             first = text.splitlines()[0] if text else type(error).__name__
+            first = SERVERS.sub("", first)[:300]
             for signs, kind in (
                 (("FileNotFound",), FileNotFoundError),
                 (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
@@ -71,7 +76,7 @@ class HdfsFiles:
 
     def open(self, path: str) -> BinaryIO:
         with self._errors(path):
-            return cast(BinaryIO, self.client.read(self._path(path)))
+            return cast(BinaryIO, HdfsReader(self, path, self.client.read(self._path(path))))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         with self._errors(path):
@@ -103,6 +108,38 @@ class HdfsFiles:
 
     def sync_folder(self, path: str) -> None:
         """The NameNode's journal is on its disks when it answers."""
+
+
+class HdfsReader(io.RawIOBase):
+    """A file being read, whose failures are OSErrors too."""
+
+    def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
+        self.files, self.path, self.inner = files, path, inner
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.inner.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self.inner.tell())
+
+    def read(self, size: int = -1) -> bytes:
+        with self.files._errors(self.path):
+            return bytes(self.inner.read(size))
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class HdfsWriter(io.RawIOBase):
