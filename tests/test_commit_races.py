@@ -172,16 +172,16 @@ def staged(folder: Path, count: int) -> Iterator[str]:
         yield str(path)
 
 
+def refuse_links(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "a file system without hard links"])
 def test_of_many_that_put_one_version_one_succeeds(
     links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
-
-        def refuse(*_: object) -> None:
-            raise PermissionError(1, "Operation not permitted")
-
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", refuse_links)
     for version in range(1, 20):
         with ThreadPoolExecutor(8) as pool:
             won = list(
@@ -189,8 +189,37 @@ def test_of_many_that_put_one_version_one_succeeds(
             )
         assert won.count(True) == 1
         assert Path(versions.path_of(str(tmp_path), version)).read_text() == str(won.index(True))
-        assert not versions.withhold(Store(), str(tmp_path), version)
+        assert not versions.withhold(Store(), str(tmp_path), version, f"{tmp_path}/mine")
     assert versions.taken(Store(), str(tmp_path)).newest == 19
+
+
+def test_a_number_is_withheld_without_deleting_what_another_has_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system fails for a moment, and a driver that is thawed in it commits as that number."""
+    rename = LocalFiles.rename
+
+    def meanwhile(self: LocalFiles, source: str, target: str, overwrite: bool) -> None:
+        if "_manifests" in target:
+            monkeypatch.setattr(LocalFiles, "rename", rename)
+            commit(Store(), tmp_path, "thawed", 2)
+            raise OSError(5, "the connection was lost")
+        rename(self, source, target, overwrite)
+
+    monkeypatch.setattr(LocalFiles, "rename", meanwhile)
+    assert not versions.withhold(Store(), str(tmp_path), 1, f"{tmp_path}/mine")
+    assert whole(tmp_path) == "thawed"
+
+
+def test_a_put_that_lost_to_one_that_was_deleted_since_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beaten(self: LocalFiles, source: str, target: str, overwrite: bool) -> None:
+        raise FileExistsError(target)
+
+    path = next(staged(tmp_path, 1))
+    monkeypatch.setattr(LocalFiles, "rename", beaten)
+    assert not versions.put(Store(), path, str(tmp_path), 1)
 
 
 def test_a_number_that_was_freed_below_the_newest_is_no_commit(tmp_path: Path) -> None:

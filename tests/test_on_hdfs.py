@@ -299,8 +299,8 @@ def test_of_many_that_put_one_version_on_hdfs_one_succeeds(hdfs: Hdfs) -> None:
             won = list(pool.map(lambda path, number=number: versions.put(STORE, path, place, number), staged))
         assert won.count(True) == 1
         assert STORE.read(versions.path_of(place, number)).decode() == staged[won.index(True)]
-        assert not versions.withhold(STORE, place, number)
+        assert not versions.withhold(STORE, place, number, f"{place}/mine")
     older = tuple(versions.path_of(place, number) for number in (1, 2))
-    assert versions.withhold(STORE, place, 4)
+    assert versions.withhold(STORE, place, 4, f"{place}/mine")
     assert not versions.put(STORE, staged[won.index(False)], place, 4)
     assert versions.taken(STORE, place) == versions.Taken(last=4, newest=3, older=older)

@@ -9,11 +9,14 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.arrays import Ints
+from pipeline.errors import UsageError
 
 ROW_GROUP_ROWS = 1000  # of small images, and
 ROW_GROUP_BYTES = 4 << 20  # of large ones
 BUFFER_BYTES = 512 << 20  # of images that wait to be written, a task: two row groups of every worker
 OPEN_FILES = 256  # of a task
+MOST_RANGES = 512  # of workers
+MOST_CHUNKS = 1 << 20
 MIN_PIECE_ROWS = 256
 MAX_PIECE_BYTES = 1 << 30
 
@@ -22,6 +25,11 @@ def workers_at_once(record_bytes: int) -> int:
     """For how many workers a task can hold row groups as large as they should be, and a file."""
     rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // record_bytes))
     return max(1, min(OPEN_FILES, BUFFER_BYTES // (2 * rows * record_bytes)))
+
+
+def workers_a_task(num_workers: int, record_bytes: int) -> int:
+    """For how many workers a task writes: all, or a range of them, of which there are as few as a task has files open."""
+    return min(num_workers, max(workers_at_once(record_bytes), -(-num_workers // MOST_RANGES)))
 
 
 def row_group_rows(workers: int, record_bytes: int) -> int:
@@ -35,6 +43,8 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
     Depends on the data and on N alone, never on the cluster: that is what makes the files the same bits anywhere.
     At least about 2,000 rows a file where the data allow it, at most about 64 MiB, and 16 chunks in between."""
     by_size = -(-rows * record_bytes // (num_workers * (64 << 20)))
+    if by_size > MOST_CHUNKS:
+        raise UsageError(f"{rows:,} rows over {num_workers:,} workers are {by_size:,} files each; use more workers")
     by_rows = rows // (num_workers * 2000)
     pieces = max(1, by_size, min(16, by_rows))
     cuts = [rows * piece // pieces for piece in range(pieces + 1)]
@@ -51,7 +61,7 @@ def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[
     wanted = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
     cuts: list[tuple[int, int]] = []
     for low, high in parts:
-        inside = max(1, round(wanted * (high - low) / max(1, rows)))
+        inside = max(1, -(-wanted * (high - low) // max(1, rows)))
         cuts += pairwise(low + (high - low) * piece // inside for piece in range(inside + 1))
     return cuts
 

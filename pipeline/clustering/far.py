@@ -10,7 +10,10 @@ their centres. Two kinds of them are far groups:
   row of all is nearer to them than to a centre. A second pass tells, where there are such rows.
 
 Ordinary data have neither: no step, and the few rows that lie together have others around them. Then the start is what the
-sample alone gives. Integers throughout, mergeable, and therefore free of order. Pure numpy."""
+sample alone gives. Data with heavy tails have single rows above a step: these and pairs come last, and are few at most. What
+a centre for a far group costs the other rows is weighed in fit.py.
+
+Integers throughout, mergeable, and therefore free of order. Pure numpy."""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Ints
-from pipeline.clustering.lloyd import nearest
+from pipeline.clustering.lloyd import BLOCK_ROWS, nearest
 
 FAR_ROWS = 4096  # that are kept at most, and
 SHARE = 32  # at most one of so many rows: in a small input the farthest are not far
@@ -54,7 +57,7 @@ class Farthest:
 
 def find_far_groups(rows: Rows, count: int, rough: Ints, most: int) -> Ints:
     """The centres of the far groups of ``count`` rows, at most so many: int64 [groups, p], the rounded means of their rows,
-    first that of the farthest row. rough: int64 [k, p], centres of a fit of the sample.
+    first the groups of three rows and more, then by distance. rough: int64 [k, p], centres of a fit of the sample.
 
     One pass over the rows, or two; 2 * rows * k * p flop each. O(far rows^2 * p) beside."""
     keep = min(FAR_ROWS, count // SHARE)
@@ -64,11 +67,15 @@ def find_far_groups(rows: Rows, count: int, rough: Ints, most: int) -> Ints:
     above = rows_above_step(found.distances)
     sure = together(found, range(above), TOGETHER)
     tight = [group for group in together(found, range(above, min(keep, len(found.ids))), TIGHT) if len(group) >= FEW]
+    tight = tight[:most]
     if tight:
-        widest = rows(partial(_widest, rough, np.array([_mean(found, group) for group in tight])), np.maximum)
+        centres = np.array([_mean(found, group) for group in tight])
+        widest = rows(partial(_widest, rough, centres), np.maximum)
         limits = [found.distances[group[0]] / TIGHT for group in tight]
         tight = [group for group, reach, limit in zip(tight, widest, limits, strict=True) if reach <= limit]
-    groups = sorted([*sure, *tight])[:most]
+    several = [group for group in sorted([*sure, *tight]) if len(group) >= FEW]
+    single = [group for group in sure if len(group) < FEW]
+    groups = [*several, *single[: most // 4]][:most]
     return np.array([_mean(found, group) for group in groups], np.int64).reshape(len(groups), rough.shape[1])
 
 
@@ -81,17 +88,23 @@ def rows_above_step(distances: Found) -> int:
 def together(found: Farthest, among: range, share: int) -> list[list[int]]:
     """Groups of rows: each row is of the first group whose farthest row it lies near, less than a ``share`` of that row's
     squared distance away, or begins a group."""
-    points = found.points.astype(np.int64)
-    groups: list[list[int]] = []
-    for row in among:
-        leaders = [group[0] for group in groups]
-        apart = ((points[leaders] - points[row]) ** 2).sum(axis=1)
-        near = np.flatnonzero(share * apart < found.distances[leaders])
-        if len(near):
-            groups[near[0]].append(row)
-        else:
-            groups.append([row])
-    return groups
+    points, limits = (
+        found.points[among.start : among.stop].astype(np.float64),
+        found.distances[among.start : among.stop],
+    )
+    squared = np.einsum("np,np->n", points, points)
+    of = np.empty(len(points), np.int64)  # the first row of its group
+    leads = np.zeros(len(points), np.bool_)
+    groups: dict[int, list[int]] = {}
+    for low in range(0, len(points), BLOCK_ROWS):
+        block = slice(low, low + BLOCK_ROWS)
+        near = share * (squared[block][:, None] + squared - 2 * (points[block] @ points.T)) < limits
+        for row, to_others in enumerate(near, start=low):
+            leaders = np.flatnonzero(to_others[:row] & leads[:row])
+            of[row] = leaders[0] if len(leaders) else row
+            leads[row] = not len(leaders)
+            groups.setdefault(int(of[row]), []).append(among.start + row)
+    return list(groups.values())
 
 
 def _mean(found: Farthest, rows: list[int]) -> Ints:
@@ -119,8 +132,11 @@ def _widest(rough: Ints, centres: Ints, ids: Ints, points: npt.NDArray[np.int32]
     """By centre: the largest squared distance of a row that is nearer to it than to any rough one, be it nearer still to
     another of the centres: otherwise a chain of rows, cut into groups, would hide that it goes on."""
     widest = np.zeros(len(centres))
-    to_rough = nearest(points, rough)[1]
-    for at, centre in enumerate(centres):
-        to_centre = nearest(points, centre[None])[1]
-        widest[at] = to_centre.max(initial=0, where=to_centre < to_rough)
+    c = centres.astype(np.float64)
+    for low in range(0, len(points), BLOCK_ROWS):
+        block = points[low : low + BLOCK_ROWS]
+        x = block.astype(np.float64)
+        to_centres = np.einsum("np,np->n", x, x)[:, None] + np.einsum("kp,kp->k", c, c) - 2 * (x @ c.T)
+        nearer = to_centres < nearest(block, rough)[1][:, None]
+        np.maximum(widest, to_centres.max(axis=0, initial=0, where=nearer), out=widest)
     return widest

@@ -23,6 +23,7 @@ from pipeline.clustering.lloyd import (
 )
 
 ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
+PRICE = 1.25  # of the summed squared distances of ordinary rows
 TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
 
 
@@ -35,17 +36,34 @@ def fit(
 ) -> Fit:
     """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres.
 
-    Far groups (far.py) get a centre each, half of the centres at most; the others begin at ordinary rows of the sample."""
+    Far groups (far.py) get a centre each, if ordinary rows can spare it; the others begin at ordinary rows of the sample."""
     ordinary, groups = drawn.points, np.empty((0, drawn.points.shape[1]), np.int64)
     if drawn.count > len(drawn.points) and settings.k > 1:  # else the sample is all rows
         rough = rough_centres(drawn, settings)
         groups = find_far_groups(rows, drawn.count, rough, settings.k // 2)
         ordinary = ordinary[nearest(ordinary, np.vstack([rough, groups]))[0] < len(rough)]
+        groups = groups[: affordable(ordinary, len(groups), drawn.mean_variance, settings)]
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
         fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))
+
+
+def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: float, settings: KMeansSettings) -> int:
+    """How many far groups may have a centre, so that the ordinary rows, which get as many fewer, lie not much farther from
+    theirs. By fits of the sample: where there are as many centres as clusters, none can be spared."""
+    few = replace(settings, k=min(settings.k, ROUGH_CLUSTERS), max_iter=ROUGH_ITERATIONS)
+
+    def inertia(k: int) -> int:
+        start = plus_plus(ordinary, k, settings.seed)
+        return iterate(Pass(ordinary, len(start)), start, few, mean_variance).inertia
+
+    whole = inertia(few.k) if groups else 0
+    spared = min(groups, few.k // 2)
+    while spared and inertia(few.k - spared) > PRICE * whole:
+        spared //= 2
+    return spared
 
 
 def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:

@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048
 SAMPLE_ROWS = 4096  # at least; four a cluster, where there are many
 MOST_CLUSTERS = 1 << 16
+MOST_COMPARED = 1 << 22  # distances that are held at once
 MANY_CLUSTERS = 1024  # from here on the start tries one row a centre, not the best of several
 ONE_HOT = 64  # clusters, up to which a product is the fastest way to sum rows by cluster
 
@@ -70,8 +71,9 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
     c = centres.astype(np.float64)
     c_squared = np.einsum("kp,kp->k", c, c)
     minus_2c = -2 * c.T
-    for low in range(0, len(points), BLOCK_ROWS):
-        block = points[low : low + BLOCK_ROWS].astype(np.float64)
+    step = max(64, min(BLOCK_ROWS, MOST_COMPARED // len(centres)))
+    for low in range(0, len(points), step):
+        block = points[low : low + step].astype(np.float64)
         to_centres = block @ minus_2c + c_squared
         best = to_centres.argmin(axis=1)
         index[low : low + len(block)] = best
@@ -221,7 +223,7 @@ def iterate(
         total = run_pass(centres)
         report(iterations, total.inertia)
         moved = move(centres, total)
-        shift = int(((moved - centres) ** 2).sum())
+        shift = exact_sum(((moved - centres) ** 2).sum(axis=1).astype(np.float64))
         centres = moved
         if shift <= settings.tol * mean_variance:
             break

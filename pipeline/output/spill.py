@@ -71,8 +71,11 @@ class SpillJob:
         for block, groups, owners in self.job.placed(piece):
             extra = {"neighbourhood": groups} if self.job.grouping.neighbourhoods else {}
             rows, workers, copies = delivered(owners, self.job.table.sparse[groups], self.job.table.num_workers)
-            taken = {name: values[rows] for name, values in extra.items()}
-            yield record_batch(schema, block, rows, copy=copies, worker=workers.astype(np.int32), **taken)
+            step = max(1, WINDOW_BYTES // self.job.dataset.record_bytes)  # a sparse row is delivered to all
+            for low in range(0, len(rows), step):
+                some = rows[low : low + step]
+                values = {"copy": copies[low : low + step], "worker": workers[low : low + step].astype(np.int32)}
+                yield record_batch(schema, block, some, **values, **{name: of[some] for name, of in extra.items()})
 
     def gather(self, spilled: list[Spilled], part: int, at: int, task: str) -> WrittenChunk:
         """Write a part's files of one range of workers. spilled: of all pieces, in order."""
@@ -85,7 +88,8 @@ class SpillJob:
             for worker, mine in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
                 if worker not in writers:
                     writers[worker] = self.job.open(worker, part, task, self.schema)
-                for batch in mine.to_batches():
+                kept = mine.take(pa.array(np.arange(len(mine))))  # a slice would keep the whole window
+                for batch in kept.to_batches():
                     writers[worker].append(batch)
         return written_chunk(writers)
 

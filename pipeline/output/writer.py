@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.arrays import Ints
-from pipeline.assignment.chunks import row_group_rows, workers_at_once
+from pipeline.assignment.chunks import row_group_rows, workers_a_task
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.ranks import ranks
 from pipeline.hashing import row_hashes
@@ -184,7 +184,7 @@ class ChunkJob:
         path = f"{self.folder.format(worker=worker)}/part-{chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
         store.makedirs(f"{self.staging}/{task}")
-        group_rows = row_group_rows(min(self.table.num_workers, workers_at_once(size)), size)
+        group_rows = row_group_rows(workers_a_task(self.table.num_workers, size), size)
         return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.assignment.chunks import BUFFER_BYTES, chunk_bounds, pass_pieces, piece_bounds, workers_at_once
+from pipeline.assignment.chunks import BUFFER_BYTES, chunk_bounds, pass_pieces, piece_bounds, workers_a_task
 from pipeline.clustering.far import FAR_ROWS, SHARE
 from pipeline.clustering.gram import MAX_PIXELS
-from pipeline.clustering.lloyd import MOST_CLUSTERS, sample_rows
+from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
 from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS
 from pipeline.clustering.reduction import arrivals
 from pipeline.errors import UsageError
@@ -81,7 +81,7 @@ def plan(shape: Shape) -> Plan:
     """O(chunks)."""
     n, size = shape.rows, shape.record_bytes
     parts = chunk_bounds(n, shape.workers, size)
-    at_once = workers_at_once(size)
+    at_once = workers_a_task(shape.workers, size)
     spills = shape.workers > at_once
     bounds = piece_bounds(parts, size) if spills else parts
     pieces = pass_pieces(n, size, shape.cores)
@@ -92,7 +92,7 @@ def plan(shape: Shape) -> Plan:
         phases += _clustering(shape, pieces, counted)
     files = sum(min(shape.workers, high - low) for low, high in parts)
     told = files * (FILE + 8 * shape.classes)
-    held = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * min(shape.workers, at_once))
+    held = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * at_once)
     if spills:
         ranges = -(-shape.workers // at_once)
         phases.append(Phase("spill", len(bounds), 120 * len(bounds), held, n * size, n * size))
@@ -121,12 +121,13 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     far = min(FAR_ROWS, n // SHARE) * (4 * p + 16)
     sample = min(n, sample_rows(k)) * (4 * p + 8)
     passes = ITERATIONS + 2
+    compared = PYTHON_TASK + 24 * min(BLOCK_ROWS * k, MOST_COMPARED)
     if points <= ONE_TASK_BYTES and n * p * k <= ONE_TASK_PRODUCTS:
-        yield Phase("kmeans", 1, 8 * k * (p + 1) + RESULT, PYTHON_TASK + 3 * points, 0, 0, passes * 2.0 * n * p * k)
+        yield Phase("kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points, 0, 0, passes * 2.0 * n * p * k)
     else:
         sent = received * max(far, sample, 8 * k * (p + 1))
-        yield Phase("kmeans", pieces, sent, PYTHON_TASK + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
-    yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, PYTHON_TASK, 0, 0, 2.0 * n * p * k)
+        yield Phase("kmeans", pieces, sent, compared + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
+    yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, compared, 0, 0, 2.0 * n * p * k)
 
 
 def warnings(made: Plan, memory_a_task: int) -> list[str]:
@@ -145,6 +146,13 @@ def warnings(made: Plan, memory_a_task: int) -> list[str]:
                 f"a task of {phase.name} holds {phase.task_bytes / 2**30:.1f} GiB, and has {memory_a_task / 2**30:.1f}:"
                 " give executors more memory, or fewer cores each"
             )
+    if shape.clusters and shape.rows <= shape.clusters * shape.workers:
+        lines.append(
+            f"{shape.clusters:,} neighbourhoods have {shape.rows // shape.clusters:,} rows on average: those of at most"
+            f" {shape.workers:,} go to every worker, which is not counted above; use fewer clusters"
+        )
+    if shape.components > shape.record_bytes and shape.clusters:
+        lines.append(f"{shape.components:,} components are more than an image has values")
     if made.files > MANY_FILES:
         lines.append(f"{made.files:,} files: a NameNode holds about 150 bytes of each, and the manifest lists them all")
     if made.manifest_bytes > 100 << 20:

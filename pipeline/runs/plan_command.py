@@ -84,6 +84,16 @@ def number(text: str) -> int:
     return int(value)
 
 
+def gigabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of gigabytes, such as 2")
+    return value
+
+
 def amount(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -148,7 +158,7 @@ def main(argv: Sequence[str]) -> None:
     flags.add_argument(
         "--cores", type=number, default=os.cpu_count() or 1, help="of all executors (default: this machine's)"
     )
-    flags.add_argument("--task-memory-gb", type=float, default=2.0, help="memory a task (default %(default)s)")
+    flags.add_argument("--task-memory-gb", type=gigabytes, default=2.0, help="memory a task (default %(default)s)")
 
     def run() -> int:
         args = command_line.parse(flags, argv)

@@ -130,6 +130,9 @@ class Attempt:
     def finish(self) -> None:
         """Tell the others that this attempt has committed: if it is replaced, its files are anybody's to delete."""
         self._finished = True
+        self._stop.set()  # a heartbeat under way would deny it
+        if self._heartbeat.is_alive():
+            self._heartbeat.join()
         with suppress(FileNotFoundError):  # taken for dead: nobody waits for it
             self._send_heartbeat()
 

@@ -126,7 +126,7 @@ def sweep(attempt: Attempt) -> int:
         last, current = last_taken(store, output), read_committed(store, output)
         doomed = [*unlisted(files, current, attempt.may_commit)]
         late = max((file.version for file in doomed), default=0)
-        if late <= last or withhold(store, output, late):
+        if late <= last or withhold(store, output, late, attempt.folder):
             break
     _delete(store, {file.path for file in doomed})
     for folder in folders:

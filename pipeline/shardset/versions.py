@@ -58,9 +58,11 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
     try:
         store.rename(staged, target)
     except OSError as error:
-        if not store.exists(target):
-            raise
-        if store.read(target) != data:
+        try:
+            there = store.read(target)
+        except FileNotFoundError:
+            there = None  # taken, and deleted since as a newer one stands; or nothing was done
+        if there != data:
             if isinstance(error, FileExistsError):
                 return False
             raise
@@ -72,12 +74,20 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
     return True
 
 
-def withhold(store: Store, uri: str, number: int) -> bool:
-    """Take a number without a manifest, so that nobody commits as it any more. False: it was taken before."""
+def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
+    """Take a number without a manifest, so that nobody commits as it any more. False: look again who has taken it.
+
+    scratch: a folder of one's own. Nothing is ever deleted at a number that others may take."""
+    staged = f"{scratch}/withheld-{number}"
+    store.makedirs(scratch)
+    store.delete(staged)
+    store.write_new(staged, b"")
     store.makedirs(f"{uri}/{FOLDER}")
     try:
-        store.write_new(path_of(uri, number), b"")
-    except FileExistsError:
+        store.rename(staged, path_of(uri, number))
+    except OSError:
+        if not store.exists(path_of(uri, number)):
+            raise
         return False
     store.sync_folder(f"{uri}/{FOLDER}")
     return True

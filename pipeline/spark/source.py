@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_at_once
+from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_a_task
 from pipeline.input.dataset import Dataset
 from pipeline.input.scan import Scan, scan
 from pipeline.spark.images import Images, run_on
@@ -41,7 +41,7 @@ class Source:
 
 def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Source:
     parts = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
-    width = workers_at_once(dataset.record_bytes)
+    width = workers_a_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
     pieces = len(Images(context, dataset).pieces())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
@@ -24,6 +25,19 @@ class DurableWriter(io.BufferedWriter):
                 os.fsync(self.fileno())
         finally:
             super().close()  # closes the file below even where there is no room to flush
+
+
+def rename_no_replace(source: str, target: str) -> None:
+    """Linux's renameat2 with RENAME_NOREPLACE. Raises FileExistsError, and OSError where there is no such call."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        raise OSError(errno.ENOSYS, "no hard links here, and no rename that does not overwrite", target)
+    here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+    if library.renameat2(here, os.fsencode(source), here, os.fsencode(target), no_replace):
+        code = ctypes.get_errno()
+        if code == errno.EINVAL:
+            raise OSError(code, "a file system without hard links and without renames that do not overwrite", target)
+        raise OSError(code, os.strerror(code), target)
 
 
 class LocalFiles:
@@ -74,15 +88,16 @@ class LocalFiles:
             self._put_if_absent(source, target)
 
     def _put_if_absent(self, source: str, target: str) -> None:
-        """link() refuses an existing target, as rename does not."""
+        """link() refuses an existing target, as rename does not. Where there are no hard links, Linux may have a rename that
+        does.
+
+        Raises OSError on a file system with neither."""
         try:
             os.link(source, target)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            # A file system without hard links: take the name first. Until the rename, the file is there and empty.
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            os.replace(source, target)
+            rename_no_replace(source, target)
         else:
             os.unlink(source)
 
