@@ -19,6 +19,7 @@ MOST_RANGES = 512  # of workers
 MOST_CHUNKS = 1 << 20
 MIN_PIECE_ROWS = 256
 MAX_PIECE_BYTES = 1 << 30
+KEPT_BYTES = 64 << 20
 
 
 def workers_at_once(record_bytes: int) -> int:
@@ -71,6 +72,12 @@ def pass_pieces(rows: int, record_bytes: int, cores: int) -> int:
     where a piece would be over 1 GiB, so that a lost task costs minutes and not the run."""
     rounds = -(-rows * record_bytes // (cores * MAX_PIECE_BYTES))
     return max(1, min(cores * max(1, rounds), rows // MIN_PIECE_ROWS))
+
+
+def point_pieces(pieces: int, size: int) -> int:
+    """Tasks of a pass whose results, so many bytes, executors keep: a multiple of others' pieces, and about 64 MiB each at
+    most, so that what does not fit their memory goes to disk part by part."""
+    return pieces * max(1, -(-size // (pieces * KEPT_BYTES)))
 
 
 @dataclass(frozen=True)

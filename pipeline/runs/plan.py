@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.assignment.chunks import BUFFER_BYTES, chunk_bounds, pass_pieces, piece_bounds, workers_a_task
+from pipeline.assignment.chunks import (
+    BUFFER_BYTES,
+    chunk_bounds,
+    pass_pieces,
+    piece_bounds,
+    point_pieces,
+    workers_a_task,
+)
 from pipeline.clustering.far import FAR_ROWS, SHARE
 from pipeline.clustering.gram import MAX_PIXELS
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
@@ -117,6 +124,9 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
         float(n) * d * d,
     )
     points = 4 * n * p
+    counted += point_pieces(pieces, points) - pieces
+    pieces = point_pieces(pieces, points)
+    received = arrivals(pieces)
     yield Phase("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
     far = min(FAR_ROWS, n // SHARE) * (4 * p + 16)
     sample = min(n, sample_rows(k)) * (4 * p + 8)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import RDD, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.assignment.chunks import pass_pieces
+from pipeline.assignment.chunks import pass_pieces, point_pieces
 from pipeline.input.dataset import Block, Dataset, ranges
 from pipeline.input.records import record_batch
 from pipeline.shardset.schema import record_schema
@@ -39,9 +39,12 @@ class Images:
         rows, record_bytes = self.dataset.rows, self.dataset.record_bytes
         return ranges(0, rows, pass_pieces(rows, record_bytes, self.context.defaultParallelism))
 
-    def blocks(self) -> RDD[Block]:
-        """Rows in blocks of at most 2,048, read lazily by the task that uses them."""
+    def blocks(self, kept_bytes: int = 0) -> RDD[Block]:
+        """Rows in blocks of at most 2,048, read lazily by the task that uses them. kept_bytes: of all that executors are to
+        keep of them."""
         dataset, pieces = self.dataset, self.pieces()
+        if (finer := point_pieces(len(pieces), kept_bytes)) > len(pieces):
+            pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
     def frame(self) -> DataFrame:

@@ -16,7 +16,7 @@ from pyspark import RDD, StorageLevel
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.clustering.lloyd import MOST_CLUSTERS
-from pipeline.clustering.points import Points
+from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
 from pipeline.specs import option
@@ -85,8 +85,11 @@ def fit_pca(context: Context, *, components: float, whiten: bool) -> BlockPCAMod
 def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPoints]]:
     """The points of all rows, kept by the executors for as long as the block runs."""
     with context.phase("project"):
-        points = context.images.blocks().mapPartitions(partial(project, model.projection))
-        points.persist(StorageLevel.MEMORY_AND_DISK)
+        size = 4 * context.scan.rows * model.projection.dimensions
+        points = context.images.blocks(kept_bytes=size).mapPartitions(partial(project, model.projection))
+        # Of many, a JVM's heap would hold all that it may and then some, beside what its tasks need; and they pass through a
+        # pipe to Python either way.
+        points.persist(StorageLevel.DISK_ONLY if size > ONE_TASK_BYTES else StorageLevel.MEMORY_AND_DISK)
         rows = points.map(lambda part: len(part.labels)).sum()
         context.report(f"{rows:,} points of {model.projection.dimensions} integers")
     try:
