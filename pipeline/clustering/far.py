@@ -88,12 +88,9 @@ def rows_above_step(distances: Found) -> int:
 def together(found: Farthest, among: range, share: int) -> list[list[int]]:
     """Groups of rows: each row is of the first group whose farthest row it lies near, less than a ``share`` of that row's
     squared distance away, or begins a group."""
-    points, limits = (
-        found.points[among.start : among.stop].astype(np.float64),
-        found.distances[among.start : among.stop],
-    )
+    points = found.points[among.start : among.stop].astype(np.float64)
+    limits = found.distances[among.start : among.stop]
     squared = np.einsum("np,np->n", points, points)
-    of = np.empty(len(points), np.int64)  # the first row of its group
     leads = np.zeros(len(points), np.bool_)
     groups: dict[int, list[int]] = {}
     for low in range(0, len(points), BLOCK_ROWS):
@@ -101,9 +98,8 @@ def together(found: Farthest, among: range, share: int) -> list[list[int]]:
         near = share * (squared[block][:, None] + squared - 2 * (points[block] @ points.T)) < limits
         for row, to_others in enumerate(near, start=low):
             leaders = np.flatnonzero(to_others[:row] & leads[:row])
-            of[row] = leaders[0] if len(leaders) else row
             leads[row] = not len(leaders)
-            groups.setdefault(int(of[row]), []).append(among.start + row)
+            groups.setdefault(int(leaders[0]) if len(leaders) else row, []).append(among.start + row)
     return list(groups.values())
 
 

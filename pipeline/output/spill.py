@@ -102,11 +102,13 @@ class SpillJob:
 def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa.Table]:
     """Consecutive batches, as many as have about WINDOW_BYTES of images together."""
     held: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         held.append(batch)
-        if sum(map(len, held)) * record_bytes >= WINDOW_BYTES:
+        size += len(batch) * record_bytes
+        if size >= WINDOW_BYTES:
             yield pa.Table.from_batches(held)
-            held = []
+            held, size = [], 0
     if held:
         yield pa.Table.from_batches(held)
 
