@@ -19,6 +19,7 @@ from sklearn.metrics import adjusted_rand_score
 from pipeline.clustering import kmeans as kmeans_module
 from pipeline.clustering.columns import matrix_to_vector
 from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
+from pipeline.clustering.kmeans_by_class import KMeansByClassModel
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from pipeline.errors import DataError, UsageError
 from pipeline.spark.images import Images
@@ -165,6 +166,20 @@ def test_the_models_beside_the_shards_load_and_predict_what_was_written(
     written = written[written["copy"] == 0].set_index("id").neighbourhood.sort_index()
     predicted = [r.neighbourhood for r in kmeans.transform(pca.transform(table)).orderBy("id").collect()]
     assert predicted == written.tolist()
+
+
+def test_the_model_of_all_classes_beside_the_shards_loads_and_predicts_what_was_written(
+    spark: SparkSession, rows: Rows, table: DataFrame, tmp_path: Path
+) -> None:
+    folder = write_binary(tmp_path / "c", *rows)
+    manifest = run(spark, folder, tmp_path / "o", make("class_cluster"), 3)
+    assert len(manifest["model"]["files"]) == 6  # three of the PCA, three of all classes
+    models = f"file://{tmp_path}/o/_model/{manifest['generation']}"
+    kmeans = KMeansByClassModel.load(f"{models}/kmeans")
+    written = read(tmp_path / "o", manifest).set_index("id").neighbourhood.sort_index()
+    predicted = kmeans.transform(BlockPCAModel.load(f"{models}/pca").transform(table)).orderBy("id").collect()
+    assert [r.neighbourhood for r in predicted] == written.tolist()
+    assert sum(fit.sizes.sum() for fit in kmeans.fits.values()) == len(written)
 
 
 @pytest.mark.parametrize("components", [0, -1, 2.5])

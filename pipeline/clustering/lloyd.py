@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +81,18 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
         squared = np.einsum("np,np->n", block, block)
         distance[low : low + len(block)] = to_centres[np.arange(len(block)), best] + squared
     return index, distance
+
+
+def nearest_of_class(
+    labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[np.int32], centres: tuple[Ints, ...]
+) -> Ints:
+    """The number of each row's nearest centre of its class, int64 [rows]; centres are numbered class by class."""
+    firsts = np.cumsum([0, *map(len, centres)])
+    result = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        rows = labels == label
+        result[rows] = firsts[label] + nearest(points[rows], centres[label])[0]
+    return result
 
 
 def exact_sum(values: npt.NDArray[np.float64]) -> int:

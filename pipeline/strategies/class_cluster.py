@@ -12,7 +12,7 @@ from pyspark import RDD
 
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import Start
-from pipeline.clustering.lloyd import Fit, nearest
+from pipeline.clustering.lloyd import Fit, nearest_of_class
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import Projection
 from pipeline.input.dataset import Block
@@ -38,19 +38,8 @@ class Cells(Grouping):
     projection: Projection
     centres: tuple[Ints, ...]
 
-    @property
-    def firsts(self) -> Ints:
-        return np.cumsum([0, *(len(c) for c in self.centres)])
-
-    def cells(self, labels: np.ndarray[tuple[int], np.dtype[np.int32]], points: Points) -> Ints:
-        result = np.empty(len(labels), np.int64)
-        for label in np.unique(labels):
-            rows = labels == label
-            result[rows] = self.firsts[label] + nearest(points.points[rows], self.centres[label])[0]
-        return result
-
     def groups(self, block: Block) -> Ints:
-        return self.cells(block.labels, Points(block.ids, self.projection(block.images)))
+        return nearest_of_class(block.labels, self.projection(block.images), self.centres)
 
 
 def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
@@ -96,7 +85,9 @@ class ClassCluster(NeighbourhoodStrategy):
     start: Start = option("carry", START_HELP)
 
     def fit(self, context: Context) -> Fitted:
-        from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml, which --help and most tasks do without
+        # These load spark.ml, which --help and most tasks do without.
+        from pipeline.clustering.kmeans import BlockKMeans
+        from pipeline.clustering.kmeans_by_class import KMeansByClassModel
 
         sizes = context.scan.label_counts.sum(axis=0)
         classes = len(sizes)
@@ -106,18 +97,20 @@ class ClassCluster(NeighbourhoodStrategy):
             with context.phase("kmeans"):
                 estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
                 fits = fit_classes(context, points, estimator, pca.projection, sizes)
-                models = {
-                    f"kmeans-{label:03d}": estimator.model(fit, pca.projection.exponent) for label, fit in fits.items()
-                }
-                none = np.zeros((0, pca.projection.dimensions), np.int64)
-                centres = [fits[label].centres if label in fits else none for label in range(classes)]
-                context.report(f"{sum(map(len, centres))} clusters in {len(fits)} classes")
-            cells = Cells(pca.projection, tuple(centres))
+                model = KMeansByClassModel(fits, classes, pca.projection.exponent)
+                centres = model.centres()
+                number = sum(map(len, centres))
+                context.report(f"{number} clusters in {len(fits)} classes")
             with context.phase("assign"):
-                number, bounds = int(cells.firsts[-1]), context.bounds
-                counts = count_points(points, lambda part: cells.cells(part.labels, part.points), number, bounds)
+                counts = count_points(
+                    points,
+                    lambda part: nearest_of_class(part.labels, part.points.points, centres),
+                    number,
+                    context.bounds,
+                )
         params = {"clusters": number, "components_fitted": len(pca.spectrum.variances)}
-        return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, **models})
+        cells = Cells(pca.projection, centres)
+        return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, "kmeans": model})
 
     def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

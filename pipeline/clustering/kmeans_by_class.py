@@ -1,0 +1,74 @@
+"""K-means inside each class as one spark.ml model: three files, however many classes there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.ml import Model
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pipeline.arrays import Ints
+from pipeline.clustering.columns import matrix_to_int
+from pipeline.clustering.lloyd import Fit, nearest_of_class
+from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
+
+
+class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, ArrayReadable, ArrayWritable):
+    """fits: of the classes that have rows. Clusters are numbered class by class, as the strategy class_cluster does.
+
+    ``transform`` takes a point and the label beside it."""
+
+    def __init__(self, fits: dict[int, Fit], classes: int, exponent: int) -> None:
+        super().__init__()
+        self._setDefault(featuresCol="point", labelCol="label", predictionCol="neighbourhood")
+        self.fits, self.classes, self.exponent = fits, classes, exponent
+
+    def centres(self) -> tuple[Ints, ...]:
+        """By class int64 [clusters, p], on the grid 2^-exponent; none for a class without rows."""
+        none = np.zeros((0, next(iter(self.fits.values())).centres.shape[1]), np.int64)
+        return tuple(self.fits[label].centres if label in self.fits else none for label in range(self.classes))
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        centres, exponent = self.centres(), self.exponent
+
+        def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+            points = np.rint(values[:, 1:] * 2.0**exponent).astype(np.int32)
+            return nearest_of_class(values[:, 0].astype(np.int64), points, centres)
+
+        label = F.array(F.col(self.getLabelCol()).cast("double"))
+        both = F.concat(label, vector_to_array(F.col(self.getFeaturesCol())))
+        return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, both))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        fits = list(self.fits.values())
+        return {
+            "centres": np.vstack([fit.centres for fit in fits]),
+            "sizes": np.concatenate([fit.sizes for fit in fits]),
+            "labels": np.array(list(self.fits)),
+            "clusters": np.array([len(fit.centres) for fit in fits]),
+            "inertias": np.array([str(fit.inertia) for fit in fits]),
+            "iterations": np.array([fit.iterations for fit in fits]),
+            "grid": np.array([self.exponent, self.classes]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> KMeansByClassModel:
+        exponent, classes = (int(value) for value in arrays["grid"])
+        cuts = np.cumsum(arrays["clusters"])[:-1]
+        parts = zip(
+            arrays["labels"],
+            np.split(arrays["centres"], cuts),
+            np.split(arrays["sizes"], cuts),
+            arrays["inertias"],
+            arrays["iterations"],
+            strict=True,
+        )
+        fits = {
+            int(label): Fit(centres, sizes, int(str(sum_)), int(turns)) for label, centres, sizes, sum_, turns in parts
+        }
+        return cls(fits, classes, exponent)
