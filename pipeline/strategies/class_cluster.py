@@ -92,7 +92,7 @@ class ClassCluster(NeighbourhoodStrategy):
         sizes = context.scan.label_counts.sum(axis=0)
         classes = len(sizes)
         each = max(1, (self.clusters or 2 * classes) // classes)
-        pca = fit_pca(context, components=self.components, whiten=self.whiten)
+        pca = fit_pca(context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed)
         with projected(context, pca) as points:
             with context.phase("kmeans"):
                 estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)

@@ -83,7 +83,9 @@ class DistributionAware(NeighbourhoodStrategy):
 
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
         else:
-            pca = fit_pca(context, components=self.components, whiten=self.whiten)
+            pca = fit_pca(
+                context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed
+            )
             kmeans = None
         with projected(context, pca) as points:
             if kmeans is None:

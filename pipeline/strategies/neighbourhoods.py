@@ -11,6 +11,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from pyspark import RDD, StorageLevel
 
 from pipeline.arrays import Ints
@@ -18,7 +19,9 @@ from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Projection
+from pipeline.hashing import keyed_hash
 from pipeline.input.dataset import Block
+from pipeline.seeds import Purpose, word
 from pipeline.specs import option
 from pipeline.strategies.base import Context, Strategy
 
@@ -41,7 +44,7 @@ COMPONENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NeighbourhoodStrategy(Strategy):
-    """clusters: None for twice the number of classes."""
+    """clusters: None for twice the number of classes. fit_rows: None for all."""
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
@@ -49,6 +52,9 @@ class NeighbourhoodStrategy(Strategy):
     )
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
+    fit_rows: int | None = option(
+        None, "about so many rows, drawn by their ids, that the PCA is fitted to", metavar="N", least=100, shown="all"
+    )
     max_iter: int = option(150, "k-means iterations", metavar="I", least=1)
     tol: float = option(
         1e-4, "k-means tolerance, as scikit-learn's", metavar="T", least=0, expected="a number of 0 or more"
@@ -68,16 +74,28 @@ def project(projection: Projection, blocks: Iterable[Block]) -> Iterator[Labelle
         yield LabelledPoints(block.labels, Points(block.ids, projection(block.images)))
 
 
-def fit_pca(context: Context, *, components: float, whiten: bool) -> BlockPCAModel:
+def drawn_images(rows: int, wanted: int | None, seed: int, block: Block) -> npt.NDArray[np.uint8]:
+    """The images of a block, or of those of its rows whose keyed hash is among about the ``wanted`` lowest of all rows: the
+    same rows for any partitioning."""
+    if wanted is None or wanted >= rows:
+        return block.images
+    limit = np.uint64((wanted << 64) // rows)
+    return block.images[keyed_hash(block.ids, word(seed, Purpose.FIT_ROWS)) < limit]
+
+
+def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | None, seed: int) -> BlockPCAModel:
+    """Of all rows, or of about ``fit_rows`` of them; the mean is theirs too."""
     from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
 
     with context.phase("pca"):
         pixels = context.images.dataset.record_bytes
-        images = context.images.blocks().map(lambda block: block.images)
+        rows = context.scan.rows
+        images = context.images.blocks().map(lambda block: drawn_images(rows, fit_rows, seed, block))
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels)
         number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
-        context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}")
+        fitted = f", fitted to about {fit_rows:,} rows" if fit_rows and fit_rows < rows else ""
+        context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{fitted}")
         return model
 
 
