@@ -200,7 +200,7 @@ class Reader:
         self.thread.join(PATIENCE_S)
 
     def _watch(self) -> None:
-        while not self.stop.wait(0.4):
+        while not self.stop.wait(1.0):
             try:
                 self.look()
             except Failed as error:
