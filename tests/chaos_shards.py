@@ -20,21 +20,20 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
 
-from pipeline.storage.retries import is_transient
 from pipeline.upkeep.clean import clean
-from tests.cluster_runs import FIT, LAYOUT, QUIET, STORE, digests, strays, whole
+from tests.chaos_plans import ACTS, WAYS, Act, Plan, plans
+from tests.chaos_readers import Failed, Reader, check_plain, heartless
+from tests.cluster_runs import FIT, LAYOUT, QUIET, STORE, digests, whole
 from tests.clusters import ROOT, Hdfs, Standalone, end_tree
 from tests.clusters.servers import Server
 from tests.clusters.submit import start_submit
@@ -44,58 +43,6 @@ ROWS, PIXELS = 8000, 192
 PATIENCE_S = 300.0  # of a job that nobody disturbs any more
 STALL = {"SHARDING_STALL_S": "10"}
 FREEZE_S = 4.5  # longer than the lease of chaos_driver
-ACTS = {
-    "kill driver": 0.34,
-    "kill python": 0.18,
-    "kill executor": 0.12,
-    "freeze driver": 0.12,
-    "kill datanode": 0.14,
-    "kill namenode": 0.1,
-}
-WAYS = (("file", "local"), ("hdfs", "local"), ("hdfs", "standalone"))
-MORE = 0.75  # the chance that a run meets another act
-
-
-class Act(NamedTuple):
-    """What is done next; when, as a share of an undisturbed run's time; to whom, as a share of all that are there."""
-
-    kind: str
-    moment: float
-    whom: float
-
-
-class Plan(NamedTuple):
-    """One run: where its set is, what computes it, whether it is on a host of its own, whether clean is run after a kill."""
-
-    store: str
-    spark: str
-    alone: bool
-    tidied: bool
-    acts: tuple[Act, ...]
-
-
-def plans(seed: int) -> Iterator[Plan]:
-    """An endless sequence, the same for the same seed."""
-    rng = np.random.default_rng(seed)
-    while True:
-        store, spark = WAYS[int(rng.integers(len(WAYS)))]
-        alone, tidied = rng.random(2) < 0.5
-        kinds = {
-            kind: share
-            for kind, share in ACTS.items()
-            if (store == "hdfs" or "node" not in kind)
-            and (spark == "standalone" or "executor" not in kind)
-            and (alone or "freeze" not in kind)  # on its own host a driver is known to live
-        }
-        chances = np.array(list(kinds.values())) / sum(kinds.values())
-        acts: list[Act] = []
-        while not acts or rng.random() < MORE:
-            acts.append(Act(str(rng.choice(list(kinds), p=chances)), float(rng.beta(2, 1.4)), float(rng.random())))
-        yield Plan(store, spark, bool(alone), bool(tidied), tuple(acts))
-
-
-class Failed(AssertionError):
-    """A set that is not what it must be, or a run that did not end as it must."""
 
 
 @dataclass
@@ -181,71 +128,6 @@ class Job:
 
 
 @dataclass
-class Reader:
-    """Reads the set by its manifest, again and again, until it is closed."""
-
-    site: Site
-    output: str
-    seen: int = 0
-    wrong: str | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Reader:
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join(PATIENCE_S)
-
-    def _watch(self) -> None:
-        while not self.stop.wait(1.0):
-            try:
-                self.look()
-            except Failed as error:
-                self.wrong = str(error)
-                return
-            except OSError as error:
-                if not is_transient(error):
-                    self.wrong = repr(error)
-                    return
-
-    def look(self) -> None:
-        """One whole set, of the right content. A set that was replaced while it was read is read again."""
-        before = None
-        while True:
-            try:
-                found = digests(self.output)
-            except (AssertionError, FileNotFoundError) as error:
-                if before is not None and str(error) == before:
-                    raise Failed(f"{self.output} is not whole: {error}") from error
-                before = str(error)
-                time.sleep(0.2)
-                continue
-            if found not in self.site.expected.values():
-                raise Failed(f"{self.output} is whole, but is no set that was asked for")
-            self.seen += 1
-            return
-
-
-def heartless(output: str) -> bool:
-    attempts = STORE.list(f"{output}/_attempts")
-    return any(not any(entry.name == "beat" and entry.bytes for entry in STORE.list(each.path)) for each in attempts)
-
-
-def check_plain(output: str) -> None:
-    """Raises Failed where a reader of all files in the workers' folders finds others than the set's, or anything is left."""
-    listed = {file.path for file in whole(output).files()}
-    folders = [entry for entry in STORE.list(output) if entry.name.startswith("worker=")]
-    there = {f"{folder.name}/{file.name}" for folder in folders for file in STORE.list(folder.path)}
-    if there != listed:
-        raise Failed(f"{output}: files that no manifest lists, or that are gone: {sorted(there ^ listed)}")
-    if left := strays(output):
-        raise Failed(f"{output}: left over: {left}")
-
-
-@dataclass
 class Disturbed:
     """One run of a plan, which replaces the set that is there by one for ``after`` workers."""
 
@@ -267,7 +149,7 @@ class Disturbed:
 
     def carry_out(self, limit: int) -> None:
         usual = self.site.usual_s[f"{self.plan.store} {self.plan.spark}"]
-        with Reader(self.site, self.output) as reader:
+        with Reader(self.output, self.site.expected) as reader:
             job = self.start()
             try:
                 for act in self.plan.acts[:limit]:
@@ -366,7 +248,7 @@ class Disturbed:
         if self.plan.tidied:
             if self.plan.alone:
                 time.sleep(FREEZE_S)  # until it counts as dead
-            Reader(self.site, self.output).look()
+            Reader(self.output, self.site.expected).look()
             clean_elsewhere(self.output, self.plan.alone)
             self.check_plain()
         return self.start()

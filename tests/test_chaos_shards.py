@@ -5,23 +5,24 @@ from __future__ import annotations
 import shutil
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.shardset.manifest import open_committed
 from tests import chaos_shards
-from tests.chaos_shards import Failed, Reader, Site, check_plain
+from tests.chaos_plans import ACTS, plans
+from tests.chaos_readers import Failed, Reader, check_plain
+from tests.chaos_shards import Site
 from tests.cluster_runs import STORE, digests
 from tests.clusters import Hdfs, Standalone
 from tests.test_commit import commit
 
 
 def test_the_same_seed_draws_the_same_runs_and_acts() -> None:
-    assert list(islice(chaos_shards.plans(7), 50)) == list(islice(chaos_shards.plans(7), 50))
-    assert list(islice(chaos_shards.plans(7), 50)) != list(islice(chaos_shards.plans(8), 50))
-    kinds = {act.kind for plan in islice(chaos_shards.plans(7), 100) for act in plan.acts}
-    assert kinds == set(chaos_shards.ACTS)
+    assert list(islice(plans(7), 50)) == list(islice(plans(7), 50))
+    assert list(islice(plans(7), 50)) != list(islice(plans(8), 50))
+    kinds = {act.kind for plan in islice(plans(7), 100) for act in plan.acts}
+    assert kinds == set(ACTS)
 
 
 @pytest.mark.timeout(900)
@@ -38,7 +39,7 @@ def test_twenty_kills_leave_whole_sets_and_nothing_else(
 @pytest.mark.parametrize("damage", ["byte", "gone", "another set", "none"])
 def test_a_reader_tells_of_a_set_that_is_not_whole_or_not_the_right_one(damage: str, tmp_path: Path) -> None:
     commit(STORE, tmp_path, "right", 2)
-    site: Any = type("Site", (), {"expected": {2: digests(str(tmp_path))}})()
+    expected = {2: digests(str(tmp_path))}
     victim = tmp_path / open_committed(STORE, str(tmp_path)).files()[0].path
     if damage == "byte":
         victim.write_bytes(b"?" + victim.read_bytes()[1:])
@@ -46,7 +47,7 @@ def test_a_reader_tells_of_a_set_that_is_not_whole_or_not_the_right_one(damage: 
         victim.unlink()
     elif damage == "another set":
         commit(STORE, tmp_path, "wrong", 2)
-    reader = Reader(site, str(tmp_path))
+    reader = Reader(str(tmp_path), expected)
     if damage == "none":
         reader.look()
         assert reader.seen == 1

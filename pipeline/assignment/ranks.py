@@ -5,6 +5,9 @@ chunks (both tiny), then number the rows of each chunk from its offset, in id or
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 
 from pipeline.arrays import Ints
@@ -20,3 +23,10 @@ def ranks(groups: Ints, offsets: Ints) -> Ints:
     result[order] = np.arange(len(groups)) - firsts[ordered] + offsets[ordered]
     offsets += counts
     return result
+
+
+def runs(keys: Ints) -> Iterator[tuple[int, int, int]]:
+    """(key, first, end) of each stretch of equal keys. keys: 0 or more, ascending."""
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    for first, end in pairwise([*firsts.tolist(), len(keys)]):
+        yield int(keys[first]), first, end

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.arrays import Ints
+from pipeline.assignment.ranks import runs
 from pipeline.input.records import record_batch
 from pipeline.output.writer import ChunkJob, HashingFile, ShardWriter, WrittenChunk, delivered, written_chunk
 from pipeline.shardset.schema import record_schema
@@ -121,6 +122,5 @@ def by_worker(rows: pa.Table) -> pa.Table:
 
 def slices(rows: pa.Table, keys: Ints) -> Iterator[tuple[int, pa.Table]]:
     """Each key with the rows that have it. keys: ascending, one a row."""
-    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
-    for first, end in zip(firsts, np.append(firsts[1:], len(keys)), strict=True):
-        yield int(keys[first]), rows.slice(first, end - first)
+    for key, first, end in runs(keys):
+        yield key, rows.slice(first, end - first)

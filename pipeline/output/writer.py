@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import row_group_rows, workers_a_task
 from pipeline.assignment.groups import GroupTable
-from pipeline.assignment.ranks import ranks
+from pipeline.assignment.ranks import ranks, runs
 from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.records import record_batch
@@ -213,14 +213,14 @@ def delivered(
 
     A broadcast row goes to every worker: copy 0 at its owner, 1..n-1 at the others in worker order."""
     everywhere = np.flatnonzero(broadcast)
-    rows = np.concatenate([np.arange(len(owners)), np.repeat(everywhere, num_workers)])
-    workers = np.concatenate([owners, np.tile(np.arange(num_workers), len(everywhere))])
-    copies = np.concatenate([np.zeros(len(owners), np.int64), workers[len(owners) :] + 1])
-    copies[len(owners) :] -= workers[len(owners) :] > owners[rows[len(owners) :]]
-    kept = np.ones(len(rows), np.bool_)
-    kept[len(owners) :] = workers[len(owners) :] != owners[rows[len(owners) :]]
+    beside = np.repeat(everywhere, num_workers)
+    others = np.tile(np.arange(num_workers), len(everywhere))
+    kept = others != owners[beside]
+    beside, others = beside[kept], others[kept]
+    rows = np.concatenate([np.arange(len(owners)), beside])
+    workers = np.concatenate([owners, others])
+    copies = np.concatenate([np.zeros(len(owners), np.int64), others + (others < owners[beside])])
     order = np.lexsort((rows, workers))
-    order = order[kept[order]]
     return rows[order], workers[order], copies[order].astype(np.int32)
 
 
@@ -229,6 +229,5 @@ def deliveries(
 ) -> Iterator[tuple[int, Ints, npt.NDArray[np.int32]]]:
     """(worker, rows, copies) for each worker that receives any row of a block, rows ascending; see ``delivered``."""
     rows, workers, copies = delivered(owners, broadcast, num_workers)
-    firsts = np.flatnonzero(np.diff(workers, prepend=-1))
-    for first, end in zip(firsts, np.append(firsts[1:], len(rows)), strict=True):
-        yield int(workers[first]), rows[first:end], copies[first:end]
+    for worker, first, end in runs(workers):
+        yield worker, rows[first:end], copies[first:end]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -72,22 +72,14 @@ def submit_conf(master: str, cores: int = 2) -> dict[str, str]:
 
 
 def spark_submit(
-    script: str | Path,
-    *args: object,
-    master: str = "local[2]",
-    conf: Mapping[str, str] | None = None,
-    env: Mapping[str, str] | None = None,
-    deploy_mode: str | None = None,
-    py_files: Path | None = None,
-    timeout: timedelta = timedelta(seconds=280),
+    script: str | Path, *args: object, timeout: timedelta = timedelta(seconds=280), **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a script with the running interpreter's own spark-submit. Return its exit code, stdout and stderr.
 
-    conf: --conf settings. env: environment variables, such as SPARK_CONF_DIR, and HADOOP_CONF_DIR, which YARN needs.
-
-    Raises subprocess.TimeoutExpired, with the output so far, after it has ended every process of the job.
+    options: those of start_submit. Raises subprocess.TimeoutExpired, with the output so far, after it has ended every
+    process of the job.
     """
-    process = start_submit(script, *args, master=master, conf=conf, env=env, deploy_mode=deploy_mode, py_files=py_files)
+    process = start_submit(script, *args, **options)
     try:
         stdout, stderr = process.communicate(timeout=timeout.total_seconds())
     except BaseException:
@@ -106,8 +98,11 @@ def start_submit(
     py_files: Path | None = None,
     output: IO[bytes] | None = None,
 ) -> psutil.Popen:
-    """The process of a spark-submit, which runs on; see spark_submit. output: where both its streams go; without it, they
-    are pipes."""
+    """The process of a spark-submit, which runs on.
+
+    conf: --conf settings. env: environment variables, such as SPARK_CONF_DIR, and HADOOP_CONF_DIR, which YARN needs.
+    output: where both its streams go; without it, they are pipes.
+    """
     settings = {**submit_conf(master), **(conf or {})}
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     command += ["--deploy-mode", deploy_mode] if deploy_mode else []
