@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pipeline.arrays import Ints
 from pipeline.clustering import far
 from pipeline.clustering.fit import fit_here, rough_centres
-from pipeline.clustering.lloyd import Fit, KMeansSettings, Pass, draw_sample, iterate, nearest, plus_plus
+from pipeline.clustering.lloyd import Fit, KMeansSettings, draw_sample, iterate, nearest, plus_plus
+from pipeline.clustering.passes import Pass
 
 Points = npt.NDArray[np.int32]
 T = TypeVar("T")

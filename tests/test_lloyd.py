@@ -16,6 +16,7 @@ from pipeline.arrays import Ints
 from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
 from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.passes import Pass
 from pipeline.clustering.projection import grid_exponent, quantise
 
 Points = npt.NDArray[np.int32]
@@ -35,7 +36,7 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
     drawn = [lloyd.draw_sample(ids, points[ids], settings) for ids in np.array_split(np.arange(len(points)), parts)]
 
     def make_pass(count: int) -> Callable[[Ints], lloyd.Sums]:
-        passes = [lloyd.Pass(part, count) for part in np.array_split(points, parts)]
+        passes = [Pass(part, count) for part in np.array_split(points, parts)]
         return lambda centres: reduce(lloyd.merge, [one(centres) for one in passes])
 
     def rows(look: Callable[[Ints, Points], T], merge: Callable[[T, T], T]) -> T:
@@ -47,7 +48,7 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
 @pytest.mark.parametrize("k", [5, 200])  # few clusters are summed by a product, many in their order
 def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last(k: int) -> None:
     points, _ = blobs()
-    one = lloyd.Pass(points, k)
+    one = Pass(points, k)
     for seed in range(4):
         centres = points[np.random.default_rng(seed).integers(0, len(points), k)].astype(np.int64)
         distance = ((points[:, None].astype(np.int64) - centres) ** 2).sum(axis=2)
@@ -57,6 +58,32 @@ def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last(k: int) -> 
         assert found.counts.tolist() == np.bincount(index, minlength=k).tolist()
         expected = np.array([points[index == c].sum(axis=0, dtype=np.int64) for c in range(k)])
         assert np.array_equal(found.sums, expected)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.sampled_from([3, 40, 2**22]), st.integers(0, 2**31))
+@settings(max_examples=80, deadline=None)
+def test_rows_left_alone_by_their_bounds_are_where_a_pass_over_all_rows_puts_them(
+    k: int, p: int, reach: int, seed: int
+) -> None:
+    """Small reaches make ties; centres drift, stand still and jump."""
+    rng = np.random.default_rng(seed)
+    points = rng.integers(-reach, reach + 1, (300, p)).astype(np.int32)
+    centres = rng.integers(-reach, reach + 1, (k, p))
+    repeated = Pass(points, k)
+    for drift in rng.choice([0, 0, 1, 1, max(1, reach // 50), reach], 25):
+        found, expected = repeated(centres), lloyd.one_pass(points, centres)
+        assert found.inertia == expected.inertia
+        assert np.array_equal(found.counts, expected.counts)
+        assert np.array_equal(found.sums, expected.sums)
+        centres = np.clip(centres + rng.integers(-drift, drift + 1, centres.shape), -reach, reach)
+
+
+def test_most_rows_are_left_alone_once_centres_stand_nearly_still() -> None:
+    points, _ = blobs()
+    repeated = Pass(points, 6)
+    centres = fit(points, 6).centres
+    repeated(centres)
+    assert len(repeated._unsure(centres + 1)) < len(points) / 20
 
 
 @pytest.mark.parametrize("parts", [2, 7, 64])

@@ -13,7 +13,6 @@ from pipeline.clustering.far import Rows, find_far_groups
 from pipeline.clustering.lloyd import (
     Fit,
     KMeansSettings,
-    Pass,
     SeedingSample,
     Sums,
     draw_sample,
@@ -21,6 +20,7 @@ from pipeline.clustering.lloyd import (
     nearest,
     plus_plus,
 )
+from pipeline.clustering.passes import Pass
 
 ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
 PRICE = 1.25  # of the summed squared distances of ordinary rows

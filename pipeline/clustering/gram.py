@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import eigh
-from scipy.linalg.blas import ssyrk
-from scipy.sparse.linalg import eigsh
+from scipy.linalg.blas import dsymv, ssyrk
+from scipy.sparse.linalg import LinearOperator, eigsh
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import UsageError
@@ -50,17 +50,6 @@ def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np
     kind = np.int32 if small else np.int64
     packed: npt.NDArray[Any] = np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])
     return packed
-
-
-def _unpack(packed: npt.NDArray[np.int64] | npt.NDArray[np.int32], d: int) -> npt.NDArray[np.float64]:
-    full = np.empty((d, d))
-    at = 0
-    for row in range(d):
-        full[row, row:] = packed[at : at + d - row]
-        at += d - row
-    lower = np.tril_indices(d, -1)
-    full[lower] = full.T[lower]
-    return full
 
 
 def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
@@ -105,12 +94,16 @@ def merge(left: Gram, right: Gram) -> Gram:
 
 
 def covariance(gram: Gram) -> npt.NDArray[np.float64]:
-    """float64 [d, d], divided by count - 1 as scikit-learn and spark.ml do."""
-    matrix = _unpack(gram.packed, len(gram.total))
+    """The upper triangle, float64 [d, d] with zeros below, divided by count - 1 as scikit-learn and spark.ml do."""
+    d = len(gram.total)
+    upper = np.zeros((d, d))
     mean = gram.total / gram.count
-    matrix -= gram.count * np.outer(mean, mean)
-    matrix /= max(gram.count - 1, 1)
-    return matrix
+    at = 0
+    for row in range(d):
+        upper[row, row:] = gram.packed[at : at + d - row] - gram.count * mean[row] * mean[row:]
+        at += d - row
+    upper /= max(gram.count - 1, 1)
+    return upper
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,8 @@ class Spectrum:
 
 
 def top_components(covariance: npt.NDArray[np.float64], components: float) -> Spectrum:
-    """The leading eigenvectors: ``components`` of them (>= 1), or as few as explain that share of variance (< 1).
+    """The leading eigenvectors: ``components`` of them (>= 1), or as few as explain that share of variance (< 1). Only the
+    upper triangle of the covariance is read.
 
     Lanczos with a fixed start and one BLAS thread, so that one machine gives one answer; another machine's LAPACK may
     round differently, which is why the fitted model is saved with the shards. Directions without variance are left
@@ -154,9 +148,11 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
 def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     d = len(covariance)
     if k > d // 4 or d < 64:
-        values, vectors = eigh(covariance, subset_by_index=[d - k, d - 1])
+        values, vectors = eigh(covariance, lower=False, subset_by_index=[d - k, d - 1])
     else:
         start = np.cos(np.arange(1, d + 1, dtype=np.float64))
-        values, vectors = eigsh(covariance, k=k, which="LA", v0=start)
+        # Of one triangle: half the bytes, and these are what a product costs. C's upper one is Fortran's lower one.
+        product = LinearOperator((d, d), matvec=lambda x: dsymv(1.0, covariance.T, x, lower=1), dtype=np.float64)
+        values, vectors = eigsh(product, k=k, which="LA", v0=start)
     order = np.argsort(values)[::-1]
     return np.maximum(values[order], 0.0), vectors[:, order]

@@ -115,7 +115,7 @@ class BlockKMeans(
             drawn = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
-                return reduced(points.map(lambda part: lloyd.Pass(part.points, len(centres))(centres)), lloyd.merge)
+                return reduced(points.map(lambda part: lloyd.one_pass(part.points, centres)), lloyd.merge)
 
             def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
                 return reduced(points.map(lambda part: look(part.ids, part.points)), merge)

@@ -72,7 +72,7 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
     c = centres.astype(np.float64)
     c_squared = np.einsum("kp,kp->k", c, c)
     minus_2c = -2 * c.T
-    step = max(64, min(BLOCK_ROWS, MOST_COMPARED // len(centres)))
+    step = block_rows(len(centres))
     for low in range(0, len(points), step):
         block = points[low : low + step].astype(np.float64)
         to_centres = block @ minus_2c + c_squared
@@ -97,46 +97,45 @@ def nearest_of_class(
 
 def exact_sum(values: npt.NDArray[np.float64]) -> int:
     """The sum of integers below 2^53, of any number of them."""
-    whole = values.astype(np.int64)
-    return (int((whole >> 26).sum()) << 26) + int((whole & ((1 << 26) - 1)).sum())
+    return whole_sum(values.astype(np.int64))
 
 
-class Pass:
-    """Repeated passes over the same points. Remembers who was where, so that a pass moves only rows that changed
-    cluster: exact in integers, and most rows stay after a few iterations."""
+def whole_sum(values: Ints) -> int:
+    """The sum of any number of integers, beyond 64 bits where need be."""
+    return (int((values >> 26).sum()) << 26) + int((values & ((1 << 26) - 1)).sum())
 
-    def __init__(self, points: npt.NDArray[np.int32], k: int) -> None:
-        self.points = points
-        self.index = np.full(len(points), -1, np.int64)
-        self.sums = np.zeros((k, points.shape[1]), np.int64)
 
-    def __call__(self, centres: Ints) -> Sums:
-        index, distance = nearest(self.points, centres)
-        moved = np.flatnonzero(index != self.index)
-        self._add(moved, index[moved], 1)
-        left = moved[self.index[moved] >= 0]
-        self._add(left, self.index[left], -1)
-        self.index = index
-        counts = np.bincount(index, minlength=len(centres)).astype(np.int64)
-        return Sums(self.sums.copy(), counts, exact_sum(distance))
+def block_rows(k: int) -> int:
+    """Rows whose distances to k centres are held at once."""
+    return max(64, min(BLOCK_ROWS, MOST_COMPARED // k))
 
-    def _add(self, rows: Ints, clusters: Ints, sign: int) -> None:
-        """Add rows to (or take them from) the sums of their clusters: by a one-hot product of blocks where clusters are few,
-        else in their order. Integers, so the same either way."""
-        k = len(self.sums)
-        if k > ONE_HOT:
-            order = np.argsort(clusters, kind="stable")
-            firsts = np.flatnonzero(np.diff(clusters[order], prepend=-1))
-            if len(firsts):
-                blocks = self.points[rows[order]].astype(np.int64)
-                self.sums[clusters[order][firsts]] += sign * np.add.reduceat(blocks, firsts, axis=0)
-            return
-        for low in range(0, len(rows), BLOCK_ROWS):
-            part = clusters[low : low + BLOCK_ROWS]
-            one_hot = np.zeros((k, len(part)))
-            one_hot[part, np.arange(len(part))] = sign
-            block = self.points[rows[low : low + BLOCK_ROWS]].astype(np.float64)
-            self.sums += (one_hot @ block).astype(np.int64)
+
+def one_pass(points: npt.NDArray[np.int32], centres: Ints) -> Sums:
+    """Every row to its nearest centre. See passes.py for passes that are repeated."""
+    index, distance = nearest(points, centres)
+    sums = np.zeros(centres.shape, np.int64)
+    add_rows(sums, points, np.arange(len(points)), index, 1)
+    counts = np.bincount(index, minlength=len(centres)).astype(np.int64)
+    return Sums(sums, counts, exact_sum(distance))
+
+
+def add_rows(sums: Ints, points: npt.NDArray[np.int32], rows: Ints, clusters: Ints, sign: int) -> None:
+    """Add rows of the points to (or take them from) the sums of their clusters: by a one-hot product of blocks where
+    clusters are few, else in their order. Integers, so the same either way."""
+    k = len(sums)
+    if k > ONE_HOT:
+        order = np.argsort(clusters, kind="stable")
+        firsts = np.flatnonzero(np.diff(clusters[order], prepend=-1))
+        if len(firsts):
+            blocks = points[rows[order]].astype(np.int64)
+            sums[clusters[order][firsts]] += sign * np.add.reduceat(blocks, firsts, axis=0)
+        return
+    for low in range(0, len(rows), BLOCK_ROWS):
+        part = clusters[low : low + BLOCK_ROWS]
+        one_hot = np.zeros((k, len(part)))
+        one_hot[part, np.arange(len(part))] = sign
+        block = points[rows[low : low + BLOCK_ROWS]].astype(np.float64)
+        sums += (one_hot @ block).astype(np.int64)
 
 
 def merge(left: Sums, right: Sums) -> Sums:
