@@ -11,13 +11,19 @@ In Python, with a running SparkSession or without:
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pipeline.import_path import without_zips
 
 if TYPE_CHECKING:
     from pipeline.runs.api import open_shards, reshard, shard
     from pipeline.runs.shard import ShardingResult
     from pipeline.shardset.manifest import ShardSet
+
+if "pyspark" not in sys.modules:
+    sys.path[:] = without_zips(sys.path)
 
 __version__ = "0.1.0"
 __all__ = ["ShardSet", "ShardingResult", "open_shards", "reshard", "shard"]

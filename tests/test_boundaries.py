@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first; a room imports from its own floor's earlier rooms and from floors below. A folder is one room.
 GROUND_FLOOR = (
     "errors", "arrays", "hashing", "seeds", "atomic", "storage", "shardset", "reporting", "specs", "command_line",
+    "import_path",
 )  # fmt: skip
 UPPER_FLOORS = (
     "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "runs",

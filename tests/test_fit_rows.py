@@ -1,5 +1,6 @@
 """A PCA fitted to a sample of the rows: the same rows and bits for any partitioning, those of an exact fit of them."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from pipeline.hashing import keyed_hash
 from pipeline.input.dataset import ranges
 from pipeline.seeds import Purpose, word
 from pipeline.spark import images as images_module
+from pipeline.strategies.neighbourhoods import rows_to_fit
 from tests.conftest import make_rows, write_binary
 from tests.test_strategies import digests, make, run
 
@@ -49,13 +51,34 @@ def test_the_components_are_those_of_the_drawn_rows_for_any_partitioning(
 
 
 def test_as_many_rows_as_there_are_give_the_bits_of_all(spark: SparkSession, source: Source, tmp_path: Path) -> None:
-    every = run(spark, source[0], tmp_path / "all", make("distribution_aware"), 3)
+    every = run(spark, source[0], tmp_path / "all", make("distribution_aware", fit_rows="all"), 3)
     asked = run(spark, source[0], tmp_path / "asked", make("distribution_aware", fit_rows=ROWS), 3)
     some = run(spark, source[0], tmp_path / "some", make("distribution_aware", fit_rows=WANTED), 3)
     assert digests(asked) == digests(every)
     assert digests(some) != digests(every)
+    assert digests(run(spark, source[0], tmp_path / "default", make("distribution_aware"), 3)) == digests(every)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "pixels", "expected"),
+    [
+        ("auto", 50_000, 3072, 10_000),
+        ("auto", 20_000, 3072, 20_000),
+        ("auto", 20_001, 192, 10_000),
+        ("auto", 10**9, 12_288, 36_864),
+        ("all", 10**9, 192, 10**9),
+        (5_000, 50_000, 3072, 5_000),
+        (5_000, 3_000, 3072, 3_000),
+    ],
+)
+def test_the_default_draws_rows_where_that_saves_more_than_half(
+    asked: int | str, rows: int, pixels: int, expected: int
+) -> None:
+    assert rows_to_fit(asked, rows, pixels) == expected
 
 
 def test_too_few_rows_to_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match="--fit-rows must be at least 100, got 5"):
-        make("distribution_aware", fit_rows=5)
+    for wrong in (5, "some", -3, 2.5):
+        expected = f"--fit-rows must be all, auto or a whole number of at least 100, got {wrong!r}"
+        with pytest.raises(UsageError, match=re.escape(expected)):
+            make("distribution_aware", fit_rows=wrong)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.import_path import without_zips
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
 from tests.clusters import spark_submit
 
@@ -19,6 +20,36 @@ with spark_context() as context:
     runtime = context._jvm.java.lang.Runtime.getRuntime()
     print(json.dumps(dict(context.getConf().getAll()) | {"heap": runtime.maxMemory()}))
 """
+FROM_WHERE = """
+from pipeline.spark.session import spark_context
+import py4j, pyspark
+with spark_context() as context:
+    there = context.parallelize([0], 1).map(lambda _: __import__("pyspark").__file__ + __import__("py4j").__file__)
+    print(pyspark.__file__ + py4j.__file__, there.collect()[0])
+"""
+
+
+def test_driver_and_workers_import_the_installed_pyspark_and_not_its_zip(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FROM_WHERE)
+    env = {"PYTHONPATH": str(PACKAGE.parent)}
+    done = spark_submit(tmp_path / "program.py", master="local[1]", env=env)
+    assert done.returncode == 0, done.stderr
+    driver, worker = done.stdout.splitlines()[-1].split()
+    assert driver == worker
+    assert ".zip" not in driver
+
+
+def test_the_zip_of_another_spark_stays_on_the_path(tmp_path: Path) -> None:
+    installed, theirs = tmp_path / "site-packages", tmp_path / "opt" / "spark"
+    for package in ("pyspark", "py4j"):
+        (installed / package).mkdir(parents=True)
+        (installed / package / "__init__.py").touch()
+    own = [f"{installed}/pyspark/python/lib/{name}" for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
+    others = [f"{theirs}/python/lib/pyspark.zip", "/elsewhere/pyspark/python/lib/pyspark.zip", "", "jobs.zip"]
+    assert without_zips([*own, *others, str(installed)]) == [*others, str(installed)]
+    assert without_zips([*own, *others]) == [*own, *others]
+    (installed / "py4j" / "__init__.py").unlink()
+    assert without_zips([*own, str(installed)]) == [own[1], str(installed)]
 
 
 def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_ones_own_says_otherwise(

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clustering.lloyd import nearest
-
 if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
@@ -61,17 +59,6 @@ def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
     exponent = grid_exponent(bounds)
     fine = math.floor(51 - math.log2(float(bounds.max())))
     return Projection(np.rint(weights * 2.0**fine), fine - exponent, exponent)
-
-
-@dataclass(frozen=True)
-class Neighbourhoods:
-    """Nearest-centre assignment: projection, then centres int64 [k, p] on the same grid."""
-
-    projection: Projection
-    centres: npt.NDArray[np.int64]
-
-    def __call__(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        return nearest(self.projection(images), self.centres)[0]
 
 
 def to_bytes(**arrays: npt.NDArray[np.generic]) -> bytes:

@@ -186,7 +186,9 @@ class ShardingRun:
         """Fit, and write every row to the staging folder."""
         source, progress, num_workers = inputs.source, self.progress, self.request.num_workers
         images = Images(self.context, self.dataset)
-        context = Context(images, source.scan, source.bounds, num_workers, progress.phase, progress.report)
+        context = Context(
+            images, source.scan, source.bounds, num_workers, progress.phase, progress.report, f"{staging}/groups"
+        )
         fitted = self.fit(context) if self.fit else self.strategy.fit(context)
         table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if)
         with progress.phase("write"):

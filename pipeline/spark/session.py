@@ -13,8 +13,9 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -116,10 +117,18 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
         _ship_package(context)
         yield context
     finally:
-        session = SparkSession.getActiveSession()
-        if session is not None:
-            session.stop()
-        context.stop()
+        _stop(context)
+
+
+def _stop(context: SparkContext) -> None:
+    """Stop a context without waiting for its server of accumulators: that one looks once a second whether it is to end."""
+    server: Any = context._accumulatorServer
+    if server is not None:
+        server.shutdown = Thread(target=server.shutdown, daemon=True).start
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+    context.stop()
 
 
 def _ship_package(context: SparkContext) -> None:

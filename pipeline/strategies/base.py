@@ -27,7 +27,8 @@ START_HELP = "first worker of a group: 0 as in the paper, or where the group bef
 
 @dataclass(frozen=True)
 class Context:
-    """What ``fit`` may use. phase(name): times and announces a step; report(text): progress inside it."""
+    """What ``fit`` may use. phase(name): times and announces a step; report(text): progress inside it. scratch: a folder for
+    what tasks keep until the run ends."""
 
     images: Images
     scan: Scan
@@ -35,6 +36,7 @@ class Context:
     num_workers: int
     phase: Callable[[str], AbstractContextManager[None]]
     report: Callable[[str], None]
+    scratch: str
 
 
 class Grouping:

@@ -15,31 +15,18 @@ from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import Fit, nearest_of_class
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import Projection
-from pipeline.input.dataset import Block
 from pipeline.specs import option
-from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
-    count_points,
     fit_pca,
+    group_points,
     projected,
 )
 
 if TYPE_CHECKING:
     from pipeline.clustering.kmeans import BlockKMeans
-
-
-@dataclass(frozen=True)
-class Cells(Grouping):
-    """centres: per class int64 [clusters, p]; cells are numbered class by class."""
-
-    neighbourhoods = True
-    projection: Projection
-    centres: tuple[Ints, ...]
-
-    def groups(self, block: Block) -> Ints:
-        return nearest_of_class(block.labels, self.projection(block.images), self.centres)
 
 
 def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
@@ -102,15 +89,14 @@ class ClassCluster(NeighbourhoodStrategy):
                 number = sum(map(len, centres))
                 context.report(f"{number} clusters in {len(fits)} classes")
             with context.phase("assign"):
-                counts = count_points(
+                grouping, counts = group_points(
+                    context,
                     points,
                     lambda part: nearest_of_class(part.labels, part.points.points, centres),
                     number,
-                    context.bounds,
                 )
         params = {"clusters": number, "components_fitted": len(pca.spectrum.variances)}
-        cells = Cells(pca.projection, centres)
-        return Fitted(cells, counts, start=self.start, params=params, models={"pca": pca, "kmeans": model})
+        return Fitted(grouping, counts, start=self.start, params=params, models={"pca": pca, "kmeans": model})
 
     def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

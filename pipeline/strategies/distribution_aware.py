@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pyspark import RDD
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import nearest
-from pipeline.clustering.projection import Neighbourhoods
-from pipeline.input.dataset import Block
 from pipeline.specs import option
-from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     COMPONENTS,
     LabelledPoints,
     NeighbourhoodStrategy,
-    count_points,
     fit_pca,
+    group_points,
     projected,
 )
 
@@ -33,15 +30,6 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "paper-like": {"components": 160.0, "whiten": True},  # the published sparse neighbourhoods exist only so
     "plain": {"components": 0.95, "whiten": False},
 }
-
-
-@dataclass(frozen=True)
-class ByNeighbourhood(Grouping):
-    neighbourhoods = True
-    nearest: Neighbourhoods
-
-    def groups(self, block: Block) -> Ints:
-        return self.nearest(block.images)
 
 
 @dataclass(frozen=True)
@@ -91,12 +79,12 @@ class DistributionAware(NeighbourhoodStrategy):
             if kmeans is None:
                 kmeans = self._fit_clusters(context, points, wanted, pca)
             with context.phase("assign"):
-                centres, bounds = kmeans.fitted.centres, context.bounds
-                counts = count_points(
-                    points, lambda part: nearest(part.points.points, centres)[0], len(centres), bounds
+                centres = kmeans.fitted.centres
+                grouping, counts = group_points(
+                    context, points, lambda part: nearest(part.points.points, centres)[0], len(centres)
                 )
         return Fitted(
-            ByNeighbourhood(Neighbourhoods(pca.projection, kmeans.fitted.centres)),
+            grouping,
             counts,
             start=self.start,
             sparse_if=self.sparse_if,

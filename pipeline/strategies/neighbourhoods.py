@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from pyspark import RDD, StorageLevel
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.assignment.kept import KeptGroups, KeptRange, keep
 from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Projection
@@ -23,10 +23,13 @@ from pipeline.hashing import keyed_hash
 from pipeline.input.dataset import Block
 from pipeline.seeds import Purpose, word
 from pipeline.specs import option
-from pipeline.strategies.base import Context, Strategy
+from pipeline.strategies.base import Context, Grouping, Strategy
 
 if TYPE_CHECKING:
     from pipeline.clustering.pca import BlockPCAModel
+
+
+FIT_ROWS = 10_000
 
 
 def is_component_number(components: float) -> bool:
@@ -44,7 +47,7 @@ COMPONENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NeighbourhoodStrategy(Strategy):
-    """clusters: None for twice the number of classes. fit_rows: None for all."""
+    """clusters: None for twice the number of classes. fit_rows: see ``rows_to_fit``."""
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
@@ -52,8 +55,14 @@ class NeighbourhoodStrategy(Strategy):
     )
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
-    fit_rows: int | None = option(
-        None, "about so many rows, drawn by their ids, that the PCA is fitted to", metavar="N", least=100, shown="all"
+    fit_rows: int | str = option(
+        "auto",
+        "rows that the PCA is fitted to: all, or about N, drawn by their ids",
+        metavar="N|all",
+        parse=lambda text: int(text) if text.isdecimal() else text,
+        check=lambda rows: rows in ("auto", "all") or (isinstance(rows, int) and rows >= 100),
+        expected="all, auto or a whole number of at least 100",
+        shown="about as many as cost what the eigenvectors cost: 10,000, or three a pixel",
     )
     max_iter: int = option(150, "k-means iterations", metavar="I", least=1)
     tol: float = option(
@@ -74,27 +83,40 @@ def project(projection: Projection, blocks: Iterable[Block]) -> Iterator[Labelle
         yield LabelledPoints(block.labels, Points(block.ids, projection(block.images)))
 
 
-def drawn_images(rows: int, wanted: int | None, seed: int, block: Block) -> npt.NDArray[np.uint8]:
+def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
+    """How many of ``rows`` the PCA is fitted to. By default ("auto") as many as make the Gram matrix cost about what its
+    eigenvectors cost, 10,000, but three for each pixel at least; all of them where that would be more than half.
+
+    Lanczos needs some 150 products with the d x d matrix for 50 components, each bound by memory: the flop of 8,000 rows in
+    the time that they take."""
+    enough = max(FIT_ROWS, 3 * pixels)
+    if asked == "auto":
+        return rows if rows <= 2 * enough else enough
+    return rows if asked == "all" else min(rows, int(asked))
+
+
+def drawn_images(rows: int, wanted: int, seed: int, block: Block) -> npt.NDArray[np.uint8]:
     """The images of a block, or of those of its rows whose keyed hash is among about the ``wanted`` lowest of all rows: the
     same rows for any partitioning."""
-    if wanted is None or wanted >= rows:
+    if wanted >= rows:
         return block.images
     limit = np.uint64((wanted << 64) // rows)
     return block.images[keyed_hash(block.ids, word(seed, Purpose.FIT_ROWS)) < limit]
 
 
-def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | None, seed: int) -> BlockPCAModel:
-    """Of all rows, or of about ``fit_rows`` of them; the mean is theirs too."""
+def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int) -> BlockPCAModel:
+    """Of all rows, or of about as many as ``fit_rows`` asks for; the mean is theirs too."""
     from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
 
     with context.phase("pca"):
         pixels = context.images.dataset.record_bytes
         rows = context.scan.rows
-        images = context.images.blocks().map(lambda block: drawn_images(rows, fit_rows, seed, block))
+        wanted = rows_to_fit(fit_rows, rows, pixels)
+        images = context.images.blocks().map(lambda block: drawn_images(rows, wanted, seed, block))
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels)
         number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
-        fitted = f", fitted to about {fit_rows:,} rows" if fit_rows and fit_rows < rows else ""
+        fitted = f", fitted to about {wanted:,} rows (--fit-rows all for every row)" if wanted < rows else ""
         context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{fitted}")
         return model
 
@@ -116,19 +138,31 @@ def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPo
         points.unpersist()
 
 
-def count_points(
-    points: RDD[LabelledPoints],
-    groups: Callable[[LabelledPoints], Ints],
-    num_groups: int,
-    bounds: list[tuple[int, int]],
-) -> Ints:
-    """Rows by (chunk, group): int64 [chunks, groups]. groups(part): those of a part's rows.
+@dataclass(frozen=True)
+class ByNeighbourhood(Grouping):
+    """As the pass over the points has found them."""
 
-    A task sends the driver the chunks that its rows are in."""
+    neighbourhoods = True
+    found: KeptGroups
 
-    def count(parts: Iterable[LabelledPoints]) -> Iterator[ChunkCounts]:
-        found = [count_by_chunk(part.points.ids, groups(part), num_groups, bounds) for part in parts]
+    def groups(self, block: Block) -> Ints:
+        return self.found(block.ids)
+
+
+def group_points(
+    context: Context, points: RDD[LabelledPoints], groups: Callable[[LabelledPoints], Ints], num_groups: int
+) -> tuple[ByNeighbourhood, Ints]:
+    """The group of every row, and rows by (chunk, group): int64 [chunks, groups]. groups(part): those of a part's rows.
+
+    A task sends the driver the chunks that its rows are in, and keeps the groups for the tasks that write."""
+    bounds, store, scratch = context.bounds, context.images.dataset.store, context.scratch
+
+    def look(parts: Iterable[LabelledPoints]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
+        found = [(part.points.ids, groups(part)) for part in parts]
         if found:
-            yield reduce(add, found)
+            ids, of_rows = (np.concatenate(column) for column in zip(*found, strict=True))
+            yield count_by_chunk(ids, of_rows, num_groups, bounds), keep(store, scratch, int(ids[0]), of_rows)
 
-    return all_counts(points.mapPartitions(count).collect(), len(bounds), num_groups)
+    looked = points.mapPartitions(look).collect()
+    kept = KeptGroups(store, tuple(sorted((kept for _, kept in looked), key=lambda kept: kept.low)))
+    return ByNeighbourhood(kept), all_counts((counts for counts, _ in looked), len(bounds), num_groups)

@@ -1,0 +1,57 @@
+"""The group of every row, kept in files for the tasks that write: what a pass has found is not computed again.
+
+One file a task of the pass: int32 in id order, 4 bytes a row. They lie in the folder of the attempt and go with it."""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.arrays import Ints
+from pipeline.storage.store import Store
+
+
+@dataclass(frozen=True)
+class KeptRange:
+    """The rows from id ``low`` up to and without ``high``; where their groups are."""
+
+    low: int
+    high: int
+    path: str
+
+
+def keep(store: Store, folder: str, low: int, groups: Ints) -> KeptRange:
+    """Write the groups of rows from id ``low`` on. The name is unique to this try of a task."""
+    kept = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
+    store.makedirs(folder)
+    store.write_new(kept.path, groups.astype("<i4").tobytes())
+    return kept
+
+
+@lru_cache(maxsize=2)  # a task reads on from row to row
+def _groups(store: Store, path: str) -> npt.NDArray[np.int32]:
+    return np.frombuffer(store.read(path), "<i4")
+
+
+@dataclass(frozen=True)
+class KeptGroups:
+    """Ranges without gaps, by id."""
+
+    store: Store
+    ranges: tuple[KeptRange, ...]
+
+    def __call__(self, ids: Ints) -> Ints:
+        """int64 [rows]. ids: consecutive."""
+        low, high = int(ids[0]), int(ids[-1]) + 1
+        first = bisect_right(self.ranges, low, key=lambda kept: kept.low) - 1
+        parts = []
+        for kept in self.ranges[first:]:
+            if kept.low >= high:
+                break
+            parts.append(_groups(self.store, kept.path)[max(low - kept.low, 0) : high - kept.low])
+        return np.concatenate(parts).astype(np.int64)
