@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-from scipy.stats.contingency import expected_freq
 
-from pipeline.quality.metrics import Floats, Ints
+from pipeline.quality.metrics import Floats, Ints, expected_counts
 from pipeline.reporting.plots import (
     ABOVE,
     BLACK,
@@ -40,7 +39,7 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
     """Mean and standard deviation [W, L] of a random split with these shard and class sizes (hypergeometric), and by how
     many standard deviations the table is off; 0 where it cannot be."""
     total = table.sum()
-    mean = expected_freq(table)
+    mean = expected_counts(table)
     shards, classes = table.sum(axis=1, keepdims=True), table.sum(axis=0, keepdims=True)
     deviation = np.sqrt(mean * (1 - classes / total) * (total - shards) / max(total - 1, 1))
     off = np.divide(table - mean, deviation, out=np.zeros(table.shape), where=deviation > 0)

@@ -23,7 +23,9 @@ def principal_axes(features: Floats) -> Floats:
     """The two leading principal axes [F, 2]; one that does not exist is zero.
 
     Each axis' largest entry is positive, so that the plot does not flip from run to run."""
-    leading = np.linalg.svd(features - features.mean(axis=0), full_matrices=False)[2][:2].T
+    centred = (features - features.mean(axis=0)).astype(np.float64)
+    variances, vectors = np.linalg.eigh(centred.T @ centred)
+    leading = vectors[:, ::-1][:, :2] * (variances[::-1][:2] > 1e-9 * max(variances[-1], 1e-300))
     axes = np.zeros((features.shape[1], 2))
     signs = np.sign(leading[np.abs(leading).argmax(axis=0), range(leading.shape[1])])
     axes[:, : leading.shape[1]] = leading * np.where(signs == 0, 1, signs)

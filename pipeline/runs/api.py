@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from threading import Thread
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
-from pipeline.runs.report import REPORT, try_report
+from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.shard import ShardingResult
 from pipeline.shardset.manifest import ShardSet, open_committed
@@ -136,6 +137,8 @@ def _run(
 ) -> ShardingResult:
     preflight(request)
     with spark_context(spark, debug=debug) as context:
+        if report:
+            Thread(target=load_report).start()
         progress = PhaseLog(context, quiet=quiet)
         result = work(context, progress)
         place = f"{result.shards.uri}/{REPORT}"

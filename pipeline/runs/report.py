@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from pyspark import SparkContext
@@ -16,6 +17,11 @@ from pipeline.shardset.manifest import ShardSet
 from pipeline.storage.store import Store
 
 REPORT = "report.html"
+
+
+def load_report() -> None:
+    """Load what draws, a second's work, while Spark starts its workers and a core is free."""
+    import_module("pipeline.quality.report")
 
 
 def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
@@ -30,7 +36,7 @@ def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
 
 def report(context: SparkContext, shards: ShardSet) -> Quality:
     """Measure a committed set and write report.html and quality.json beside its manifest."""
-    from pipeline.quality.report import write_report  # matplotlib takes a second to load
+    from pipeline.quality.report import write_report  # matplotlib: see load_report
 
     if shards.manifest["image"]["dtype"] != "uint8":
         raise UsageError(f"{shards.uri} holds real-valued features, and quality is measured on images of bytes")
