@@ -1,25 +1,26 @@
-"""``make bench-sharding``: the sharding phases beside scikit-learn's, in the same run, on the same files.
+"""``make bench-sharding``: sharding by neighbourhoods beside scikit-learn, in the same run, on the same files.
 
-    python -m tests.bench_sharding [--data cifar-10-batches-bin] [--repeat 3] [--skip stock,scale,cold]
+    python -m tests.bench_sharding [--data FOLDER] [--repeat 3] [--skip stock,scale]
 
-Without --data (or CIFAR10_DIR) 50,000 generated rows are used. Pairs alternate and medians of ratios are printed: on a
-noisy machine ratios hold where seconds do not.
+FOLDER is CIFAR-10 or CIFAR-100, binary or pickle; without it (or CIFAR10_DIR) 50,000 generated rows are used. All sides take
+turns and medians of ratios are printed: on a noisy machine ratios hold where seconds do not. Beside scikit-learn's fastest
+way that a user would pick, and its exact one (see sklearn_sharding.py).
 
-What the work is, for N rows of d = 3072 pixels, k = 50 components, c = 20 clusters:
-  read        N * 3,073 bytes, three times (scan, Gram, projection and writing share one cache of the file system)
-  Gram        N * d^2 flop (4.7e11 at 50,000: float32, one triangle); state 12 d^2 = 113 MB a task, 19 MB sent to the merge
-  eigen       about 200 products with the d x d matrix, 75 MB each, one thread
-  projection  2 * N * d * k flop in float64, twice (to fit, and again when the rows are written)
-  k-means     2 * N * k * c flop an iteration; state N * k * 4 bytes (10 MB)
+What the work is, for N rows of d = 3072 pixels, n of them drawn to be fitted to, k = 50 components, c = 20 clusters:
+  read        N * 3,073 bytes in each of four passes (scan, Gram, projection, write)
+  Gram        n * d^2 flop (9.4e10 at 10,000: float32, one triangle); 12 d^2 = 113 MB a task, 19 MB sent to the merge
+  eigen       about 150 products with one triangle of d x d, 38 MB each, one thread
+  projection  2 * N * d * k flop in float64, once
+  k-means     2 * N * k * c flop an iteration at most, a quarter of it in the end; one core; 10 MB of points
   write       N * 3,073 bytes once, hashed (sha256) on the way
-The limit printed is that of the Gram: its flop at the rate this machine's ssyrk reaches alone, on the cores in use."""
+The floor of a cold run is that of an empty spark-submit, which is printed: JVM, context, Python workers, and their end."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -27,74 +28,37 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
+from pyspark import SparkConf, SparkContext
 
+from pipeline.input.dataset import discover, serial
 from pipeline.reporting.tables import table
-
-if TYPE_CHECKING:  # the processes that scikit-learn runs in need no Spark
-    from pyspark import SparkContext
+from pipeline.storage.store import Store
+from tests.sklearn_sharding import CLUSTERS, COMPONENTS, PIXELS, WORKERS, read
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPONENTS, CLUSTERS, WORKERS, CORES = 50, 20, 12, 2
+CORES = 2
 PHASES = ("read", "pca", "project", "kmeans", "assign", "write")
+Phases = dict[str, float]
+EMPTY = """
+from pipeline.spark.session import spark_context
+with spark_context() as context:
+    context.parallelize([1, 2], 2).map(lambda value: value).collect()
+"""
 
 
-def scikit_learn(folder: Path, output: Path) -> dict[str, float]:
-    """The same job in one process: read, exact PCA, k-means, assignment, twelve Parquet files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from sklearn.cluster import KMeans
-    from sklearn.decomposition import PCA
-
-    from pipeline.input.records import binary_array
-
-    seconds: dict[str, float] = {}
-    began = time.perf_counter()
-
-    def lap(name: str) -> None:
-        nonlocal began
-        now = time.perf_counter()
-        seconds[name], began = now - began, now
-
-    files = sorted(folder.glob("data_batch_*.bin"))
-    records = np.concatenate([np.fromfile(file, np.uint8).reshape(-1, 3073) for file in files])
-    labels, images = records[:, 0].astype(np.int32), records[:, 1:]
-    values = images.astype(np.float64)
-    lap("read")
-    pca = PCA(COMPONENTS, svd_solver="covariance_eigh").fit(values)
-    lap("pca")
-    points = pca.transform(values)
-    lap("project")
-    clusters = KMeans(CLUSTERS, n_init=1, max_iter=150, random_state=0).fit(points).labels_
-    lap("kmeans")
-    owner = np.empty(len(labels), np.int64)
-    for cluster in range(CLUSTERS):
-        rows = np.flatnonzero(clusters == cluster)
-        owner[rows] = np.arange(len(rows)) % WORKERS
-    lap("assign")
-    for worker in range(WORKERS):
-        rows = np.flatnonzero(owner == worker)
-        table = pa.table({"id": rows, "label": labels[rows], "image": binary_array(images[rows])})
-        (output / f"worker={worker:03d}").mkdir(parents=True)
-        path = output / f"worker={worker:03d}" / "part.parquet"
-        pq.write_table(table, path, compression="none", use_dictionary=False, row_group_size=1000)
-    lap("write")
-    return seconds
-
-
-def ours(context: SparkContext, folder: Path, output: Path, name: str = "distribution_aware") -> dict[str, float]:
+def ours(context: SparkContext, folder: Path, output: Path, name: str = "distribution_aware", **options: Any) -> Phases:
     """The job in a running session, without its report; scikit-learn's names for the phases."""
     from pipeline.runs.request import Request
     from pipeline.runs.shard import shard
     from pipeline.spark.progress import PhaseLog
     from pipeline.strategies import STRATEGIES
 
-    options: dict[str, Any] = (
-        {"components": COMPONENTS, "whiten": False, "clusters": CLUSTERS} if name != "stratified" else {}
-    )
+    if name != "stratified":
+        options = {"components": float(COMPONENTS), "whiten": False, "clusters": CLUSTERS, **options}
     progress = PhaseLog(quiet=True)
     request = Request(input=str(folder), output=str(output), num_workers=WORKERS)
     began = time.perf_counter()
@@ -108,41 +72,28 @@ def ours(context: SparkContext, folder: Path, output: Path, name: str = "distrib
     return seconds
 
 
-def child(mode: str, folder: Path, output: Path) -> None:
-    """What a fresh process runs."""
-    if mode == "scikit-learn":
-        scikit_learn(folder, output)
-    elif mode == "memory":
-        from pipeline.spark.session import spark_context
-
-        with spark_context() as context:
-            began = time.perf_counter()
-            ours(context, folder, output)
-            seconds = time.perf_counter() - began
-        # Not getrusage: its peak is inherited from the process that started this one.
-        status = Path("/proc/self/status").read_text()
-        python = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-        print(f"{seconds} {python}")
-
-
-def fresh(*command: object, env: dict[str, str] | None = None) -> tuple[float, str]:
+def fresh(*command: object) -> tuple[float, str]:
     """Seconds and output of a process, started from nothing."""
     began = time.perf_counter()
-    done = subprocess.run(
-        [str(part) for part in command], env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
-    )
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([str(part) for part in command], env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command[:3]} failed:\n{done.stderr[-2000:]}")
     return time.perf_counter() - began, done.stdout
 
 
-def submit(folder: Path, output: Path) -> float:
+def submit(folder: Path, output: Path, *more: str) -> float:
     """A cold spark-submit of the job, set up as `. .venv/env.sh` does."""
     job = ROOT / "jobs" / "distribution_aware.py"
-    flags = ["--components", COMPONENTS, "--no-whiten", "--clusters", CLUSTERS, "--workers", WORKERS, "--no-report"]
-    env = {"SPARK_LOCAL_IP": "127.0.0.1"}
+    flags = ["--components", COMPONENTS, "--no-whiten", "--clusters", CLUSTERS, "--workers", WORKERS, *more]
     master = ["--master", f"local[{CORES}]"]
-    return fresh("spark-submit", *master, job, "--input", folder, "--output", output, *flags, env=env)[0]
+    return fresh("spark-submit", *master, job, "--input", folder, "--output", output, *flags)[0]
+
+
+def scikit_learn(way: str, folder: Path, output: Path) -> tuple[float, Phases]:
+    """Seconds of the whole process, and of its phases."""
+    seconds, printed = fresh(sys.executable, "-m", "tests.sklearn_sharding", way, folder, output)
+    return seconds, json.loads(printed)
 
 
 def ssyrk_rate() -> float:
@@ -150,72 +101,41 @@ def ssyrk_rate() -> float:
     from scipy.linalg.blas import ssyrk
     from threadpoolctl import threadpool_limits
 
-    block = np.asfortranarray(np.random.default_rng(0).integers(-128, 128, (3072, 2048)).astype(np.float32))
-    target = np.zeros((3072, 3072), np.float32, order="F")
+    block = np.asfortranarray(np.random.default_rng(0).integers(-128, 128, (PIXELS, 2048)).astype(np.float32))
+    target = np.zeros((PIXELS, PIXELS), np.float32, order="F")
     with threadpool_limits(1, "blas"):
         times = []
         for _ in range(4):
             began = time.perf_counter()
             ssyrk(1.0, block, beta=1.0, c=target, overwrite_c=1)
             times.append(time.perf_counter() - began)
-    return 3072 * 3072 * 2048 / min(times)
+    return PIXELS * PIXELS * 2048 / min(times)
 
 
-def stock_seconds(context: SparkContext, folder: Path, rows: int) -> dict[str, float]:
-    """Stock spark.ml PCA and k-means on the first rows of the set."""
-    from pipeline.runs.request import Request
-    from pipeline.runs.shard import shard
-    from pipeline.spark.progress import PhaseLog
-    from pipeline.strategies import STRATEGIES
-
-    with tempfile.TemporaryDirectory() as scratch:
-        part = Path(scratch) / "part"
-        part.mkdir()
-        data = (folder / "data_batch_1.bin").read_bytes()[: rows * 3073]
-        for piece in range(CORES):
-            cut = rows // CORES
-            (part / f"data_batch_{piece}.bin").write_bytes(data[piece * cut * 3073 : (piece + 1) * cut * 3073])
-        progress = PhaseLog(quiet=True)
-        options: dict[str, Any] = {
-            "components": COMPONENTS,
-            "whiten": False,
-            "clusters": CLUSTERS,
-            "engine": "spark-ml",
-        }
-        request = Request(input=str(part), output=f"{scratch}/out", num_workers=WORKERS)
-        shard(context, request, STRATEGIES["distribution_aware"](**options), progress)
-        return progress.seconds
+def write_binary(folder: Path, images: np.ndarray[Any, Any], files: int = 1) -> Path:
+    """Images as CIFAR-10 binary files, without labels."""
+    folder.mkdir(parents=True)
+    for number, part in enumerate(np.array_split(images, files)):
+        records = np.concatenate([np.zeros((len(part), 1), np.uint8), part], axis=1)
+        (folder / f"data_batch_{number}.bin").write_bytes(records.tobytes())
+    return folder
 
 
-def print_phases(title: str, left: list[dict[str, float]], right: list[dict[str, float]]) -> float:
-    """Medians by phase and in all, with the median of the pairs' ratios; returns the left side's total."""
-    print(f"\n{title}")
-    cells = []
-    for phase in PHASES:
-        mine, theirs = (statistics.median(run[phase] for run in runs) for runs in (left, right))
-        cells.append((phase, f"{mine:.2f}", f"{theirs:.2f}", f"{mine / theirs:.2f}" if theirs > 0.005 else "-", ""))
-    totals = [[sum(run.values()) for run in runs] for runs in (left, right)]
-    ratios = [a / b for a, b in zip(*totals, strict=True)]
-    mine, theirs = (statistics.median(total) for total in totals)
-    cells.append(("total", f"{mine:.2f}", f"{theirs:.2f}", f"{statistics.median(ratios):.2f}", spread(ratios)))
-    print(table(cells, ("phase", "ours s", "sklearn s", "ratio", ""), right=(1, 2, 3), indent="  "))
-    return mine
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"(range {min(values):.2f} to {max(values):.2f}, n={len(values)})"
+def ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    """The median of the pairs' ratios, and their range."""
+    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+    return f"{statistics.median(ratios):.2f} (range {min(ratios):.2f} to {max(ratios):.2f}, n={len(ratios)})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("CIFAR10_DIR"))
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--skip", default="", help="any of cold, stock, scale")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--skip", default="", help="any of stock, scale")
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        mode, folder, output = args.child
-        child(mode, Path(folder), Path(output))
+    if args.memory:
+        print_memory(*map(Path, args.memory))
         return
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         run_all(args, Path(scratch))
@@ -223,8 +143,6 @@ def main() -> None:
 
 def run_all(args: argparse.Namespace, scratch: Path) -> None:
     """Every part that is not skipped, each with its goal."""
-    from pyspark import SparkConf, SparkContext
-
     skip = args.skip.split(",")
     folder = args.data or generate_rows(scratch)
     numbers = iter(range(10_000))
@@ -232,22 +150,29 @@ def run_all(args: argparse.Namespace, scratch: Path) -> None:
     def output() -> Path:
         return scratch / f"out{next(numbers)}"
 
-    print_machine(folder)
-    if "cold" not in skip:
-        compare_cold(folder, output, args.repeat)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    conf = SparkConf().setMaster(f"local[{CORES}]").setAppName("bench").set("spark.ui.enabled", "false")
-    conf.set("spark.executorEnv.PYTHONPATH", str(ROOT)).set("spark.driver.memory", "4g")
-    context = SparkContext(conf=conf)
-    context.setLogLevel("ERROR")
+    rows = print_machine(folder)
+    context = session()
     try:
-        total = compare_warm(context, folder, output, args.repeat)
+        warm = compare(context, folder, output, args.repeat, scratch)
+        print_limit(rows, warm)
+        stratified = [sum(ours(context, folder, output(), "stratified").values()) for _ in range(args.repeat)]
+        print(f"\nstratified, warm: {statistics.median(stratified):.2f} s   goal <= 3 s")
         if "stock" not in skip:
-            estimate_stock(context, folder, total)
+            estimate_stock(context, folder, rows, scratch, statistics.median(sum(run.values()) for run in warm))
     finally:
         context.stop()
     if "scale" not in skip:
         compare_sizes(folder, scratch, output)
+
+
+def session() -> SparkContext:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    conf = SparkConf().setMaster(f"local[{CORES}]").setAppName("bench").set("spark.ui.enabled", "false")
+    conf.set("spark.executorEnv.PYTHONPATH", str(ROOT)).set("spark.driver.memory", "4g")
+    conf.set("spark.ui.showConsoleProgress", "false")
+    context = SparkContext(conf=conf)
+    context.setLogLevel("ERROR")
+    return context
 
 
 def generate_rows(scratch: Path) -> Path:
@@ -258,68 +183,114 @@ def generate_rows(scratch: Path) -> Path:
     return next((scratch / "sample").rglob("data_batch_1.bin")).parent
 
 
-def print_machine(folder: Path) -> None:
+def print_machine(folder: Path) -> int:
+    """Returns the number of rows."""
+    dataset = discover(Store(), str(folder), run=serial)
     memory = psutil.virtual_memory().total / 2**30
     processor = platform.processor() or platform.machine()
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
     print(f"{processor}, {CORES} of {os.cpu_count()} cores, {memory:.0f} GiB, {versions}")
-    print(f"{folder}: {COMPONENTS} components, {CLUSTERS} clusters, {WORKERS} workers")
+    print(
+        f"{folder}: {dataset.rows:,} rows, {dataset.format}; {COMPONENTS} components, {CLUSTERS} clusters, {WORKERS} workers"
+    )
+    return dataset.rows
 
 
-def compare_cold(folder: Path, output: Callable[[], Path], repeat: int) -> None:
-    """Whole processes; the first pair warms the file system's cache and is not counted."""
-    pairs = []
+def compare(
+    context: SparkContext, folder: Path, output: Callable[[], Path], repeat: int, scratch: Path
+) -> list[Phases]:
+    """Whole processes and the phases of a warm session, in turns; the first turn warms and is not counted. Returns the
+    phases of ours, warm."""
+    (scratch / "empty.py").write_text(EMPTY)
+    cold, bare, floor, warm, every = [], [], [], [], []
+    peers: dict[str, list[tuple[float, Phases]]] = {"fastest": [], "exact": []}
     for _ in range(repeat + 1):
-        mine = submit(folder, output())
-        theirs = fresh(sys.executable, "-m", "tests.bench_sharding", "--child", "scikit-learn", folder, output())[0]
-        pairs.append((mine, theirs))
-    ratios = [a / b for a, b in pairs[1:]]
-    print("\nwhole processes, cold: spark-submit beside python with scikit-learn")
-    mine, theirs = (statistics.median(side) for side in zip(*pairs[1:], strict=True))
-    print(f"  {mine:.1f} s / {theirs:.1f} s = {statistics.median(ratios):.2f} {spread(ratios)}   goal <= 1.2")
+        cold.append(submit(folder, output()))
+        bare.append(submit(folder, output(), "--no-report"))
+        warm.append(ours(context, folder, output()))
+        every.append(sum(ours(context, folder, output(), fit_rows="all").values()))
+        for way, runs in peers.items():
+            runs.append(scikit_learn(way, folder, output()))
+        floor.append(fresh("spark-submit", "--master", f"local[{CORES}]", scratch / "empty.py")[0])
+    del cold[0], bare[0], floor[0], warm[0], every[0], peers["fastest"][0], peers["exact"][0]
+    whole = {way: [seconds for seconds, _ in runs] for way, runs in peers.items()}
+    total = [sum(run.values()) for run in warm]
+    print("\nwhole processes, cold")
+    cells = [
+        ("spark-submit, with its report", cold),
+        ("spark-submit --no-report", bare),
+        ("an empty spark-submit", floor),
+        ("warm session, no report", total),
+        ("warm session, --fit-rows all", every),
+        ("scikit-learn, fastest", whole["fastest"]),
+        ("scikit-learn, exact", whole["exact"]),
+    ]
+    lines = [
+        (name, f"{statistics.median(runs):.1f}", *(ratio(runs, whole[way]) for way in peers)) for name, runs in cells
+    ]
+    print(table(lines, ("", "s", "beside its fastest", "beside its exact way"), right=(1,), indent="  "))
+    print("  goals: 1.3 of its fastest, cold with the report; 0.5, warm")
+    print("\nwarm session, by phase; scikit-learn without its start")
+    sides = [warm, *([phases for _, phases in runs] for runs in peers.values())]
+    medians = [[statistics.median(run[phase] for run in side) for side in sides] for phase in PHASES]
+    phases = [(phase, *(f"{value:.2f}" for value in row)) for phase, row in zip(PHASES, medians, strict=True)]
+    sums = [[sum(run.values()) for run in side] for side in sides]
+    phases.append(("in all", *(f"{statistics.median(side):.2f}" for side in sums)))
+    phases.append(("ratio", "", *(ratio(sums[0], side) for side in sums[1:])))
+    print(table(phases, ("phase", "ours s", "fastest s", "exact s"), right=(1, 2, 3), indent="  "))
+    return warm
 
 
-def count_rows(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("data_batch_*.bin")) // 3073
+def print_limit(rows: int, warm: list[Phases]) -> None:
+    from pipeline.strategies.neighbourhoods import rows_to_fit
+
+    fitted = rows_to_fit("auto", rows, PIXELS)
+    limit = fitted * PIXELS**2 / (CORES * ssyrk_rate())
+    pca = statistics.median(run["pca"] for run in warm)
+    print(
+        f"  Gram of {fitted:,} rows at ssyrk speed on {CORES} cores: {limit:.2f} s; pca phase is {pca / limit:.1f}x that"
+    )
 
 
-def compare_warm(context: SparkContext, folder: Path, output: Callable[[], Path], repeat: int) -> float:
-    """Phases in a session that one uncounted run has warmed; returns the seconds of ours in all."""
-    left: list[dict[str, float]] = []
-    right: list[dict[str, float]] = []
-    ours(context, folder, output())
-    for _ in range(repeat):
-        left.append(ours(context, folder, output()))
-        right.append(scikit_learn(folder, output()))
-    total = print_phases("warm session, by phase   goal <= 0.6 of scikit-learn's total", left, right)
-    limit = count_rows(folder) * 3072**2 / (CORES * ssyrk_rate())
-    pca = statistics.median(run["pca"] for run in left)
-    print(f"  Gram alone at ssyrk speed on {CORES} cores: {limit:.2f} s; pca phase is {pca / limit:.1f}x that")
-    stratified = [sum(ours(context, folder, output(), "stratified").values()) for _ in range(repeat)]
-    print(f"\nstratified, warm: {statistics.median(stratified):.2f} s {spread(stratified)}   goal <= 3 s")
-    return total
-
-
-def estimate_stock(context: SparkContext, folder: Path, total: float) -> None:
+def estimate_stock(context: SparkContext, folder: Path, rows: int, scratch: Path, total: float) -> None:
     """Stock spark.ml on all rows, by a straight line through two small numbers of them, beside ours in all."""
-    rows, small, large = count_rows(folder), stock_seconds(context, folder, 1000), stock_seconds(context, folder, 3000)
+    images = read(folder)[1]
+
+    def seconds(few: int) -> Phases:
+        part = write_binary(scratch / f"stock{few}", images[:few], CORES)
+        return ours(context, part, scratch / f"stock{few}-out", engine="spark-ml")
+
+    small, large = seconds(1000), seconds(3000)
     estimate = sum(large[phase] + (large[phase] - small[phase]) / 2000 * (rows - 3000) for phase in ("pca", "kmeans"))
     print("\nstock spark.ml PCA and k-means, from 1,000 and 3,000 rows by a straight line in the rows")
-    for name, seconds in (("1,000", small), ("3,000", large)):
-        print(f"  {name} rows: pca {seconds['pca']:.1f} s, kmeans {seconds['kmeans']:.1f} s")
+    for name, found in (("1,000", small), ("3,000", large)):
+        print(f"  {name} rows: pca {found['pca']:.1f} s, kmeans {found['kmeans']:.1f} s")
     print(f"  {rows:,} rows: {estimate:.0f} s; ours in all {total:.1f} s: {estimate / total:.0f}x   goal >= 20x")
+
+
+def print_memory(folder: Path, output: Path) -> None:
+    """What a fresh process of ``compare_sizes`` runs."""
+    from pipeline.spark.session import spark_context
+
+    with spark_context() as context:
+        began = time.perf_counter()
+        ours(context, folder, output)
+        seconds = time.perf_counter() - began
+    # Not getrusage: its peak is inherited from the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    python = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    print(f"{seconds} {python}")
 
 
 def compare_sizes(folder: Path, scratch: Path, output: Callable[[], Path]) -> None:
     """Seconds and the driver's peak memory on the rows and on ten copies of them, each in a process of its own."""
+    images = read(folder)[1]
     tenfold = scratch / "tenfold"
-    tenfold.mkdir()
     for copy in range(10):
-        for path in sorted(folder.glob("data_batch_*.bin")):
-            shutil.copy(path, tenfold / f"data_batch_{copy}_{path.name}")
+        write_binary(tenfold / str(copy), images)
     measured: list[list[float]] = []
-    for data in (folder, tenfold):
-        printed = fresh(sys.executable, "-m", "tests.bench_sharding", "--child", "memory", data, output())[1]
+    for data in (write_binary(scratch / "once", images), tenfold):
+        printed = fresh(sys.executable, "-m", "tests.bench_sharding", "--memory", data, output())[1]
         measured.append([float(value) for value in printed.split()[-2:]])
     (seconds, memory), (seconds10, memory10) = measured
     print("\nten times the rows, each in a fresh session")

@@ -38,7 +38,7 @@ class DistributionAware(NeighbourhoodStrategy):
     sparse_if: a neighbourhood goes to every worker with size <= n ("le", the pseudo-code) or < n ("lt", the prose).
 
     Ignores labels: class balance is not guaranteed. Duplicates are (n - 1) * rows in sparse neighbourhoods.
-    Cost: see pipeline/clustering/gram.py and lloyd.py; three passes over the images, none through a shuffle."""
+    Cost: see pipeline/clustering/gram.py and lloyd.py; four passes over the images (scan, PCA, projection, write), none through a shuffle."""
 
     name: ClassVar[str] = "distribution_aware"
     summary: ClassVar[str] = "each neighbourhood dealt round robin, sparse ones to every worker"
