@@ -38,7 +38,7 @@ class DistributionAware(NeighbourhoodStrategy):
     sparse_if: a neighbourhood goes to every worker with size <= n ("le", the pseudo-code) or < n ("lt", the prose).
 
     Ignores labels: class balance is not guaranteed. Duplicates are (n - 1) * rows in sparse neighbourhoods.
-    Cost: see pipeline/clustering/gram.py and lloyd.py; four passes over the images (scan, PCA, projection, write), none through a shuffle."""
+    Cost: see pipeline/clustering/gram.py and lloyd.py; four passes over the images, none through a shuffle."""
 
     name: ClassVar[str] = "distribution_aware"
     summary: ClassVar[str] = "each neighbourhood dealt round robin, sparse ones to every worker"
@@ -70,8 +70,9 @@ class DistributionAware(NeighbourhoodStrategy):
             from pipeline.strategies.stock import fit_stock
 
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
+            rows = context.scan.rows
         else:
-            pca = fit_pca(
+            pca, rows = fit_pca(
                 context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed
             )
             kmeans = None
@@ -88,7 +89,7 @@ class DistributionAware(NeighbourhoodStrategy):
             counts,
             start=self.start,
             sparse_if=self.sparse_if,
-            params=_resolved(pca, kmeans),
+            params=_resolved(pca, kmeans) | {"rows_fitted": rows},
             models={"pca": pca, "kmeans": kmeans},
         )
 

@@ -104,8 +104,10 @@ def drawn_images(rows: int, wanted: int, seed: int, block: Block) -> npt.NDArray
     return block.images[keyed_hash(block.ids, word(seed, Purpose.FIT_ROWS)) < limit]
 
 
-def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int) -> BlockPCAModel:
-    """Of all rows, or of about as many as ``fit_rows`` asks for; the mean is theirs too."""
+def fit_pca(
+    context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int
+) -> tuple[BlockPCAModel, int]:
+    """Of all rows, or of about as many as ``fit_rows`` asks for, and how many; the mean is theirs too."""
     from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
 
     with context.phase("pca"):
@@ -118,7 +120,7 @@ def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int 
         share = model.explained_variance_ratio.sum()
         fitted = f", fitted to about {wanted:,} rows (--fit-rows all for every row)" if wanted < rows else ""
         context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{fitted}")
-        return model
+        return model, wanted
 
 
 @contextmanager
