@@ -1,5 +1,7 @@
 """The exact block Gram against 64-bit integers and scikit-learn, at the edges of float32's exact range too."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,6 +59,33 @@ def test_blas_threads_do_not_change_a_bit() -> None:
             spectra.append(gram.top_components(gram.covariance(gram.local([images], 300)), 20))
     assert np.array_equal(spectra[0].components, spectra[1].components)
     assert np.array_equal(spectra[0].variances, spectra[1].variances)
+
+
+def test_the_covariance_is_numpys_and_its_upper_triangle_is_enough() -> None:
+    images = np.random.default_rng(4).integers(0, 256, (500, 90)).astype(np.uint8)
+    expected = np.cov(images.astype(np.float64), rowvar=False)
+    found = gram.covariance(gram.local([images], 90))
+    np.testing.assert_allclose(found, np.triu(expected), atol=1e-9)
+    for components in (5, 40):  # by Lanczos, and whole
+        one, other = gram.top_components(found, components), gram.top_components(np.triu(expected), components)
+        np.testing.assert_allclose(one.variances, np.linalg.eigvalsh(expected)[::-1][:components], rtol=1e-9)
+        np.testing.assert_allclose(one.components, other.components, atol=1e-6)
+
+
+def test_a_heartbeat_goes_on_while_all_eigenvectors_are_computed() -> None:
+    beats, ended = [0], threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.002):
+            beats[0] += 1
+
+    basis = np.random.default_rng(5).normal(size=(700, 700))
+    thread = threading.Thread(target=beat)
+    thread.start()
+    gram.top_components(np.triu(basis @ basis.T), 400)
+    ended.set()
+    thread.join()
+    assert beats[0] > 10
 
 
 @pytest.mark.parametrize("components", [5, 20, 0.8])

@@ -13,8 +13,10 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from pipeline.arrays import Ints
+from pipeline.clustering import fit as fit_module
 from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
+from pipeline.clustering.fit import settled, settling
 from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.passes import Pass
 from pipeline.clustering.projection import grid_exponent, quantise
@@ -42,7 +44,12 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
     def rows(look: Callable[[Ints, Points], T], merge: Callable[[T, T], T]) -> T:
         return reduce(merge, [look(ids, points[ids]) for ids in np.array_split(np.arange(len(points)), parts)])
 
-    return fit_rows(make_pass, rows, reduce(partial(lloyd.merge_samples, k), drawn), settings)
+    def settle(centres: Ints, mean_variance: float) -> Ints:
+        split = np.array_split(np.arange(len(points)), parts)
+        of_parts = [settling(len(points), settings, ids, points[ids]) for ids in split]
+        return settled(np.concatenate(of_parts[::-1]), settings, centres, mean_variance)
+
+    return fit_rows(make_pass, rows, reduce(partial(lloyd.merge_samples, k), drawn), settings, settle)
 
 
 @pytest.mark.parametrize("k", [5, 200])  # few clusters are summed by a product, many in their order
@@ -92,6 +99,25 @@ def test_centres_are_the_same_bits_for_any_partitioning(parts: int) -> None:
     whole, split = fit(points, 9), fit(points, 9, parts)
     assert np.array_equal(whole.centres, split.centres)
     assert (whole.inertia, whole.iterations) == (split.inertia, split.iterations)
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_many_rows_start_from_where_a_sample_settles_which_is_near_where_they_end(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = (np.random.default_rng(8).normal(size=(30_000, 6)) * 30_000).astype(np.int32)
+    monkeypatch.setattr(fit_module, "MANY_ROWS", 20_000)
+    monkeypatch.setattr(fit_module, "SETTLING_ROWS", 8_000)
+    found = fit(points, 12, parts)
+    asked = lloyd.KMeansSettings(12, 100, 1e-4, 0)
+    here = fit_module.fit_here(np.arange(len(points)), points, asked)
+    assert np.array_equal(found.centres, here.centres)
+    drawn = settling(len(points), asked, np.arange(len(points)), points)
+    assert abs(len(drawn) - 8_000) < 400
+    start = lloyd.plus_plus(lloyd.draw_sample(np.arange(len(points)), points, asked).points, 12, 0)
+    rest = settled(drawn, asked, start, 0.0)
+    began, rested = (lloyd.one_pass(points, centres).inertia - found.inertia for centres in (start, rest))
+    assert 0 < rested < began / 10
 
 
 def test_clusters_match_scikit_learn() -> None:

@@ -27,7 +27,7 @@ from tests.cluster_runs import (
     whole,
     writing,
 )
-from tests.clusters import Hdfs, Standalone, end_tree, spark_submit
+from tests.clusters import ROOT, Hdfs, Standalone, end_tree, spark_submit
 
 # How long a task, and the driver, waits for a DataNode that died under its write.
 STALL = {"SHARDING_STALL_S": "8"}
@@ -76,6 +76,22 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
     assert found.manifest["eval"]["rows"] == 667
     assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval"}
+
+
+def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(
+    standalone: Standalone, hdfs: Hdfs, small_input: str
+) -> None:
+    """The executors run as another user here, the one who started HDFS, who may write anywhere."""
+    client, output = hdfs.client(), "/submitter/set"
+    client.makedirs("/submitter")
+    client.set_owner("/submitter", owner="alice")
+    arguments = ("--input", small_input, "--output", f"{hdfs.uri}{output}", "--workers", 2, *LAYOUT, "--no-report")
+    env = {**QUIET, "HADOOP_USER_NAME": "alice"}
+    done = spark_submit(ROOT / "jobs" / "stratified.py", *arguments, master=standalone.master_url, env=env)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in STORE.walk(f"{hdfs.uri}{output}") if path.endswith(".parquet")]
+    assert len(files) == 2
+    assert {client.status(path.removeprefix(hdfs.uri))["owner"] for path in files} == {"alice"}
 
 
 @pytest.mark.parametrize("victim", ["datanode", "executor"])

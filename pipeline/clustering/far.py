@@ -33,6 +33,7 @@ SHARE = 32  # at most one of so many rows: in a small input the farthest are not
 GAP = 1.3  # of squared distances
 TOGETHER = 4  # in the squared distance to the nearest centre, of rows above the step: half as far away
 TIGHT = 16  # of rows below it: a quarter as far away
+FEW_ROWS = 256  # whose distances to all far rows are held at once: this runs on the driver
 FEW = 3  # rows below it, and fewer are no group: two may lie together by chance
 T = TypeVar("T")
 Found = npt.NDArray[np.float64]
@@ -93,8 +94,8 @@ def together(found: Farthest, among: range, share: int) -> list[list[int]]:
     squared = np.einsum("np,np->n", points, points)
     leads = np.zeros(len(points), np.bool_)
     groups: dict[int, list[int]] = {}
-    for low in range(0, len(points), BLOCK_ROWS):
-        block = slice(low, low + BLOCK_ROWS)
+    for low in range(0, len(points), FEW_ROWS):
+        block = slice(low, low + FEW_ROWS)
         near = share * (squared[block][:, None] + squared - 2 * (points[block] @ points.T)) < limits
         for row, to_others in enumerate(near, start=low):
             leaders = np.flatnonzero(to_others[:row] & leads[:row])

@@ -21,9 +21,12 @@ from pipeline.clustering.lloyd import (
     plus_plus,
 )
 from pipeline.clustering.passes import Pass
+from pipeline.hashing import keyed_hash
 
 ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
 PRICE = 1.25  # of the summed squared distances of ordinary rows
+SETTLING_ROWS = 1 << 18
+MANY_ROWS = 4 * SETTLING_ROWS
 TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
 
 
@@ -32,9 +35,12 @@ def fit(
     rows: Rows,
     drawn: SeedingSample,
     settings: KMeansSettings,
+    settle: Callable[[Ints, float], Ints],
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
     """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres.
+    settle(centres, mean_variance): where they come to rest among ``settling`` rows; for very many rows, of which each pass
+    is dear and which then need fewer.
 
     Far groups (far.py) get a centre each, if ordinary rows can spare it; the others begin at ordinary rows of the sample."""
     ordinary, groups = drawn.points, np.empty((0, drawn.points.shape[1]), np.int64)
@@ -46,8 +52,19 @@ def fit(
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
+        if drawn.count > MANY_ROWS:
+            centres = settle(centres, drawn.mean_variance)
         fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))
+
+
+def settling(count: int, settings: KMeansSettings, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """About SETTLING_ROWS of ``count`` rows, by their hash: int32 [rows, p], of those of a part."""
+    return points[keyed_hash(ids, settings.seed) < np.uint64((SETTLING_ROWS << 64) // count)]
+
+
+def settled(points: npt.NDArray[np.int32], settings: KMeansSettings, centres: Ints, mean_variance: float) -> Ints:
+    return iterate(Pass(points, len(centres)), centres, settings, mean_variance).centres
 
 
 def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: float, settings: KMeansSettings) -> int:
@@ -80,4 +97,8 @@ def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
 def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
     """Everything in this process."""
     drawn = draw_sample(ids, points, settings)
-    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), drawn, settings)
+
+    def settle(centres: Ints, mean_variance: float) -> Ints:
+        return settled(settling(drawn.count, settings, ids, points), settings, centres, mean_variance)
+
+    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), drawn, settings, settle)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import eigh
 from scipy.linalg.blas import dsymv, ssyrk
 from scipy.sparse.linalg import LinearOperator, eigsh
 from threadpoolctl import threadpool_limits
@@ -148,7 +147,8 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
 def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     d = len(covariance)
     if k > d // 4 or d < 64:
-        values, vectors = eigh(covariance, lower=False, subset_by_index=[d - k, d - 1])
+        # numpy's, which lets other threads run meanwhile: a heartbeat is among them, and this may take minutes.
+        values, vectors = (found[..., -k:] for found in np.linalg.eigh(covariance, UPLO="U"))
     else:
         start = np.cos(np.arange(1, d + 1, dtype=np.float64))
         # Of one triangle: half the bytes, and these are what a product costs. C's upper one is Fortran's lower one.

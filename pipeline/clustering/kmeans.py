@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
-from pipeline.clustering.fit import fit
+from pipeline.clustering.fit import fit, settled, settling
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
@@ -112,7 +112,8 @@ class BlockKMeans(
         if values * 4 <= ONE_TASK_BYTES and values * settings.k <= ONE_TASK_PRODUCTS:
             fitted = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
-            drawn = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
+            parts = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
+            drawn = reduced(parts, partial(lloyd.merge_samples, settings.k))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
                 return reduced(points.map(lambda part: lloyd.one_pass(part.points, centres)), lloyd.merge)
@@ -120,9 +121,13 @@ class BlockKMeans(
             def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
                 return reduced(points.map(lambda part: look(part.ids, part.points)), merge)
 
-            fitted = fit(
-                lambda k: run_pass, rows, reduced(drawn, partial(lloyd.merge_samples, settings.k)), settings, report
-            )
+            def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
+                few = points.map(lambda part: settling(drawn.count, settings, part.ids, part.points)).coalesce(1, True)
+                return few.mapPartitions(
+                    lambda parts: [settled(np.concatenate(list(parts)), settings, centres, mean_variance)]
+                ).first()
+
+            fitted = fit(lambda k: run_pass, rows, drawn, settings, settle, report)
         return self.model(fitted, exponent)
 
     def settings(self) -> lloyd.KMeansSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -33,6 +34,9 @@ class HdfsFiles:
         from hdfs_native import Client
 
         self.root = f"hdfs://{authority}"
+        # The user of an executor's process may be another one than its JVM acts as, which is who submitted the job.
+        if "SPARK_USER" in os.environ:
+            os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
         with self._errors(self.root):
             self.client = Client(self.root, {**HDFS_DEFAULTS, **dict(conf)})
 
