@@ -250,9 +250,24 @@ def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Pat
     assert done.code == 0, done.err
     manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
     assert manifest["params"]["engine"] == "spark-ml"
+    assert (manifest["params"]["partitions"], manifest["params"]["rows_fitted"]) == (16, 600)
     assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600
-    done = run_job("distribution_aware.py", *flags, "--overwrite", "--engine", "spark-ml", "--components", "0.9")
-    assert_one_line(done, 2, "--engine spark-ml needs a number of components")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--components", "0.9"], "--engine spark-ml needs a number of --components, not a share, got 0.9"),
+        (["--n-init", "4"], "--engine spark-ml has one k-means start; leave out --n-init 4"),
+        (["--fit-rows", "500"], "--engine spark-ml is fitted to all rows; leave out --fit-rows 500"),
+    ],
+)
+def test_the_stock_engine_refuses_what_it_would_ignore(
+    source: Path, tmp_path: Path, flags: list[str], expected: str
+) -> None:
+    given = ["--input", source, "--output", tmp_path / "o", "--workers", 3, "--engine", "spark-ml", *flags]
+    assert_one_line(run_job("distribution_aware.py", *given), 2, expected)
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(

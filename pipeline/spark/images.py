@@ -47,10 +47,14 @@ class Images:
             pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
-    def frame(self) -> DataFrame:
-        """The table ``id, label[, coarse_label][, target], image``, with the image's shape, dtype and layout as metadata."""
+    def frame(self, partitions: int | None = None) -> DataFrame:
+        """The table ``id, label[, coarse_label][, target], image``, with the image's shape, dtype and layout as metadata.
+
+        partitions: as many as passes have, by default."""
         spark = SparkSession.builder.getOrCreate()
         dataset, pieces = self.dataset, self.pieces()
+        if partitions is not None:
+            pieces = ranges(0, dataset.rows, min(partitions, dataset.rows))
         schema = record_schema(dataset.layout, neighbourhood=False, copy=False)
 
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from pyspark import RDD
 
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import nearest
+from pipeline.errors import UsageError
 from pipeline.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
@@ -63,19 +64,28 @@ class DistributionAware(NeighbourhoodStrategy):
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if self.engine == "spark-ml":
+            if self.components < 1:
+                raise UsageError(
+                    f"--engine spark-ml needs a number of --components, not a share, got {self.components}"
+                )
+            if self.n_init != 1:
+                raise UsageError(f"--engine spark-ml has one k-means start; leave out --n-init {self.n_init}")
+            if self.fit_rows not in ("auto", "all"):
+                raise UsageError(f"--engine spark-ml is fitted to all rows; leave out --fit-rows {self.fit_rows}")
 
     def fit(self, context: Context) -> Fitted:
         wanted = self.clusters or 2 * context.scan.num_classes
         if self.engine == "spark-ml":
-            from pipeline.strategies.stock import fit_stock
+            from pipeline.strategies.stock import PARTITIONS, fit_stock
 
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
-            rows = context.scan.rows
+            fitted = {"rows_fitted": context.scan.rows, "partitions": PARTITIONS}
         else:
             pca, rows = fit_pca(
                 context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed
             )
-            kmeans = None
+            kmeans, fitted = None, {"rows_fitted": rows}
         with projected(context, pca) as points:
             if kmeans is None:
                 kmeans = self._fit_clusters(context, points, wanted, pca)
@@ -89,7 +99,7 @@ class DistributionAware(NeighbourhoodStrategy):
             counts,
             start=self.start,
             sparse_if=self.sparse_if,
-            params=_resolved(pca, kmeans) | {"rows_fitted": rows},
+            params=_resolved(pca, kmeans) | fitted,
             models={"pca": pca, "kmeans": kmeans},
         )
 
