@@ -242,7 +242,7 @@ def compare(
 
 
 def print_limit(rows: int, warm: list[Phases]) -> None:
-    from pipeline.strategies.neighbourhoods import rows_to_fit
+    from pipeline.clustering.gram import rows_to_fit
 
     fitted = rows_to_fit("auto", rows, PIXELS)
     limit = fitted * PIXELS**2 / (CORES * ssyrk_rate())

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.clustering import gram
+from pipeline.clustering.gram import rows_to_fit
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.errors import UsageError
 from pipeline.hashing import keyed_hash
 from pipeline.input.dataset import ranges
 from pipeline.seeds import Purpose, word
 from pipeline.spark import images as images_module
-from pipeline.strategies.neighbourhoods import rows_to_fit
 from tests.conftest import make_rows, write_binary
 from tests.test_strategies import digests, make, run
 

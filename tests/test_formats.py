@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -196,6 +198,27 @@ def test_blocks_of_large_images_are_bounded_by_bytes(tmp_path: Path) -> None:
     assert seen == rows
     assert block_rows(3072) == BLOCK_ROWS
     assert block_rows(BLOCK_BYTES * 3) == 1
+
+
+# In a process of its own, as Arrow tells the peak of all that a process has ever held.
+READ_SOME = """
+import sys
+import pyarrow
+from pipeline.input.dataset import discover, serial
+from pipeline.storage.store import Store
+found = list(discover(Store(), sys.argv[1], run=serial).read(7000, 7300))
+print(sum(len(block.ids) for block in found), pyarrow.default_memory_pool().max_memory())
+"""
+
+
+def test_a_row_group_as_large_as_its_file_is_never_held_whole(tmp_path: Path) -> None:
+    labels, images = make_rows(20_000, seed=1, pixels=3072)
+    column = pa.array([row.tobytes() for row in images], pa.binary())
+    pq.write_table(pa.table({"label": labels, "image": column}), tmp_path / "one.parquet", row_group_size=len(labels))
+    done = subprocess.run([sys.executable, "-c", READ_SOME, str(tmp_path)], capture_output=True, text=True, check=True)
+    rows, peak = map(int, done.stdout.split())
+    assert rows == 300
+    assert peak < images.nbytes / 2
 
 
 def test_offsets_that_would_wrap_are_refused() -> None:

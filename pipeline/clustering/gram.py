@@ -24,6 +24,7 @@ from pipeline.errors import UsageError
 EXACT_F32 = 1 << 24
 SHIFT = 128
 SYRK_ROWS = 2048
+FIT_ROWS = 10_000
 MAX_PIXELS = 12_288  # 64x64x3: the state of one task is 12 d^2 bytes, 1.8 GB there
 
 
@@ -34,6 +35,18 @@ class Gram:
     count: int
     total: npt.NDArray[np.int64]
     packed: npt.NDArray[np.int64] | npt.NDArray[np.int32]
+
+
+def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
+    """How many of ``rows`` the PCA is fitted to. By default ("auto") as many as make the Gram matrix cost about what its
+    eigenvectors cost, 10,000, but three for each pixel at least; all of them where that would be more than half.
+
+    Lanczos needs some 150 products with the d x d matrix for 50 components, each bound by memory: the flop of 8,000 rows in
+    the time that they take."""
+    enough = max(FIT_ROWS, 3 * pixels)
+    if asked == "auto":
+        return rows if rows <= 2 * enough else enough
+    return rows if asked == "all" else min(rows, int(asked))
 
 
 def check_pixels(pixels: int) -> None:

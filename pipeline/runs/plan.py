@@ -17,7 +17,8 @@ from pipeline.assignment.chunks import (
     workers_a_task,
 )
 from pipeline.clustering.far import FAR_ROWS, SHARE
-from pipeline.clustering.gram import MAX_PIXELS
+from pipeline.clustering.fit import MANY_ROWS, SETTLING_ROWS
+from pipeline.clustering.gram import MAX_PIXELS, rows_to_fit
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
 from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS
 from pipeline.clustering.reduction import arrivals
@@ -35,7 +36,7 @@ PYTHON_TASK = 120 << 20  # of a Python worker with its libraries
 @dataclass(frozen=True)
 class Shape:
     """What is to be sharded, and over how many. record_bytes: of an image, its pixels. clusters: 0 for a strategy without
-    neighbourhoods; components: of its PCA."""
+    neighbourhoods; components, fit_rows: of its PCA; see ``gram.rows_to_fit``."""
 
     rows: int
     workers: int
@@ -44,10 +45,11 @@ class Shape:
     clusters: int = 0
     components: int = 50
     cores: int = 2
+    fit_rows: int | str = "auto"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < (0 if name == "clusters" else 1):
+            if name != "fit_rows" and value < (0 if name == "clusters" else 1):
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
         if self.workers > self.rows:
             raise UsageError(f"{self.workers:,} workers are more than {self.rows:,} rows")
@@ -113,7 +115,8 @@ def plan(shape: Shape) -> Plan:
 def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     n, d, p, k = shape.rows, shape.record_bytes, shape.components, shape.clusters
     received = arrivals(pieces)
-    wide = 8 if n / pieces * 2**12 >= 2**31 else 4  # a pixel's sum of squares, of images of usual contrast
+    fitted = rows_to_fit(shape.fit_rows, n, d)
+    wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # a pixel's sum of squares, of images of usual contrast
     yield Phase(
         "pca",
         pieces,
@@ -121,7 +124,7 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
         12 * d * d + PYTHON_TASK,
         n * d,
         0,
-        float(n) * d * d,
+        float(fitted) * d * d,
     )
     points = 4 * n * p
     counted += point_pieces(pieces, points) - pieces
@@ -133,8 +136,13 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     passes = ITERATIONS + 2
     compared = PYTHON_TASK + 24 * min(BLOCK_ROWS * k, MOST_COMPARED)
     if points <= ONE_TASK_BYTES and n * p * k <= ONE_TASK_PRODUCTS:
-        yield Phase("kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points, 0, 0, passes * 2.0 * n * p * k)
+        yield Phase(
+            "kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
+        )
     else:
+        if n > MANY_ROWS:
+            work = passes * 2.0 * SETTLING_ROWS * p * k
+            yield Phase("settle", 1, 8 * k * (p + 1), compared + SETTLING_ROWS * (8 * p + 40), flop=work)
         sent = received * max(far, sample, 8 * k * (p + 1))
         yield Phase("kmeans", pieces, sent, compared + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
     yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, compared, 0, 0, 2.0 * n * p * k)

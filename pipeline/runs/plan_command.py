@@ -18,7 +18,7 @@ from pipeline.reporting.tables import aligned, table
 from pipeline.runs.flags import image_shape
 from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
-from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
+from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows
 
 START_S, STAGE_S = 4.0, 0.1  # of Spark; of a stage however small
 
@@ -154,6 +154,9 @@ def main(argv: Sequence[str]) -> None:
     )
     flags.add_argument("--clusters", type=number, metavar="K", help="neighbourhoods (default: twice the classes)")
     flags.add_argument("--components", type=number, default=50, help="of the PCA (default %(default)s)")
+    flags.add_argument(
+        "--fit-rows", default="auto", metavar="N|all", type=count_or_word, help="rows that the PCA is fitted to"
+    )
     flags.add_argument("--classes", type=number, default=10, help="classes (default %(default)s)")
     flags.add_argument(
         "--cores", type=number, default=os.cpu_count() or 1, help="of all executors (default: this machine's)"
@@ -164,10 +167,14 @@ def main(argv: Sequence[str]) -> None:
         args = command_line.parse(flags, argv)
         if args.strategy not in STRATEGIES:
             raise UsageError(f"--strategy {args.strategy!r} is none of {names}")
+        if not is_fit_rows(args.fit_rows):
+            raise UsageError(f"--fit-rows must be all, auto or a whole number of at least 100, got {args.fit_rows}")
         grouped = issubclass(STRATEGIES[args.strategy], NeighbourhoodStrategy)
         clusters = (args.clusters or 2 * args.classes) if grouped else 0
         pixels = int(np.prod(args.image))
-        shape = Shape(args.rows, args.workers, pixels, args.classes, clusters, args.components, args.cores)
+        shape = Shape(
+            args.rows, args.workers, pixels, args.classes, clusters, args.components, args.cores, args.fit_rows
+        )
         print(show(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
         return 0
 

@@ -16,6 +16,7 @@ from pyspark import RDD, StorageLevel
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.assignment.kept import KeptGroups, KeptRange, keep
+from pipeline.clustering.gram import rows_to_fit
 from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Projection
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
     from pipeline.clustering.pca import BlockPCAModel
 
 
-FIT_ROWS = 10_000
+def count_or_word(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def is_fit_rows(rows: int | str) -> bool:
+    return rows in ("auto", "all") or (isinstance(rows, int) and rows >= 100)
 
 
 def is_component_number(components: float) -> bool:
@@ -47,7 +53,7 @@ COMPONENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NeighbourhoodStrategy(Strategy):
-    """clusters: None for twice the number of classes. fit_rows: see ``rows_to_fit``."""
+    """clusters: None for twice the number of classes. fit_rows: see ``gram.rows_to_fit``."""
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
@@ -59,8 +65,8 @@ class NeighbourhoodStrategy(Strategy):
         "auto",
         "rows that the PCA is fitted to: all, or about N, drawn by their ids",
         metavar="N|all",
-        parse=lambda text: int(text) if text.isdecimal() else text,
-        check=lambda rows: rows in ("auto", "all") or (isinstance(rows, int) and rows >= 100),
+        parse=count_or_word,
+        check=is_fit_rows,
         expected="all, auto or a whole number of at least 100",
         shown="about as many as cost what the eigenvectors cost: 10,000, or three a pixel",
     )
@@ -81,18 +87,6 @@ class LabelledPoints:
 def project(projection: Projection, blocks: Iterable[Block]) -> Iterator[LabelledPoints]:
     for block in blocks:
         yield LabelledPoints(block.labels, Points(block.ids, projection(block.images)))
-
-
-def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
-    """How many of ``rows`` the PCA is fitted to. By default ("auto") as many as make the Gram matrix cost about what its
-    eigenvectors cost, 10,000, but three for each pixel at least; all of them where that would be more than half.
-
-    Lanczos needs some 150 products with the d x d matrix for 50 components, each bound by memory: the flop of 8,000 rows in
-    the time that they take."""
-    enough = max(FIT_ROWS, 3 * pixels)
-    if asked == "auto":
-        return rows if rows <= 2 * enough else enough
-    return rows if asked == "all" else min(rows, int(asked))
 
 
 def drawn_images(rows: int, wanted: int, seed: int, block: Block) -> npt.NDArray[np.uint8]:

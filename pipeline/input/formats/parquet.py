@@ -23,12 +23,13 @@ from pipeline.storage.store import Store
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
+BUFFER_BYTES = 8 << 20  # of a column that is read at once: a row group may be as large as its file
 ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
 
 
 def _open(store: Store, path: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(store.open(path))
+        return pq.ParquetFile(store.open(path), buffer_size=BUFFER_BYTES)
     except (pa.ArrowInvalid, OSError) as error:
         if isinstance(error, PermissionError):
             raise
@@ -127,11 +128,9 @@ class ParquetImages(Format):
             rows = parquet.metadata.row_group(group).num_rows
             low, high = max(start - first, 0), min(stop - first, rows)
             if low < high:
-                with broken_is_data_error(file.path):
-                    table = parquet.read_row_group(group, columns=names).slice(low, high - low)
-                for at in range(0, high - low, step):
-                    part = table.slice(at, step)
-                    record = first + low + at
+                batches = parquet.iter_batches(step, [group], columns=names)
+                for at, part in _between(batches, low, high, file.path):
+                    record = first + at
                     yield Columns(
                         labels=_whole(part.column(label), label, file.path, record),
                         images=self._images(part.column(image), layout, file.path, record) if images else None,
@@ -192,6 +191,20 @@ def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.f
     if len(broken):
         raise DataError(f"{path}, row {first + int(broken[0])}: {TARGET_COLUMN} is {values[broken[0]]}, not a number")
     return values
+
+
+def _between(batches: Iterator[pa.RecordBatch], low: int, high: int, path: str) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of a row group from ``low`` up to and without ``high``, by batch, with the place of the first. What lies
+    behind them is not read, and no more than a batch is held."""
+    with broken_is_data_error(path):
+        at = 0
+        for batch in batches:
+            start, stop = max(low - at, 0), min(high - at, len(batch))
+            if start < stop:
+                yield at + start, pa.Table.from_batches([batch.slice(start, stop - start)])
+            at += len(batch)
+            if at >= high:
+                return
 
 
 def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:
