@@ -1,6 +1,7 @@
 """A PCA fitted to a sample of the rows: the same rows and bits for any partitioning, those of an exact fit of them."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from pipeline.clustering.gram import rows_to_fit
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.errors import UsageError
 from pipeline.hashing import keyed_hash
-from pipeline.input.dataset import ranges
+from pipeline.input import dataset as dataset_module
+from pipeline.input.dataset import Block, Dataset, discover, ranges, serial
 from pipeline.seeds import Purpose, word
 from pipeline.spark import images as images_module
+from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_binary
 from tests.test_strategies import digests, make, run
 
@@ -75,6 +78,28 @@ def test_the_default_draws_rows_where_that_saves_more_than_half(
     asked: int | str, rows: int, pixels: int, expected: int
 ) -> None:
     assert rows_to_fit(asked, rows, pixels) == expected
+
+
+def test_what_lies_far_from_drawn_rows_is_not_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, images = source
+    dataset = discover(Store(), str(folder), run=serial, shape=(3, 8, 8), format="cifar10-binary")
+    asked, original = [], Dataset.read
+
+    def read(self: Dataset, start: int, stop: int, **more: bool) -> Iterator[Block]:
+        asked.append(stop - start)
+        return original(self, start, stop, **more)
+
+    monkeypatch.setattr(Dataset, "read", read)
+    monkeypatch.setattr(dataset_module, "NEAR_BYTES", 192 * 20)
+    chosen = np.sort(np.random.default_rng(0).choice(ROWS, 40, replace=False))
+    for ids in (1 << 20, 300):
+        monkeypatch.setattr(dataset_module, "IDS_AT_ONCE", ids)
+        asked.clear()
+        found = list(dataset.read_some(100, ROWS - 100, lambda ids: np.isin(ids, chosen)))
+        inside = chosen[(chosen >= 100) & (chosen < ROWS - 100)]
+        assert np.array_equal(np.concatenate(found), images[inside])
+        assert sum(asked) < ROWS / 4
+        assert len(asked) > 10
 
 
 def test_too_few_rows_to_fit_are_refused() -> None:

@@ -23,6 +23,7 @@ from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, 
 from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS
 from pipeline.clustering.reduction import arrivals
 from pipeline.errors import UsageError
+from pipeline.input.dataset import NEAR_BYTES
 
 RESULT = 560  # bytes of a small result object on its way to the driver
 FILE = 430  # of a written file's entry, without its label counts
@@ -122,7 +123,7 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
         pieces,
         received * (d * (d + 1) // 2 * wide + 8 * d),
         12 * d * d + PYTHON_TASK,
-        n * d,
+        min(n * d, fitted * (d + NEAR_BYTES)),
         0,
         float(fitted) * d * d,
     )

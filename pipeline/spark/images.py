@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import RDD, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.arrays import Ints
 from pipeline.assignment.chunks import pass_pieces, point_pieces
 from pipeline.input.dataset import Block, Dataset, ranges
 from pipeline.input.records import record_batch
@@ -46,6 +49,11 @@ class Images:
         if (finer := point_pieces(len(pieces), kept_bytes)) > len(pieces):
             pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
+
+    def some(self, chosen: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
+        """The images of the rows that are ``chosen(ids)``, uint8 [rows, bytes] in blocks; see ``read_some``."""
+        dataset, pieces = self.dataset, self.pieces()
+        return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read_some(*piece, chosen))
 
     def frame(self, partitions: int | None = None) -> DataFrame:
         """The table ``id, label[, coarse_label][, target], image``, with the image's shape, dtype and layout as metadata.

@@ -89,13 +89,10 @@ def project(projection: Projection, blocks: Iterable[Block]) -> Iterator[Labelle
         yield LabelledPoints(block.labels, Points(block.ids, projection(block.images)))
 
 
-def drawn_images(rows: int, wanted: int, seed: int, block: Block) -> npt.NDArray[np.uint8]:
-    """The images of a block, or of those of its rows whose keyed hash is among about the ``wanted`` lowest of all rows: the
-    same rows for any partitioning."""
-    if wanted >= rows:
-        return block.images
-    limit = np.uint64((wanted << 64) // rows)
-    return block.images[keyed_hash(block.ids, word(seed, Purpose.FIT_ROWS)) < limit]
+def is_drawn(rows: int, wanted: int, seed: int, ids: Ints) -> npt.NDArray[np.bool_]:
+    """Whether the keyed hash of an id is among about the ``wanted`` lowest of all ``rows``: the same rows for any
+    partitioning."""
+    return keyed_hash(ids, word(seed, Purpose.FIT_ROWS)) < np.uint64((wanted << 64) // rows)
 
 
 def fit_pca(
@@ -108,7 +105,10 @@ def fit_pca(
         pixels = context.images.dataset.record_bytes
         rows = context.scan.rows
         wanted = rows_to_fit(fit_rows, rows, pixels)
-        images = context.images.blocks().map(lambda block: drawn_images(rows, wanted, seed, block))
+        if wanted < rows:
+            images = context.images.some(partial(is_drawn, rows, wanted, seed))
+        else:
+            images = context.images.blocks().map(lambda block: block.images)
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels)
         number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
