@@ -104,7 +104,8 @@ class Dataset:
         """The images of those rows with start <= id < stop that are ``chosen(ids)``, uint8 [rows, bytes], in id order.
 
         Where records lie at known places, what is far from any of them is not read."""
-        far = stop - start if FORMATS[self.format].opens else max(1, NEAR_BYTES // self.record_bytes)
+        at_places = self.format in FORMATS and not FORMATS[self.format].opens
+        far = max(1, NEAR_BYTES // self.record_bytes) if at_places else stop - start
         for low in range(start, stop, IDS_AT_ONCE):
             ids = np.arange(low, min(low + IDS_AT_ONCE, stop))
             ids = ids[chosen(ids)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -20,8 +21,10 @@ REPORT = "report.html"
 
 
 def load_report() -> None:
-    """Load what draws, a second's work, while Spark starts its workers and a core is free."""
-    import_module("pipeline.quality.report")
+    """Load what draws, a second's work, while Spark starts its workers and a core is free. What fails here is told by
+    ``try_report``."""
+    with suppress(Exception):
+        import_module("pipeline.quality.report")
 
 
 def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
