@@ -23,9 +23,8 @@ from pipeline.arrays import Ints
 from pipeline.clustering import gram, lloyd
 from pipeline.clustering.fit import fit_here
 from pipeline.clustering.projection import quantise
-from pipeline.hashing import keyed_hash
 from pipeline.reporting.tables import table
-from pipeline.seeds import Purpose, word
+from pipeline.strategies.neighbourhoods import is_drawn
 from tests.sklearn_sharding import read
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -38,10 +37,6 @@ Images = npt.NDArray[np.uint8]
 
 def spectrum_of(images: Images, components: float) -> gram.Spectrum:
     return gram.top_components(gram.covariance(gram.local([images], images.shape[1])), components)
-
-
-def drawn(rows: int, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
-    return keyed_hash(np.arange(rows), word(seed, Purpose.FIT_ROWS)) < np.uint64((wanted << 64) // rows)
 
 
 def held(images: Images, spectrum: gram.Spectrum) -> float:
@@ -86,7 +81,8 @@ def main() -> None:
             shares, agree, found, seconds = [], [], [], 0.0
             for seed in range(1, 1 + DRAWS):
                 began = time.perf_counter()
-                spectrum = spectrum_of(images[drawn(len(images), wanted, seed)], preset["components"])
+                chosen = is_drawn(len(images), wanted, seed, np.arange(len(images)))
+                spectrum = spectrum_of(images[chosen], preset["components"])
                 seconds += (time.perf_counter() - began) / DRAWS
                 shares.append(held(images, spectrum))
                 other, sizes = neighbourhoods(images, spectrum, preset["whiten"], seed)

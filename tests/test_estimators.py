@@ -16,11 +16,15 @@ from pyspark.sql import functions as F
 from sklearn.decomposition import PCA as ReferencePCA
 from sklearn.metrics import adjusted_rand_score
 
+from pipeline.clustering import fit as fit_module
 from pipeline.clustering import kmeans as kmeans_module
 from pipeline.clustering.columns import matrix_to_vector
+from pipeline.clustering.fit import fit_here, settling_limit
 from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
 from pipeline.clustering.kmeans_by_class import KMeansByClassModel
+from pipeline.clustering.lloyd import KMeansSettings
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
+from pipeline.clustering.points import Points
 from pipeline.errors import DataError, UsageError
 from pipeline.spark.images import Images
 from tests.conftest import make_rows, write_binary
@@ -195,3 +199,27 @@ def test_arrays_of_numbers_cluster_too(spark: SparkSession) -> None:
     model = BlockKMeans(k=3).fit(points)
     assert model.fitted.sizes.tolist() == [100, 100, 100]
     assert sorted(round(c[0]) for c in model.clusterCenters()) == [0, 5, 10]
+
+
+def test_many_rows_settle_on_the_same_sample_in_tasks_as_in_one_process(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "MANY_ROWS", 20_000)
+    monkeypatch.setattr(fit_module, "SETTLING_ROWS", 8_000)
+    monkeypatch.setattr(kmeans_module, "ONE_TASK_BYTES", 0)
+    points = (np.random.default_rng(8).normal(size=(24_000, 6)) * 30_000).astype(np.int32)
+    ids = np.arange(len(points))
+    settled: list[int] = []
+
+    def limit(count: int) -> int:
+        settled.append(count)
+        return settling_limit(count)
+
+    monkeypatch.setattr(kmeans_module, "settling_limit", limit)
+    here = fit_here(ids, points, KMeansSettings(12, 20, 1e-4, 0))
+    for parts in (1, 7):
+        split = [Points(rows, points[rows]) for rows in np.array_split(ids, parts)[::-1]]
+        spread = spark.sparkContext.parallelize(split, parts)
+        model = BlockKMeans(k=12, maxIter=20).fit_points(spread, 0, values=points.size)
+        assert np.array_equal(model.fitted.centres, here.centres)
+    assert settled == [24_000, 24_000]

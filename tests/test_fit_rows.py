@@ -47,6 +47,7 @@ def test_the_components_are_those_of_the_drawn_rows_for_any_partitioning(
     assert manifest["params"]["fit_rows"] == WANTED
     chosen = keyed_hash(np.arange(ROWS), word(3, Purpose.FIT_ROWS)) < np.uint64((WANTED << 64) // ROWS)
     assert abs(chosen.sum() - WANTED) < 5 * np.sqrt(WANTED)
+    assert manifest["params"]["rows_fitted"] == chosen.sum()
     model = BlockPCAModel.load(f"file://{tmp_path}/16/_model/{manifest['generation']}/pca")
     expected = gram.top_components(gram.covariance(gram.local([images[chosen]], 192)), make(name).components)
     assert np.array_equal(model.spectrum.components, expected.components)
@@ -78,6 +79,21 @@ def test_the_default_draws_rows_where_that_saves_more_than_half(
     asked: int | str, rows: int, pixels: int, expected: int
 ) -> None:
     assert rows_to_fit(asked, rows, pixels) == expected
+
+
+def test_no_number_of_rows_to_fit_is_all_of_them_as_it_was() -> None:
+    assert make("distribution_aware", fit_rows=None) == make("distribution_aware", fit_rows="all")
+
+
+def test_a_read_of_few_rows_of_many_files_looks_at_their_files_alone(tmp_path: Path) -> None:
+    labels, images = make_rows(300, seed=6, pixels=192)
+    folder = write_binary(tmp_path / "many", labels, images, files=100)
+    dataset = discover(Store(), str(folder), run=serial, shape=(3, 8, 8), format="cifar10-binary")
+    whole = np.concatenate([block.images for block in dataset.read(0, 300)])
+    for start, stop in ((0, 300), (1, 2), (2, 3), (2, 4), (150, 156), (299, 300), (7, 7)):
+        found = [block for block in dataset.read(start, stop)]
+        assert [int(i) for block in found for i in block.ids] == list(range(start, stop))
+        assert all(np.array_equal(block.images, whole[block.ids]) for block in found)
 
 
 def test_what_lies_far_from_drawn_rows_is_not_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from scipy.spatial.distance import cdist
+from scipy.spatial.distance import cdist, pdist
 from scipy.stats import chi2_contingency
 from scipy.stats.contingency import association
 
@@ -189,6 +189,24 @@ def test_chi_square_equals_scipys_on_the_table_counted_by_hand(tmp_path: Path) -
     assert (result.classes.statistic, result.classes.dof) == (pytest.approx(test.statistic), test.dof)
     assert result.classes.p_value == pytest.approx(test.pvalue)
     assert result.classes.cramers_v == pytest.approx(association(table, method="cramer"))
+
+
+def test_counts_of_billions_are_tested_as_small_ones_are() -> None:
+    small = np.array([[3, 5, 2], [4, 4, 4]])
+    one, other = quality.chi_square(small), quality.chi_square(small * 2_000_000_000)
+    assert one is not None
+    assert other is not None
+    assert other.statistic == pytest.approx(one.statistic * 2e9)
+    assert other.cramers_v == pytest.approx(one.cramers_v)
+
+
+def test_the_mean_distance_is_scipys_and_1_of_equal_images_to_the_last_bit() -> None:
+    rng = np.random.default_rng(7)
+    features = rng.random((300, 48)).astype(np.float32) + 5
+    assert quality.mean_distance(features) == pytest.approx(float(pdist(features).mean()), rel=1e-6)
+    for seed in range(20):
+        image = np.random.default_rng(seed).integers(0, 256, (1, 3, 32, 32)).astype(np.uint8)
+        assert quality.mean_distance(quality.thumbnails(np.repeat(image, 600, axis=0))) == 1.0
 
 
 def test_duplicates_count_for_the_sizes_only(tmp_path: Path) -> None:

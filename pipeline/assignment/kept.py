@@ -25,7 +25,7 @@ class KeptRange:
     path: str
 
 
-def keep(store: Store, folder: str, low: int, groups: Ints) -> KeptRange:
+def keep(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> KeptRange:
     """Write the groups of rows from id ``low`` on. The name is unique to this try of a task."""
     kept = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
     store.makedirs(folder)
@@ -46,7 +46,7 @@ class KeptGroups:
     ranges: tuple[KeptRange, ...]
 
     def __call__(self, ids: Ints) -> Ints:
-        """int64 [rows]. ids: consecutive."""
+        """int64 [rows]. ids: consecutive, at least one."""
         low, high = int(ids[0]), int(ids[-1]) + 1
         first = bisect_right(self.ranges, low, key=lambda kept: kept.low) - 1
         parts = []

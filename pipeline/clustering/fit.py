@@ -27,6 +27,9 @@ ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
 PRICE = 1.25  # of the summed squared distances of ordinary rows
 SETTLING_ROWS = 1 << 18
 MANY_ROWS = 4 * SETTLING_ROWS
+SETTLING_PRODUCTS = (
+    1 << 32
+)  # of a coordinate of a row and of a centre, in a pass of one task: beyond, all tasks are faster
 TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
 
 
@@ -52,15 +55,20 @@ def fit(
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
-        if drawn.count > MANY_ROWS:
+        if drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= SETTLING_PRODUCTS:
             centres = settle(centres, drawn.mean_variance)
         fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))
 
 
-def settling(count: int, settings: KMeansSettings, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """About SETTLING_ROWS of ``count`` rows, by their hash: int32 [rows, p], of those of a part."""
-    return points[keyed_hash(ids, settings.seed) < np.uint64((SETTLING_ROWS << 64) // count)]
+def settling_limit(count: int) -> int:
+    """Below it lie the hashes of about SETTLING_ROWS of ``count`` rows."""
+    return (SETTLING_ROWS << 64) // count
+
+
+def settling(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Of a part, the rows whose hash lies below the limit: int32 [rows, p]."""
+    return points[keyed_hash(ids, seed) < np.uint64(limit)]
 
 
 def settled(points: npt.NDArray[np.int32], settings: KMeansSettings, centres: Ints, mean_variance: float) -> Ints:
@@ -99,6 +107,7 @@ def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings)
     drawn = draw_sample(ids, points, settings)
 
     def settle(centres: Ints, mean_variance: float) -> Ints:
-        return settled(settling(drawn.count, settings, ids, points), settings, centres, mean_variance)
+        some = settling(settling_limit(drawn.count), settings.seed, ids, points)
+        return settled(some, settings, centres, mean_variance)
 
     return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), drawn, settings, settle)

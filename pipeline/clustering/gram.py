@@ -9,7 +9,7 @@ Cost: rows * d^2 flop; d*d*12 bytes of state a task, d*d*2 to d*d*4 bytes from e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
         single[:] = 0
         diagonal[:] = 0
 
-    for block in blocks:
+    for block in _gathered(blocks):
         count += len(block)
         for low in range(0, len(block), SYRK_ROWS):
             pending = [(block[low : low + SYRK_ROWS].view(np.int8) ^ np.int8(-SHIFT)).astype(np.float32)]
@@ -97,6 +97,20 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
                 ssyrk(1.0, rows.T, beta=1.0, c=single.T, overwrite_c=1, lower=1)
     flush()
     return Gram(count, total, _pack(exact))
+
+
+def _gathered(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
+    """The rows in blocks large enough for a product to run at speed."""
+    held: list[npt.NDArray[np.uint8]] = []
+    rows = 0
+    for block in blocks:
+        held.append(block)
+        rows += len(block)
+        if rows >= SYRK_ROWS:
+            yield np.concatenate(held) if len(held) > 1 else block
+            held, rows = [], 0
+    if held:
+        yield np.concatenate(held)
 
 
 def merge(left: Gram, right: Gram) -> Gram:
@@ -131,6 +145,8 @@ class Spectrum:
 def top_components(covariance: npt.NDArray[np.float64], components: float) -> Spectrum:
     """The leading eigenvectors: ``components`` of them (>= 1), or as few as explain that share of variance (< 1). Only the
     upper triangle of the covariance is read.
+
+    More than a quarter of all are computed with all others, in about five matrices of the covariance's size.
 
     Lanczos with a fixed start and one BLAS thread, so that one machine gives one answer; another machine's LAPACK may
     round differently, which is why the fitted model is saved with the shards. Directions without variance are left

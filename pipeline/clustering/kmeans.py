@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
-from pipeline.clustering.fit import fit, settled, settling
+from pipeline.clustering.fit import fit, settled, settling, settling_limit
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
@@ -122,10 +122,15 @@ class BlockKMeans(
                 return reduced(points.map(lambda part: look(part.ids, part.points)), merge)
 
             def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
-                few = points.map(lambda part: settling(drawn.count, settings, part.ids, part.points)).coalesce(1, True)
-                return few.mapPartitions(
-                    lambda parts: [settled(np.concatenate(list(parts)), settings, centres, mean_variance)]
-                ).first()
+                limit = settling_limit(drawn.count)
+                few = points.map(lambda part: settling(limit, settings.seed, part.ids, part.points))
+                return (
+                    few.coalesce(1, shuffle=True)
+                    .mapPartitions(
+                        lambda parts: [settled(np.concatenate(list(parts)), settings, centres, mean_variance)]
+                    )
+                    .first()
+                )
 
             fitted = fit(lambda k: run_pass, rows, drawn, settings, settle, report)
         return self.model(fitted, exponent)

@@ -19,7 +19,7 @@ ROOM = 2.0**-8  # of the grid of the points: bounds are off by less than 2^-26 o
 class Pass:
     """``Pass(points, k)(centres)``, once for each iteration of one fit: the sums by cluster, as ``lloyd.one_pass`` has them.
 
-    points int32 [rows, p]. State: 40 bytes a row. At most 2 * rows * k * p flop; on CIFAR-10, 20 clusters and 150 iterations
+    points int32 [rows, p]. State: 32 bytes a row. At most 2 * rows * k * p flop; on CIFAR-10, 20 clusters and 150 iterations
     a quarter of that."""
 
     def __init__(self, points: npt.NDArray[np.int32], k: int) -> None:

@@ -106,7 +106,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         spectrum = gram.top_components(gram.covariance(total), wanted)
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         mean = total.total / total.count + gram.SHIFT
-        return self._copyValues(BlockPCAModel(projection, spectrum, mean))
+        return self._copyValues(BlockPCAModel(projection, spectrum, mean, total.count))
 
 
 def _loaded(data: bytes) -> gram.Gram:
@@ -115,16 +115,20 @@ def _loaded(data: bytes) -> gram.Gram:
 
 
 class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
-    """components float64 [k, d], variances float64 [k] (descending), mean float64 [d], and the integer projection.
+    """components float64 [k, d], variances float64 [k] (descending), mean float64 [d], the integer projection, and rows:
+    how many were fitted to, 0 where nobody has counted them.
 
     ``transform`` appends a vector: the projection of the raw pixels, not centred (as spark.ml's PCA), rounded to the
     grid of ``projection``."""
 
-    def __init__(self, projection: Projection, spectrum: gram.Spectrum, mean: npt.NDArray[np.float64]) -> None:
+    def __init__(
+        self, projection: Projection, spectrum: gram.Spectrum, mean: npt.NDArray[np.float64], rows: int = 0
+    ) -> None:
         super().__init__()
         self.projection = projection
         self.spectrum = spectrum
         self.mean = mean
+        self.rows = rows
 
     @property
     def explained_variance_ratio(self) -> npt.NDArray[np.float64]:
@@ -145,10 +149,12 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
             "variances": self.spectrum.variances,
             "total_variance": np.array(self.spectrum.total_variance),
             "mean": self.mean,
+            "rows": np.array(self.rows),
         }
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
         shift, exponent = (int(value) for value in arrays["grid"])
         spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
-        return cls(Projection(arrays["weights"], shift, exponent), spectrum, arrays["mean"])
+        rows = int(arrays["rows"]) if "rows" in arrays else 0
+        return cls(Projection(arrays["weights"], shift, exponent), spectrum, arrays["mean"], rows)

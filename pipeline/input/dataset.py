@@ -7,9 +7,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -73,6 +75,11 @@ class Dataset:
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The id of the first row of each file."""
+        return [0, *accumulate(file.rows for file in self.files)][:-1]
+
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
@@ -84,8 +91,10 @@ class Dataset:
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
         """Rows with start <= id < stop, in id order, in blocks of at most 2,048. Raises DataError for broken records."""
         kind = FORMATS[self.format]
-        first = 0
-        for file in self.files:
+        for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.files)):
+            file, first = self.files[number], self.firsts[number]
+            if first >= stop:
+                break
             low, high = max(start - first, 0), min(stop - first, file.rows)
             if low < high:
                 at = first + low
@@ -96,7 +105,6 @@ class Dataset:
                         at += rows
                 except PermissionError:
                     raise DataError(f"{file.path} cannot be read: permission denied") from None
-            first += file.rows
 
     def read_some(
         self, start: int, stop: int, chosen: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
@@ -104,8 +112,11 @@ class Dataset:
         """The images of those rows with start <= id < stop that are ``chosen(ids)``, uint8 [rows, bytes], in id order.
 
         Where records lie at known places, what is far from any of them is not read."""
-        at_places = self.format in FORMATS and not FORMATS[self.format].opens
-        far = max(1, NEAR_BYTES // self.record_bytes) if at_places else stop - start
+        if self.format not in FORMATS or not FORMATS[self.format].seeks:
+            for block in self.read(start, stop):
+                yield block.images[chosen(block.ids)]
+            return
+        far = max(1, NEAR_BYTES // self.record_bytes)
         for low in range(start, stop, IDS_AT_ONCE):
             ids = np.arange(low, min(low + IDS_AT_ONCE, stop))
             ids = ids[chosen(ids)]

@@ -53,6 +53,7 @@ def spread_evenly(rows: int, limit: int) -> npt.NDArray[np.int64]:
 def mean_distance(features: Floats) -> float:
     """Mean distance over all pairs of at most BANDWIDTH_ROWS evenly chosen rows; 1.0 where all are equal."""
     chosen = features[spread_evenly(len(features), BANDWIDTH_ROWS)].astype(np.float64)
+    chosen -= chosen[:1]  # so that equal rows are 0 and nothing is left of them by rounding
     squares = np.einsum("np,np->n", chosen, chosen)
     pairs = np.triu_indices(len(chosen), 1)
     squared = (squares[:, None] + squares - 2 * (chosen @ chosen.T))[pairs]
@@ -134,7 +135,8 @@ def chi_square(table: Ints) -> ChiSquare | None:
 
 def expected_counts(table: Ints) -> Floats:
     """What a table [W, groups] would hold if its rows and columns had nothing to do with each other."""
-    expected: Floats = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    rows, columns = (table.sum(axis=axis, dtype=np.float64) for axis in (1, 0))
+    expected: Floats = np.outer(rows, columns) / rows.sum()
     return expected
 
 

@@ -138,7 +138,7 @@ def _run(
     preflight(request)
     with spark_context(spark, debug=debug) as context:
         if report:
-            Thread(target=load_report).start()
+            Thread(target=load_report, daemon=True).start()
         progress = PhaseLog(context, quiet=quiet)
         result = work(context, progress)
         place = f"{result.shards.uri}/{REPORT}"

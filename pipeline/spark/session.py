@@ -123,8 +123,9 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
 def _stop(context: SparkContext) -> None:
     """Stop a context without waiting for its server of accumulators: that one looks once a second whether it is to end."""
     server: Any = context._accumulatorServer
-    if server is not None:
-        server.shutdown = Thread(target=server.shutdown, daemon=True).start
+    if server is not None and isinstance(server.server_address, tuple):  # a Unix socket has a file to be removed
+        wait = server.shutdown
+        server.shutdown = lambda: Thread(target=wait, daemon=True).start()
     session = SparkSession.getActiveSession()
     if session is not None:
         session.stop()

@@ -79,9 +79,7 @@ class ClassCluster(NeighbourhoodStrategy):
         sizes = context.scan.label_counts.sum(axis=0)
         classes = len(sizes)
         each = max(1, (self.clusters or 2 * classes) // classes)
-        pca, rows = fit_pca(
-            context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed
-        )
+        pca = fit_pca(context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed)
         with projected(context, pca) as points:
             with context.phase("kmeans"):
                 estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
@@ -97,7 +95,7 @@ class ClassCluster(NeighbourhoodStrategy):
                     lambda part: nearest_of_class(part.labels, part.points.points, centres),
                     number,
                 )
-        params = {"clusters": number, "components_fitted": len(pca.spectrum.variances), "rows_fitted": rows}
+        params = {"clusters": number, "components_fitted": len(pca.spectrum.variances), "rows_fitted": pca.rows}
         return Fitted(grouping, counts, start=self.start, params=params, models={"pca": pca, "kmeans": model})
 
     def refit(self, context: Context, stored: StoredGroups) -> Fitted:

@@ -39,7 +39,8 @@ class DistributionAware(NeighbourhoodStrategy):
     sparse_if: a neighbourhood goes to every worker with size <= n ("le", the pseudo-code) or < n ("lt", the prose).
 
     Ignores labels: class balance is not guaranteed. Duplicates are (n - 1) * rows in sparse neighbourhoods.
-    Cost: see pipeline/clustering/gram.py and lloyd.py; four passes over the images, none through a shuffle."""
+    Cost: see pipeline/clustering/gram.py and lloyd.py; four passes over the images (that of the PCA over a
+    sample), none through a shuffle."""
 
     name: ClassVar[str] = "distribution_aware"
     summary: ClassVar[str] = "each neighbourhood dealt round robin, sparse ones to every worker"
@@ -80,12 +81,12 @@ class DistributionAware(NeighbourhoodStrategy):
             from pipeline.strategies.stock import PARTITIONS, fit_stock
 
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
-            fitted = {"rows_fitted": context.scan.rows, "partitions": PARTITIONS}
+            fitted = {"partitions": min(PARTITIONS, context.scan.rows)}
         else:
-            pca, rows = fit_pca(
+            pca = fit_pca(
                 context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed
             )
-            kmeans, fitted = None, {"rows_fitted": rows}
+            kmeans, fitted = None, {}
         with projected(context, pca) as points:
             if kmeans is None:
                 kmeans = self._fit_clusters(context, points, wanted, pca)
@@ -126,6 +127,7 @@ class DistributionAware(NeighbourhoodStrategy):
 def _resolved(pca: BlockPCAModel, kmeans: BlockKMeansModel) -> dict[str, Any]:
     return {
         "clusters": len(kmeans.fitted.centres),
+        "rows_fitted": pca.rows,
         "components_fitted": len(pca.spectrum.variances),
         "explained_variance": round(float(pca.explained_variance_ratio.sum()), 6),
         "iterations": kmeans.fitted.iterations,

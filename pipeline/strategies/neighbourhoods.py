@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -75,6 +76,11 @@ class NeighbourhoodStrategy(Strategy):
         1e-4, "k-means tolerance, as scikit-learn's", metavar="T", least=0, expected="a number of 0 or more"
     )
 
+    def __post_init__(self) -> None:
+        if self.fit_rows is None:  # as it was written before there was a default of fewer
+            object.__setattr__(self, "fit_rows", "all")
+        super().__post_init__()
+
 
 @dataclass(frozen=True)
 class LabelledPoints:
@@ -95,10 +101,8 @@ def is_drawn(rows: int, wanted: int, seed: int, ids: Ints) -> npt.NDArray[np.boo
     return keyed_hash(ids, word(seed, Purpose.FIT_ROWS)) < np.uint64((wanted << 64) // rows)
 
 
-def fit_pca(
-    context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int
-) -> tuple[BlockPCAModel, int]:
-    """Of all rows, or of about as many as ``fit_rows`` asks for, and how many; the mean is theirs too."""
+def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int) -> BlockPCAModel:
+    """Of all rows, or of about as many as ``fit_rows`` asks for; the mean is theirs too."""
     from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
 
     with context.phase("pca"):
@@ -112,9 +116,9 @@ def fit_pca(
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels)
         number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
-        fitted = f", fitted to about {wanted:,} rows (--fit-rows all for every row)" if wanted < rows else ""
+        fitted = f", fitted to {model.rows:,} rows (--fit-rows all for every row)" if wanted < rows else ""
         context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{fitted}")
-        return model, wanted
+        return model
 
 
 @contextmanager
@@ -154,11 +158,17 @@ def group_points(
     bounds, store, scratch = context.bounds, context.images.dataset.store, context.scratch
 
     def look(parts: Iterable[LabelledPoints]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
-        found = [(part.points.ids, groups(part)) for part in parts]
-        if found:
-            ids, of_rows = (np.concatenate(column) for column in zip(*found, strict=True))
-            yield count_by_chunk(ids, of_rows, num_groups, bounds), keep(store, scratch, int(ids[0]), of_rows)
+        low, counts = 0, []
+        kept: list[npt.NDArray[np.int32]] = []
+        for part in parts:
+            of_rows = groups(part)
+            low = low if kept else int(part.points.ids[0])
+            counts.append(count_by_chunk(part.points.ids, of_rows, num_groups, bounds))
+            kept.append(of_rows.astype(np.int32))
+        if kept:
+            yield reduce(add, counts), keep(store, scratch, low, np.concatenate(kept))
 
     looked = points.mapPartitions(look).collect()
-    kept = KeptGroups(store, tuple(sorted((kept for _, kept in looked), key=lambda kept: kept.low)))
-    return ByNeighbourhood(kept), all_counts((counts for counts, _ in looked), len(bounds), num_groups)
+    ranges = sorted((kept for _, kept in looked), key=lambda kept: kept.low)
+    counts = all_counts((counts for counts, _ in looked), len(bounds), num_groups)
+    return ByNeighbourhood(KeptGroups(store, tuple(ranges))), counts

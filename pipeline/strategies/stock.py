@@ -61,4 +61,5 @@ def fit_stock(
         fit = Fit(centres[order], sizes[order], inertia, int(kmeans.summary.numIter))
         points.unpersist()
     table.unpersist()
-    return BlockPCAModel(projection, spectrum, summary[1].toArray()), BlockKMeansModel(fit, projection.exponent)
+    model = BlockPCAModel(projection, spectrum, summary[1].toArray(), context.scan.rows)
+    return model, BlockKMeansModel(fit, projection.exponent)

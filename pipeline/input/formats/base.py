@@ -50,6 +50,7 @@ class Format(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # what a file of it is, for the line that refuses one of no known layout
     opens: ClassVar[bool]  # whether a survey must open the file, so belongs into a task
+    seeks: ClassVar[bool] = False  # whether any record can be read without those before it
     may_be_empty: ClassVar[bool] = False  # whether a file without rows among others is ordinary, as Spark writes them
     locates_damage: ClassVar[bool] = (
         False  # whether the survey of a file that is not recognised says where it breaks off

@@ -19,6 +19,7 @@ class FixedRecords(Format):
     """label_bytes: how many label bytes lead a record; limits: the number of classes of each."""
 
     opens: ClassVar[bool] = False
+    seeks: ClassVar[bool] = True
     locates_damage: ClassVar[bool] = True
     label_bytes: ClassVar[int]
     limits: ClassVar[tuple[int, ...]]

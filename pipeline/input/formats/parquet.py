@@ -195,7 +195,7 @@ def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.f
 
 def _between(batches: Iterator[pa.RecordBatch], low: int, high: int, path: str) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a row group from ``low`` up to and without ``high``, by batch, with the place of the first. What lies
-    behind them is not read, and no more than a batch is held."""
+    before them is decoded, what lies behind is not read, and no more than a batch is held."""
     with broken_is_data_error(path):
         at = 0
         for batch in batches:
