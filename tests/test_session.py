@@ -29,6 +29,25 @@ with spark_context() as context:
 """
 
 
+LISTENER_FAILS = """
+import sys
+from pipeline.spark.session import spark_context
+with spark_context(debug="debug" in sys.argv) as context:
+    context._jvm.org.apache.logging.log4j.LogManager.getLogger("org.apache.spark.TaskContextImpl").error("in a listener")
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["debug"]])
+def test_what_spark_logs_of_a_killed_python_worker_is_shown_with_debug_only(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "program.py").write_text(LISTENER_FAILS)
+    env = {"PYTHONPATH": str(PACKAGE.parent)}
+    done = spark_submit(tmp_path / "program.py", *arguments, master="local[1]", env=env)
+    assert done.returncode == 0, done.stderr
+    assert ("in a listener" in done.stdout + done.stderr) == bool(arguments)
+
+
 def test_driver_and_workers_import_the_installed_pyspark_and_not_its_zip(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FROM_WHERE)
     env = {"PYTHONPATH": str(PACKAGE.parent)}

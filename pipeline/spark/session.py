@@ -27,6 +27,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGE_ZIP = "pipeline.zip"
 PYTHON_WORKERS = "pipeline.spark.python_workers"
 NOISY = (
+    "org.apache.spark.TaskContextImpl",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.scheduler.DAGScheduler",
