@@ -114,7 +114,7 @@ def test_many_rows_start_from_where_a_sample_settles_which_is_near_where_they_en
     assert np.array_equal(found.centres, here.centres)
     drawn = settling(settling_limit(len(points)), 0, np.arange(len(points)), points)
     assert abs(len(drawn) - 8_000) < 400
-    monkeypatch.setattr(fit_module, "SETTLING_PRODUCTS", 8_000 * 12 * 6 - 1)
+    monkeypatch.setattr(fit_module, "ONE_TASK_PRODUCTS", 8_000 * 12 * 6 - 1)
     assert not np.array_equal(fit(points, 12, parts, max_iter=5).centres, found.centres)
     start = lloyd.plus_plus(lloyd.draw_sample(np.arange(len(points)), points, asked).points, 12, 0)
     rest = settled(drawn, asked, start, 0.0)

@@ -27,9 +27,7 @@ ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
 PRICE = 1.25  # of the summed squared distances of ordinary rows
 SETTLING_ROWS = 1 << 18
 MANY_ROWS = 4 * SETTLING_ROWS
-SETTLING_PRODUCTS = (
-    1 << 32
-)  # of a coordinate of a row and of a centre, in a pass of one task: beyond, all tasks are faster
+ONE_TASK_PRODUCTS = 1 << 32  # of a coordinate of a row and of a centre, in a pass: beyond, many tasks are faster
 TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
 
 
@@ -55,7 +53,7 @@ def fit(
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
-        if drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= SETTLING_PRODUCTS:
+        if drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
             centres = settle(centres, drawn.mean_variance)
         fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))

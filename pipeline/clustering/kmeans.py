@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
-from pipeline.clustering.fit import fit, settled, settling, settling_limit
+from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settled, settling, settling_limit
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
-from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS, Points, fit_gathered
+from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError

@@ -13,7 +13,6 @@ from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit_here
 
 ONE_TASK_BYTES = 256 << 20  # of int32 points: above this, one job an iteration over the cached partitions
-ONE_TASK_PRODUCTS = 1 << 32  # of a coordinate of a row and of a centre, in one pass
 
 
 @dataclass(frozen=True)

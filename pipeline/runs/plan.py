@@ -17,10 +17,10 @@ from pipeline.assignment.chunks import (
     workers_a_task,
 )
 from pipeline.clustering.far import FAR_ROWS, SHARE
-from pipeline.clustering.fit import MANY_ROWS, SETTLING_PRODUCTS, SETTLING_ROWS
+from pipeline.clustering.fit import MANY_ROWS, ONE_TASK_PRODUCTS, SETTLING_ROWS
 from pipeline.clustering.gram import MAX_PIXELS, rows_to_fit
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
-from pipeline.clustering.points import ONE_TASK_BYTES, ONE_TASK_PRODUCTS
+from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.reduction import arrivals
 from pipeline.errors import UsageError
 from pipeline.input.dataset import NEAR_BYTES
@@ -141,7 +141,7 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
             "kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
         )
     else:
-        if n > MANY_ROWS and SETTLING_ROWS * p * k <= SETTLING_PRODUCTS:
+        if n > MANY_ROWS and SETTLING_ROWS * p * k <= ONE_TASK_PRODUCTS:
             work = passes * 2.0 * SETTLING_ROWS * p * k
             yield Phase("settle", 1, 8 * k * (p + 1), compared + SETTLING_ROWS * (8 * p + 40), flop=work)
         sent = received * max(far, sample, 8 * k * (p + 1))
