@@ -168,6 +168,7 @@ def test_the_smallest_ratio_is_where_the_power_is_four_fifths(seeds: int) -> Non
     assert stricter > smallest
 
 
+@pytest.mark.slow
 def test_of_many_seeds_the_f_distribution_is_as_good_as_drawn_studies() -> None:
     """Beyond 200 values drawn studies would take gigabytes."""
     a, b = draws(30, 199), 1.2 * draws(31, 199)
