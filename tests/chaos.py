@@ -136,11 +136,11 @@ class Disturbed:
         """The names and numbers of all roles' processes, or of all others."""
         found = []
         for host in self.hosts:
-            for process in host.family():
-                name = "supervisor" if process.pid == host.process.pid else process.name()
+            for pid, named in host.names().items():
+                name = "supervisor" if pid == host.process.pid else named
                 is_role = name.partition("-")[0] in ("server", "worker", "evaluator")
-                if is_role == roles and process.pid not in self.frozen:
-                    found.append((name if name != "python" else "helper", process.pid))
+                if is_role == roles and pid not in self.frozen:
+                    found.append((name if name != "python" else "helper", pid))
         return sorted(found)
 
     def finish(self) -> None:

@@ -52,6 +52,16 @@ class FatalStore(Store):
         return FatalFiles(super().files(uri), self.countdown)
 
 
+@dataclass(frozen=True)
+class LateStore(Store):
+    """Whose first file is written by another function."""
+
+    late: list[Any] = field(default_factory=list)
+
+    def write_new(self, uri: str, data: bytes) -> None:
+        (self.late.pop() if self.late else Store.write_new)(self, uri, data)
+
+
 def contents(name: str, workers: int) -> dict[str, bytes]:
     return {
         f"worker={w:03d}/part-{c:05d}.parquet": f"{name} {w} {c}".encode() * 50
@@ -179,6 +189,7 @@ def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_on
     assert seen == ({"old", "new"} if older else {None, "new"})
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path: Path) -> None:
     began = time.monotonic()
     commit(Store(), tmp_path, "old", 3)
@@ -207,6 +218,30 @@ def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path: Path)
         pass
     assert whole(tmp_path) == "next"
     assert_nothing_else(tmp_path)
+
+
+def test_a_run_killed_before_its_first_heartbeat_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    (tmp_path / "_attempts" / "0123456789ab").mkdir(parents=True)
+    commit(Store(), tmp_path, "next", 1)
+    assert whole(tmp_path) == "next"
+    assert_nothing_else(tmp_path)
+
+
+def test_a_run_whose_folder_is_removed_before_its_first_heartbeat_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_new = Store.write_new
+
+    def late(store: Store, uri: str, data: bytes) -> None:
+        with Attempt(Store(), str(tmp_path)):  # finds the folder without a heartbeat
+            assert not Path(uri).parent.exists()
+        write_new(store, uri, data)
+
+    attempt = Attempt(Store(), str(tmp_path))
+    monkeypatch.setattr(attempt, "store", LateStore(late=[late]))
+    with attempt:
+        assert Path(attempt.folder, "beat").read_bytes()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_live_attempt_is_never_cleaned_away(tmp_path: Path) -> None:

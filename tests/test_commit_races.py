@@ -22,6 +22,8 @@ from pipeline.storage.local import LocalFiles
 from pipeline.storage.store import Store
 from tests.test_commit import FATAL, assert_nothing_else, commit, whole
 
+pytestmark = pytest.mark.slow  # dozens of processes a test
+
 
 @dataclass
 class Frozen:

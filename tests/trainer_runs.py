@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,15 @@ class Training(RunFolder):
         return found
 
     def pid(self, role: str) -> int | None:
-        return next((process.pid for process in self.family() if process.name() == role), None)
+        return next((pid for pid, name in self.names().items() if name == role), None)
+
+    def names(self) -> dict[int, str]:
+        """Of the family's processes, by number."""
+        found = {}
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):  # it has ended since it was found
+                found[process.pid] = process.name()
+        return found
 
     def send(self, role: str, number: int = signal.SIGKILL) -> int:
         """Signal a role's process, waiting for it to be there; returns its number."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import JobError
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
 
@@ -66,6 +67,16 @@ def _status(pid: int) -> tuple[str, str]:
         return "", ""
 
 
+def task_folder(store: Store, path: str) -> None:
+    """A folder of a task in that of its attempt. Raises JobError where the attempt is gone: a task outlives a killed driver
+    for a while, and must not bring back what others have tidied away."""
+    try:
+        store.makedir(path)
+    except FileNotFoundError:
+        attempt = path.rpartition("/")[0]
+        raise JobError(f"{attempt} is gone: the run has ended, or another one took it for dead; run it again") from None
+
+
 class Attempt:
     """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder."""
 
@@ -83,14 +94,22 @@ class Attempt:
     def __enter__(self) -> Attempt:
         self._made_output = not self.store.exists(self.output)
         try:
-            self.store.makedirs(self.folder)
-            self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
+            self._claim()
             self._heartbeat.start()
             self.remove_abandoned()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _claim(self) -> None:
+        for last_try in (False, False, True):
+            self.store.makedirs(self.folder)
+            try:
+                return self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
+            except FileNotFoundError:  # another run has found the folder empty, and removed it
+                if last_try:
+                    raise
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
@@ -156,7 +175,11 @@ class Attempt:
         """Delete the folders of dead attempts; their ids."""
         gone = []
         for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
-            if entry.name != self.id and not (entry.is_dir and self.alive(entry.name)):
+            if entry.name == self.id:
+                continue
+            if entry.is_dir and self.alive(entry.name):
+                self.store.remove_empty(entry.path)  # of a run that was killed before its first heartbeat
+            else:
                 self.store.delete(entry.path)
                 gone.append(entry.name)
         return gone

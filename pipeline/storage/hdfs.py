@@ -91,12 +91,16 @@ class HdfsFiles:
         from hdfs_native import WriteOptions
 
         with self._errors(path):
-            options = WriteOptions(overwrite=False, create_parent=True)
+            options = WriteOptions(overwrite=False, create_parent=False)
             return cast(BinaryIO, HdfsWriter(self, path, self.client.create(self._path(path), options)))
 
     def makedirs(self, path: str) -> None:
         with self._errors(path):
             self.client.mkdirs(self._path(path), create_parent=True)
+
+    def makedir(self, path: str) -> None:
+        with self._errors(path):
+            self.client.mkdirs(self._path(path), create_parent=False)
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
         with self._errors(target):

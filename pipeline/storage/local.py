@@ -79,6 +79,10 @@ class LocalFiles:
                 return os.makedirs(path, exist_ok=True)
         return os.makedirs(path, exist_ok=True)
 
+    def makedir(self, path: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(path)
+
     def rename(self, source: str, target: str, overwrite: bool) -> None:
         if overwrite:
             os.replace(source, target)

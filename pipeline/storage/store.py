@@ -108,6 +108,10 @@ class Store:
     def makedirs(self, uri: str) -> None:
         self.files(uri).makedirs(uri)
 
+    def makedir(self, uri: str) -> None:
+        """One folder, which may be there. Raises FileNotFoundError where that which is to hold it is not."""
+        self.files(uri).makedir(uri)
+
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         self.files(source).rename(source, target, overwrite)
 

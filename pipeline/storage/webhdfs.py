@@ -79,7 +79,7 @@ class WebHdfsFiles:
     def _refuse(self, *args: Any, **_: Any) -> NoReturn:
         raise PermissionError(f"{args[0]}: webhdfs:// is for reading; write to hdfs://")
 
-    create = makedirs = rename = delete = remove_empty = sync_folder = _refuse
+    create = makedirs = makedir = rename = delete = remove_empty = sync_folder = _refuse
 
 
 def _info(path: str, status: dict[str, Any]) -> FileInfo:
