@@ -266,7 +266,10 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "a torn Parquet file": (torn, "part-0.parquet is not a whole Parquet file"),
         "images of two sizes": (uneven, "row 8: the image has 99 bytes, not 3072"),
         "a null label": (null, "row 1: label is null"),
-        "no label column": (nolabel, "no column label or labels or fine_label; its columns are image, y"),
+        "no label column": (
+            nolabel,
+            "has no labels, which Parquet has in a column label, labels or fine_label",
+        ),
         "labels that are fractions": (floats, "label is double, not whole numbers"),
         "a negative label": (negative, "row 8: label -4"),
         "a broken PNG": (badpng, "row 1: the image cannot be decoded"),

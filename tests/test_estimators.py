@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.clustering import KMeans
 from pyspark.ml.evaluation import ClusteringEvaluator
 from pyspark.ml.feature import PCA
 from pyspark.ml.functions import array_to_vector
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sklearn.decomposition import PCA as ReferencePCA
@@ -190,6 +193,113 @@ def test_the_model_of_all_classes_beside_the_shards_loads_and_predicts_what_was_
 def test_senseless_numbers_of_components_are_refused(table: DataFrame, components: float) -> None:
     with pytest.raises(UsageError, match="components"):
         BlockPCA(components=components).fit(table)
+
+
+@pytest.fixture(scope="module")
+def few(spark: SparkSession, rows: Rows) -> DataFrame:
+    """The first rows as bytes, as an array and as a vector."""
+    data = [(at, bytearray(image.tobytes()), image.tolist()) for at, image in enumerate(rows[1][:400])]
+    frame = spark.createDataFrame(data, "id int, bytes binary, array array<int>")
+    return frame.withColumn("vector", array_to_vector(F.col("array").cast("array<double>"))).cache()
+
+
+@pytest.mark.parametrize("column", ["array", "vector"])
+def test_pixels_may_stand_in_arrays_and_vectors_too(few: DataFrame, column: str) -> None:
+    as_bytes, other = (BlockPCA(components=5, inputCol=name).fit(few) for name in ("bytes", column))
+    assert np.array_equal(other.spectrum.components, as_bytes.spectrum.components)
+    both = [model.transform(few).orderBy("id").collect() for model in (as_bytes, other)]
+    assert [row.point for row in both[0]] == [row.point for row in both[1]]
+    fits = [BlockKMeans(k=4, featuresCol=name).fit(few) for name in ("bytes", column)]
+    assert np.array_equal(fits[0].fitted.centres, fits[1].fitted.centres)
+    both = [fits[0].transform(few).collect(), fits[1].transform(few).collect()]
+    assert [row.neighbourhood for row in both[0]] == [row.neighbourhood for row in both[1]]
+
+
+def test_numbers_that_are_no_pixels_are_refused(spark: SparkSession) -> None:
+    table = spark.createDataFrame([([0.0, 255.0],), ([0.5, 3.0],)], "image array<double>")
+    with pytest.raises(PySparkException, match=r"numbers that are not pixels, whole and in 0\.\.255"):
+        BlockPCA(components=1).fit(table)
+
+
+def test_without_ids_the_rows_themselves_tell_and_the_bits_hold_for_any_partitioning(few: DataFrame) -> None:
+    points = BlockPCA(components=6, inputCol="bytes").fit(few).transform(few).select("point").cache()
+    doubled = points.union(points)
+    here = BlockKMeans(k=7, seed=1).fit(doubled.coalesce(1))
+    spread = BlockKMeans(k=7, seed=1).fit(doubled.repartition(5))
+    assert np.array_equal(here.fitted.centres, spread.fitted.centres)
+    assert here.fitted.sizes.sum() == 800
+    assert (here.fitted.sizes % 2 == 0).all()
+
+
+def test_a_column_of_text_that_happens_to_be_named_id_is_no_id(spark: SparkSession) -> None:
+    data = [(f"row {i}", [float(i % 3), 1.0]) for i in range(30)]
+    table = spark.createDataFrame(data, "id string, point array<double>")
+    assert BlockKMeans(k=3).fit(table).fitted.sizes.tolist() == [10, 10, 10]
+
+
+def test_a_first_image_that_is_null_is_one_line(spark: SparkSession) -> None:
+    table = spark.createDataFrame([(None,), (bytearray(b"abc"),)], "image binary").coalesce(1)
+    with pytest.raises(DataError, match="column image has a null"):
+        BlockPCA().fit(table)
+
+
+def test_setters_return_the_estimator_and_reach_the_model(few: DataFrame) -> None:
+    pca = BlockPCA().setComponents(3).setWhiten(True).setInputCol("bytes").setOutputCol("p")
+    kmeans = BlockKMeans().setK(3).setNInit(2).setMaxIter(9).setTol(0.1).setSeed(5).setIdCol("id")
+    model = Pipeline(stages=[pca, kmeans.setFeaturesCol("p").setPredictionCol("c")]).fit(few)
+    first, second = model.stages
+    assert [first.getOrDefault(name) for name in ("components", "whiten", "outputCol")] == [3.0, True, "p"]
+    assert [second.getOrDefault(name) for name in ("k", "nInit", "maxIter", "tol", "seed")] == [3, 2, 9, 0.1, 5]
+    assert model.transform(few).select("c").distinct().count() <= 3
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: BlockKMeans(k=0), r"k must be in 1\.\.65536, got 0"),
+        (lambda: BlockKMeans().setNInit(0), "nInit must be at least 1, got 0"),
+        (lambda: BlockKMeans(maxIter=-1), "maxIter must be at least 1, got -1"),
+        (lambda: BlockKMeans(tol=float("nan")), "tol must be a number of 0 or more, got nan"),
+        (lambda: BlockPCA().setComponents(2.5), r"components must be a whole number or a share in \(0, 1\), got 2.5"),
+    ],
+)
+def test_senseless_parameters_are_refused_where_they_are_set(make: Callable[[], object], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "line"),
+    [
+        (
+            BlockPCA(inputCol="pixels"),
+            "inputCol 'pixels' is no column of the table; its columns are id, bytes, array, vector",
+        ),
+        (BlockPCA(inputCol="id"), "inputCol 'id' holds int, not vectors, arrays of numbers or bytes"),
+        (BlockKMeans(featuresCol="id"), "featuresCol 'id' holds int"),
+        (BlockKMeans(featuresCol="vector", idCol="row"), "idCol 'row' is no column"),
+        (BlockKMeans(featuresCol="vector", idCol="bytes"), "idCol 'bytes' holds binary, not whole numbers"),
+    ],
+)
+def test_a_table_without_what_is_needed_is_one_line(
+    few: DataFrame, estimator: BlockPCA | BlockKMeans, line: str
+) -> None:
+    with pytest.raises(UsageError, match=line):
+        estimator.fit(few)
+
+
+def test_cross_validation_chooses_among_numbers_of_clusters(spark: SparkSession) -> None:
+    rng = np.random.default_rng(0)
+    data = [([float(v) for v in rng.normal(9 * (i % 3), 0.1, 2)],) for i in range(240)]
+    points = spark.createDataFrame(data, "v array<double>").select(array_to_vector("v").alias("point"))
+    estimator = BlockKMeans(seed=1)
+    grid = ParamGridBuilder().addGrid(estimator.k, [2, 3, 8]).build()
+    judge = ClusteringEvaluator(featuresCol="point", predictionCol="neighbourhood")
+    found = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=judge, numFolds=2, seed=1, parallelism=2
+    ).fit(points)
+    assert len(found.bestModel.fitted.sizes) == 3
+    assert int(np.argmax(found.avgMetrics)) == 1
 
 
 def test_arrays_of_numbers_cluster_too(spark: SparkSession) -> None:

@@ -16,6 +16,8 @@ from pipeline.clustering.fit import fit_here, rough_centres
 from pipeline.clustering.lloyd import Fit, KMeansSettings, draw_sample, iterate, nearest, plus_plus
 from pipeline.clustering.passes import Pass
 
+pytestmark = pytest.mark.slow  # seconds of arithmetic a test
+
 Points = npt.NDArray[np.int32]
 T = TypeVar("T")
 SETTINGS = KMeansSettings(k=20, max_iter=1, tol=0, seed=0)

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 from pipeline.datasets.features import feature_batch
 from tests.application import run_job
+from tests.conftest import make_rows, write_binary
 from trainer.data.shards import load_eval, load_worker, open_shards
 
 ROWS, FEATURES = 300, 7
@@ -79,15 +81,120 @@ def test_another_target_is_another_content(made: dict[str, Any], tmp_path: Path)
     assert fingerprints[0] != fingerprints[1]
 
 
-def test_what_looks_at_pixels_says_that_there_are_none(made: dict[str, Any], tmp_path: Path) -> None:
-    places = ["--input", made["source"], "--output", tmp_path / "shards", "--workers", 3]
-    done = run_job("distribution_aware.py", *places)
+def neighbourhoods_of(output: Path) -> np.ndarray[Any, Any]:
+    """By id."""
+    manifest = json.loads((output / "manifest.json").read_text())
+    tables = [pq.read_table(output / file["path"]) for worker in manifest["workers"] for file in worker["files"]]
+    rows = pa.concat_tables(tables).to_pandas()
+    return np.asarray(rows[rows["copy"] == 0].sort_values("id")["neighbourhood"])
+
+
+@pytest.mark.parametrize("job", ["distribution_aware.py", "class_cluster.py"])
+def test_features_are_clustered_as_they_are_and_reported_on(tmp_path: Path, job: str) -> None:
+    """Against scikit-learn, on clusters that nobody can miss; two rows are far from all others."""
+    rng = np.random.default_rng(4)
+    truth = rng.integers(0, 4, ROWS)
+    features = (rng.normal(0, 0.3, (ROWS, FEATURES)) + 10 * rng.normal(size=(4, FEATURES))[truth]).astype(np.float32)
+    features[:2] = 400.0
+    source, output = write(tmp_path / "in", features, None), tmp_path / "out"
+    flags = ["--input", source, "--output", output, "--workers", 3]
+    done = run_job(job, *flags, "--clusters", 5 if job.startswith("dist") else 15)
+    assert done.code == 0, done.err
+    assert "failed" not in done.err
+    found = neighbourhoods_of(output)
+    manifest = json.loads((output / "manifest.json").read_text())
+    if job.startswith("dist"):
+        assert adjusted_rand_score(truth[2:], found[2:]) == 1
+        assert len(set(found[:2]) - set(found[2:])) == 1
+        assert manifest["copies"] == 2 * 2
+        assert [path["path"].split("/")[2] for path in manifest["model"]["files"]] == ["kmeans"] * 3
+    else:
+        for label in range(3):
+            mine = np.arange(ROWS) % 3 == label
+            assert adjusted_rand_score(truth[mine][1:], found[mine][1:]) > 0.8
+    page = (output / "report.html").read_text()
+    assert "mean row is off by" in page
+    assert run_job(job, *flags, "--clusters", 5 if job.startswith("dist") else 15).out.count("already committed") == 1
+
+
+VECTORS = pa.list_(pa.float32())
+
+
+def with_vectors(folder: Path, vectors: pa.Array) -> Path:
+    """Small images, alike in all rows, beside vectors."""
+    folder.mkdir()
+    images = pa.array([bytes(12)] * len(vectors), pa.binary())
+    labels = pa.array(np.arange(len(vectors)) % 3, pa.int32())
+    pq.write_table(pa.table({"image": images, "label": labels, "v": vectors}), folder / "a.parquet", row_group_size=70)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("job", "kind"),
+    [("class_cluster.py", "list"), *(("distribution_aware.py", kind) for kind in ("list", "fixed", "double", "spark"))],
+)
+def test_a_column_of_vectors_is_clustered_instead_of_pixels(tmp_path: Path, job: str, kind: str) -> None:
+    rng = np.random.default_rng(8)
+    numbers = rng.normal(size=(ROWS, FEATURES)).astype(np.float32)
+    lists = pa.array(list(numbers), pa.list_(pa.float64()) if kind == "double" else VECTORS)
+    vectors = {
+        "list": lists,
+        "double": lists,
+        "fixed": pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), FEATURES),
+        "spark": pa.StructArray.from_arrays([pa.array([1] * ROWS, pa.int8()), lists], ["type", "values"]),
+    }[kind]
+    flags = ["--workers", 3, "--clusters", 6, "--no-report"]
+    places = ["--input", with_vectors(tmp_path / "in", vectors), "--output", tmp_path / "out", "--image-shape", "3x2x2"]
+    done = run_job(job, *places, *flags, "--embedding", "v")
+    assert done.code == 0, done.err
+    features = ["--input", write(tmp_path / "features", numbers, None), "--output", tmp_path / "features-out"]
+    assert run_job(job, *features, *flags).code == 0
+    np.testing.assert_array_equal(neighbourhoods_of(tmp_path / "out"), neighbourhoods_of(tmp_path / "features-out"))
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["image"]["shape"], manifest["image"]["dtype"]) == ([3, 2, 2], "uint8")
+    assert (manifest["params"]["embedding"], manifest["params"]["components_fitted"]) == ("v", FEATURES)
+
+
+ROW = [1.0, 2.0]
+BROKEN: dict[str, tuple[pa.Array, str, int]] = {
+    "a null": (pa.array([ROW] * 150 + [None] + [ROW] * 9, VECTORS), "row 150: the vector is null", 3),
+    "another length": (pa.array([ROW] * 80 + [[1.0]] + [ROW] * 9, VECTORS), "row 80: the vector has 1 numbers", 3),
+    "not finite": (pa.array([ROW] * 20 + [[1.0, np.inf]] + [ROW] * 9, VECTORS), "row 20: the vector holds numbers", 3),
+    "text": (pa.array(["a"] * 30), "holds string, not vectors", 2),
+    "lists of text": (pa.array([["a"]] * 30), "not vectors", 2),
+    "empty vectors": (pa.array([[]] * 30, VECTORS), "row 0: v is an empty vector", 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_vectors_that_are_none_are_one_line(spark: Any, tmp_path: Path, case: str) -> None:
+    vectors, line, code = BROKEN[case]
+    places = ["--input", with_vectors(tmp_path / "in", vectors), "--output", tmp_path / "out", "--image-shape", "3x2x2"]
+    done = run_job("distribution_aware.py", *places, "--workers", 2, "--clusters", 2, "--embedding", "v", "--quiet")
+    assert (done.code, line in done.err) == (code, True), done.err
+    assert "\n" not in done.err.strip()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_that_is_not_there_is_refused_and_binaries_have_none(spark: Any, tmp_path: Path) -> None:
+    source = with_vectors(tmp_path / "in", pa.array([ROW] * 30, VECTORS))
+    flags = ["--output", tmp_path / "out", "--workers", 2, "--embedding", "w", "--image-shape", "3x2x2", "--quiet"]
+    done = run_job("distribution_aware.py", "--input", source, *flags)
     assert done.code == 2
-    assert "distribution_aware looks at pixels" in done.err
+    assert "--embedding w is no column" in done.err
+    labels, images = make_rows(30, pixels=12)
+    source = write_binary(tmp_path / "binary", labels, images)
+    done = run_job("distribution_aware.py", "--input", source, *flags, "--format", "cifar10-binary")
+    assert done.code == 2
+    assert "holds cifar10-binary files" in done.err
+
+
+def test_stock_spark_takes_no_features(made: dict[str, Any], tmp_path: Path) -> None:
+    places = ["--input", made["source"], "--output", tmp_path / "shards", "--workers", 3]
+    done = run_job("distribution_aware.py", *places, "--engine", "spark-ml", "--components", 3)
+    assert done.code == 2
+    assert "--engine spark-ml takes images of pixels, not 7x1x1 images of float32" in done.err
     assert not (tmp_path / "shards").exists()
-    done = run_job("stratified.py", *places)  # with a report, which has nothing to show
-    assert done.code == 0
-    assert "warning: the shards are committed, but their report failed" in done.err
 
 
 @pytest.mark.parametrize("broken", ["feature", "target"])

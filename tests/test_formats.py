@@ -211,6 +211,7 @@ print(sum(len(block.ids) for block in found), pyarrow.default_memory_pool().max_
 """
 
 
+@pytest.mark.slow
 def test_a_row_group_as_large_as_its_file_is_never_held_whole(tmp_path: Path) -> None:
     labels, images = make_rows(20_000, seed=1, pixels=3072)
     column = pa.array([row.tobytes() for row in images], pa.binary())

@@ -12,7 +12,6 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 from pipeline.clustering import gram
-from pipeline.errors import UsageError
 
 
 def _dense(found: gram.Gram) -> np.ndarray:
@@ -126,8 +125,3 @@ def test_directions_without_variance_are_left_out() -> None:
     assert len(gram.top_components(gram.covariance(gram.local([images], 60)), 50).variances) == 3
     flat = np.full((10, 60), 7, np.uint8)
     assert len(gram.top_components(gram.covariance(gram.local([flat], 60)), 5).variances) == 1
-
-
-def test_images_too_large_for_an_exact_gram_are_refused_with_the_memory_it_would_take() -> None:
-    with pytest.raises(UsageError, match="272 GB"):
-        gram.check_pixels(224 * 224 * 3)

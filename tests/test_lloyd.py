@@ -18,7 +18,10 @@ from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
 from pipeline.clustering.fit import settled, settling, settling_limit
 from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.kmeans import content_ids
 from pipeline.clustering.passes import Pass
+from pipeline.clustering.points import Points as Block
+from pipeline.clustering.points import fit_gathered
 from pipeline.clustering.projection import grid_exponent, quantise
 
 Points = npt.NDArray[np.int32]
@@ -148,6 +151,25 @@ def test_more_clusters_than_points_leaves_one_each(rows: npt.NDArray[np.int32], 
     assert found.inertia == 0
 
 
+@pytest.mark.parametrize("values", [10, 100])
+def test_without_ids_rows_that_repeat_have_as_many_clusters_as_with_them(values: int) -> None:
+    rng = np.random.default_rng(0)
+    points = rng.integers(-1000, 1000, (values, 3)).astype(np.int32)[rng.integers(0, values, 20_000)]
+    settings = lloyd.KMeansSettings(5, 50, 1e-4, 1, 1)
+    with_ids = fit_gathered([Block(np.arange(len(points)), points)], settings)
+    parts = [Block(content_ids(part), part) for part in np.array_split(points[rng.permutation(len(points))], 7)]
+    without = fit_gathered(parts, settings)
+    assert len(without.sizes) == len(with_ids.sizes) == 5
+    assert without.inertia < 1.5 * with_ids.inertia
+    drawn = reduce(
+        partial(lloyd.merge_samples, 5), (lloyd.draw_sample(part.ids, part.points, settings) for part in parts)
+    )
+    whole = lloyd.draw_sample(content_ids(points), points, settings)
+    assert np.array_equal(drawn.keys, whole.keys)
+    assert np.array_equal(drawn.points, whole.points)
+    assert len(whole.keys) == len(np.unique(points, axis=0))
+
+
 def test_identical_points_make_one_cluster() -> None:
     found = fit(np.full((50, 3), 7, np.int32), 4)
     assert found.centres.tolist() == [[7, 7, 7]]
@@ -199,6 +221,7 @@ def test_an_all_zero_spread_has_a_grid() -> None:
     assert grid_exponent(np.zeros(3)) == 0
 
 
+@pytest.mark.slow
 def test_more_clusters_than_the_smallest_sample_has_rows() -> None:
     points, _ = blobs(rows=30_000)
     fitted = fit(points, 5000, parts=3, max_iter=2)

@@ -20,6 +20,8 @@ from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 from pyspark.sql import SparkSession
 
+from pipeline.errors import DataError
+from pipeline.input.files import input_files
 from pipeline.shardset import versions
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
@@ -104,9 +106,36 @@ def test_hdfs_native_renames_onto_an_existing_file_only_when_told(hdfs: Hdfs) ->
     assert [Path(s.path).name for s in client.list_status("/rename")] == ["old"]
 
 
+def test_nothing_is_made_in_a_folder_that_is_not_there(hdfs: Hdfs) -> None:
+    store, gone = Store(), f"{hdfs.uri}/gone/attempt"
+    for make in (lambda: store.makedir(f"{gone}/task"), lambda: store.write_new(f"{gone}/beat", b"here")):
+        with pytest.raises(FileNotFoundError):
+            make()
+    assert not store.exists(f"{hdfs.uri}/gone")
+    store.makedirs(gone)
+    store.makedir(f"{gone}/task")
+    store.makedir(f"{gone}/task")
+    store.write_new(f"{gone}/beat", b"here")
+    assert sorted(entry.name for entry in store.list(gone)) == ["beat", "task"]
+
+
+def test_patterns_and_partition_folders_are_found(hdfs: Hdfs) -> None:
+    store, root = Store(), f"{hdfs.uri}/patterns"
+    for path in ("day=01/label=3/a.parquet", "day=02/b.parquet", "day=11/c.parquet", "_staging/d.parquet"):
+        store.makedirs(f"{root}/{path}".rpartition("/")[0])
+        store.write_new(f"{root}/{path}", b"rows")
+    found = [file.path.removeprefix(root) for file in input_files(store, f"{root}/day=0*", False)]
+    assert found == ["/day=01/label=3/a.parquet", "/day=02/b.parquet"]
+    everything = input_files(store, f"{hdfs.uri}/*terns", False)
+    assert len(everything) == 3
+    with pytest.raises(DataError, match=r"day=9\* matches no file or folder"):
+        input_files(store, f"{root}/day=9*", False)
+
+
 def test_the_pipeline_writes_a_file_though_a_datanode_died_just_now(three_datanodes: Hdfs) -> None:
     """The NameNode still sends writers to it; the client's report of that must not hide that trying again may help."""
     store, uri = Store(), f"{three_datanodes.uri}/just-now/file"
+    store.makedirs(uri.rpartition("/")[0])
     three_datanodes.kill_datanode(1)
     store.write_new(uri, MEGABYTE)
     assert store.read(uri) == MEGABYTE
@@ -291,6 +320,7 @@ def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new
 
 def test_of_many_that_put_one_version_on_hdfs_one_succeeds(hdfs: Hdfs) -> None:
     place = f"{hdfs.uri}/versions"
+    STORE.makedirs(place)
     for number in (1, 2, 3):
         staged = [f"{place}/{number}-{i}" for i in range(6)]
         for path in staged:

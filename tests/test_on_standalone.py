@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,9 +30,38 @@ from tests.cluster_runs import (
     writing,
 )
 from tests.clusters import ROOT, Hdfs, Standalone, end_tree, spark_submit
+from tests.clusters.submit import start_submit
 
 # How long a task, and the driver, waits for a DataNode that died under its write.
 STALL = {"SHARDING_STALL_S": "8"}
+
+
+def test_a_job_that_the_cluster_has_no_room_for_says_so_and_its_jobs_have_names(
+    standalone: Standalone, small_set: Source, tmp_path: Path
+) -> None:
+    (tmp_path / "events").mkdir()
+    conf = {
+        "spark.executor.memory": "60g",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{tmp_path}/events",
+    }
+    arguments = (ROOT / "jobs/stratified.py", "--input", small_set.folder, "--output", tmp_path / "out", "--workers", 2)
+    with (tmp_path / "log").open("wb") as log:
+        job = start_submit(*arguments, *LAYOUT, master=standalone.master_url, conf=conf, env=QUIET, output=log)
+        try:
+            while "no executor has taken a task yet" not in (said := (tmp_path / "log").read_text()):
+                assert job.poll() is None, said
+                time.sleep(0.1)
+            (events,) = [path for path in (tmp_path / "events").rglob("*") if path.is_file() and "events_" in path.name]
+            started = [json.loads(line) for line in events.read_text().splitlines() if "SparkListenerJobStart" in line]
+            asked = {event["Properties"]["spark.job.description"] for event in started}
+        finally:
+            job.terminate()
+            job.wait(30)
+            end_tree([job])
+    assert asked == {f"scan: stratified to {tmp_path}/out"}
+    assert not (tmp_path / "out").exists()
 
 
 def test_standalone_shards_reshards_and_replaces_on_hdfs(

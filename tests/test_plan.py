@@ -124,7 +124,7 @@ def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
     assert warnings(large, 2 << 30) == []
     lines = warnings(plan(Shape(10**6, 100_000, 150_528, 10, 70_000, 50, 4)), 1 << 30)
     text = "\n".join(lines)
-    for sign in ("refuses images of 150,528", "70,000 clusters are more", "a task of pca holds", "about 10 rows"):
+    for sign in ("70,000 clusters are more", "a task of pca holds", "about 10 rows"):
         assert sign in text
 
 

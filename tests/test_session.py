@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,21 @@ def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_one
     assert ours.items() <= found.items()
     assert len(ours) > 5
     assert found["spark.python.daemon.module"] == PYTHON_WORKERS
+
+
+def test_a_program_without_spark_submit_draws_no_bar_into_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import time\n"
+        "from pipeline.spark.session import spark_context\n"
+        "with spark_context() as context:\n"
+        "    context.parallelize(range(2), 2).map(lambda _: time.sleep(1.5)).count()\n"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "PYSPARK_GATEWAY_PORT"}
+    env["PYTHONPATH"] = str(PACKAGE.parent)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], env=env, capture_output=True, text=True, check=True
+    )
+    assert "Stage" not in done.stderr
 
 
 def test_spark_submit_maps_its_classes_from_the_archive_that_set_up_recorded(tmp_path: Path) -> None:

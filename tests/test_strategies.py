@@ -122,6 +122,9 @@ def test_every_row_is_owned_once_and_arrives_unchanged(
         mine = rows[rows.worker == worker["index"]]
         assert (worker["rows"], worker["copies"]) == (len(mine), int((mine["copy"] > 0).sum()))
         assert worker["label_histogram"] == np.bincount(mine.label, minlength=10).tolist()
+        if "neighbourhood" in mine:
+            groups = len(manifest["neighbourhoods"])
+            assert worker["neighbourhood_histogram"] == np.bincount(mine.neighbourhood, minlength=groups).tolist()
         assert sum(file["rows"] for file in worker["files"]) == len(mine)
         assert mine.id.is_monotonic_increasing
     if "neighbourhood" in rows:

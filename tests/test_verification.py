@@ -14,11 +14,13 @@ from pyspark.sql import SparkSession
 
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import group_table
+from pipeline.assignment.kept import keep
 from pipeline.errors import JobError
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.records import record_batch
 from pipeline.input.scan import scan
 from pipeline.output import writer
+from pipeline.output.spill import SpillJob
 from pipeline.output.writer import ChunkJob, WrittenChunk, WrittenFile
 from pipeline.runs import shard as runs
 from pipeline.runs import write
@@ -161,7 +163,8 @@ def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_
 
 
 def job_of(dataset: Dataset, staging: Path, workers: int = 3) -> ChunkJob:
-    """All rows round robin, in one chunk."""
+    """All rows round robin, in one chunk. staging: the folder of an attempt, which is there."""
+    staging.mkdir()
     table, bounds = group_table(np.array([dataset.rows]), workers), [(0, dataset.rows)]
     offsets = offsets_by_chunk(np.array([[dataset.rows]]))
     return ChunkJob(dataset, Grouping(), table, offsets, bounds, str(staging), 10)
@@ -195,6 +198,22 @@ def test_what_goes_into_the_files_is_verified_and_not_what_was_read(
     else:
         with pytest.raises(JobError, match="the input changed while it was sharded"):
             write.verify(written, scanned, job.table)
+
+
+@pytest.mark.parametrize("what", ["groups", "shards", "spilled rows"])
+def test_a_task_that_outlives_its_attempt_brings_nothing_back(source: Path, tmp_path: Path, what: str) -> None:
+    """Executors go on for a while when their driver was killed; another run may have tidied up in the meantime."""
+    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    job = job_of(dataset, tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    tasks: dict[str, Callable[[], object]] = {
+        "groups": lambda: keep(dataset.store, f"{job.staging}/groups", 0, np.zeros(9, np.int32)),
+        "shards": lambda: job.write(0, "task"),
+        "spilled rows": lambda: SpillJob(job, 2, job.bounds).spill(0, "task"),
+    }
+    with pytest.raises(JobError, match=f"{tmp_path}/gone is gone: the run has ended, or another one took it for dead"):
+        tasks[what]()
+    assert not (tmp_path / "gone").exists()
 
 
 def test_a_try_that_fails_leaves_no_file(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

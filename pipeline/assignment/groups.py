@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pipeline.arrays import Ints
 
+MOST_COUNTS = 1 << 20  # of groups by worker that a manifest tells, about ten bytes each
 Start = Literal["zero", "carry"]
 SparseIf = Literal["le", "lt", "never"]
 
@@ -27,6 +28,14 @@ class GroupTable:
     def copies(self) -> int:
         """Rows added by broadcasting sparse groups: (n - 1) * sum of their sizes."""
         return int(self.sizes[self.sparse].sum()) * (self.num_workers - 1)
+
+
+def rows_by_worker(table: GroupTable) -> Ints:
+    """int64 [workers, groups]: the rows of each group that a worker holds, copies included, where groups are dealt round
+    robin."""
+    places = (np.arange(table.num_workers)[:, None] - table.starts) % table.num_workers
+    dealt = table.sizes // table.num_workers + (places < table.sizes % table.num_workers)
+    return np.where(table.sparse, table.sizes, dealt)
 
 
 def group_table(sizes: Ints, num_workers: int, start: Start = "zero", sparse_if: SparseIf = "never") -> GroupTable:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Ints
+from pipeline.shardset.attempt import task_folder
 from pipeline.storage.store import Store
 
 
@@ -28,7 +29,7 @@ class KeptRange:
 def keep(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> KeptRange:
     """Write the groups of rows from id ``low`` on. The name is unique to this try of a task."""
     kept = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
-    store.makedirs(folder)
+    task_folder(store, folder)
     store.write_new(kept.path, groups.astype("<i4").tobytes())
     return kept
 

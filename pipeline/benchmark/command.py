@@ -56,7 +56,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
     with spark_context(debug=args.debug) as context:
         if not str(context.master).startswith("local"):
             print(f"note: MLlib runs on {context.master}, the servers and their workers on this host alone", flush=True)
-        progress = PhaseLog(context, quiet=args.quiet)
+        progress = PhaseLog(context, quiet=args.quiet, title="benchmark")
         results = run_experiment(context, experiment, output, args.data or f"{output}/data", progress)
     write_durably(output / REPORT, render(results).encode())
     print_summaries(summarise(results["records"]))

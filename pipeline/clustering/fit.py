@@ -19,6 +19,7 @@ from pipeline.clustering.lloyd import (
     iterate,
     nearest,
     plus_plus,
+    sample_rows,
 )
 from pipeline.clustering.passes import Pass
 from pipeline.hashing import keyed_hash
@@ -53,7 +54,8 @@ def fit(
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
-        if drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
+        full = len(drawn.points) == sample_rows(settings.k)  # else rows repeat so often that few say nothing of all
+        if full and drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
             centres = settle(centres, drawn.mean_variance)
         fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))

@@ -9,6 +9,7 @@ Cost: rows * d^2 flop; d*d*12 bytes of state a task, d*d*2 to d*d*4 bytes from e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,9 @@ EXACT_F32 = 1 << 24
 SHIFT = 128
 SYRK_ROWS = 2048
 FIT_ROWS = 10_000
-MAX_PIXELS = 12_288  # 64x64x3: the state of one task is 12 d^2 bytes, 1.8 GB there
+MAX_PIXELS = 12_288  # 64x64x3: the state of one task is 12 d^2 bytes, 1.8 GB there; larger images go by dual.py
+LARGE_ROWS = 2000  # of those, by default
+MOST_ROWS, MOST_BYTES = 10_000, 512 << 20  # of images that one task holds whole
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,30 @@ def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
     eigenvectors cost, 10,000, but three for each pixel at least; all of them where that would be more than half.
 
     Lanczos needs some 150 products with the d x d matrix for 50 components, each bound by memory: the flop of 8,000 rows in
-    the time that they take."""
+    the time that they take. Of images with more than MAX_PIXELS pixels LARGE_ROWS, or fewer where one task holds no more.
+    Raises UsageError where more of those are asked for than it holds."""
+    if pixels > MAX_PIXELS:
+        most = rows_at_most(pixels)
+        wanted = min(rows, most, LARGE_ROWS) if asked == "auto" else rows if asked == "all" else min(rows, int(asked))
+        if wanted > most:
+            raise UsageError(
+                f"the PCA of images of {pixels:,} values is fitted to at most {most:,} of them; leave out --fit-rows {asked}"
+            )
+        return wanted
     enough = max(FIT_ROWS, 3 * pixels)
     if asked == "auto":
         return rows if rows <= 2 * enough else enough
     return rows if asked == "all" else min(rows, int(asked))
 
 
-def check_pixels(pixels: int) -> None:
-    if pixels > MAX_PIXELS:
-        raise UsageError(
-            f"the exact PCA keeps a {pixels} x {pixels} matrix ({12 * pixels**2 / 1e9:.0f} GB a task) and is limited to"
-            f" {MAX_PIXELS} pixels an image; scale the images down, or use a strategy without PCA"
-        )
+def rows_at_most(pixels: int) -> int:
+    """How many images one task may hold whole."""
+    return min(MOST_ROWS, MOST_BYTES // pixels)
+
+
+def rows_are_fewer(rows: int, pixels: int) -> bool:
+    """Whether the products of rows are a much smaller matrix, and one task may hold them all: then dual.py fits."""
+    return pixels > MAX_PIXELS or (2 * rows <= pixels and rows * pixels <= MOST_BYTES)
 
 
 def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
@@ -119,15 +133,22 @@ def merge(left: Gram, right: Gram) -> Gram:
     return Gram(left.count + right.count, left.total + right.total, packed)
 
 
-def covariance(gram: Gram) -> npt.NDArray[np.float64]:
-    """The upper triangle, float64 [d, d] with zeros below, divided by count - 1 as scikit-learn and spark.ml do."""
+def upper_triangle(gram: Gram, centre: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
+    """float64 [d, d] with zeros below, less count times the products of ``centre``."""
     d = len(gram.total)
     upper = np.zeros((d, d))
-    mean = gram.total / gram.count
     at = 0
     for row in range(d):
-        upper[row, row:] = gram.packed[at : at + d - row] - gram.count * mean[row] * mean[row:]
+        upper[row, row:] = gram.packed[at : at + d - row]
+        if centre is not None:
+            upper[row, row:] -= gram.count * centre[row] * centre[row:]
         at += d - row
+    return upper
+
+
+def covariance(gram: Gram) -> npt.NDArray[np.float64]:
+    """The upper triangle, float64 [d, d] with zeros below, divided by count - 1 as scikit-learn and spark.ml do."""
+    upper = upper_triangle(gram, gram.total / gram.count)
     upper /= max(gram.count - 1, 1)
     return upper
 
@@ -168,9 +189,19 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     else:
         keep = wanted
     keep = max(1, min(keep, int((variances > total * 1e-12).sum())))
-    rows = vectors[:, :keep].T
-    signs = np.sign(rows[np.arange(keep), np.abs(rows).argmax(axis=1)])
-    return Spectrum(np.ascontiguousarray(rows * np.where(signs == 0, 1, signs)[:, None]), variances[:keep], total)
+    return Spectrum(np.ascontiguousarray(upright(vectors[:, :keep].T)), variances[:keep], total)
+
+
+def upright(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Directions [k, d] with their largest entry positive."""
+    signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)])
+    turned: npt.NDArray[np.float64] = rows * np.where(signs == 0, 1, signs)[:, None]
+    return turned
+
+
+def is_component_number(components: float) -> bool:
+    """Whether it is a whole number of components, or a share of the variance."""
+    return math.isfinite(components) and components > 0 and (components <= 1 or components == int(components))
 
 
 def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

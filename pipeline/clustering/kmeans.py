@@ -5,36 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark import RDD, StorageLevel, keyword_only
 from pyspark.ml import Estimator, Model
-from pyspark.ml.functions import vector_to_array
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasFeaturesCol, HasMaxIter, HasPredictionCol, HasSeed, HasTol
 from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import IntegralType
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settled, settling, settling_limit
+from pipeline.clustering.params import column_type, matrix, not_negative, numbers, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import grid_exponent
 from pipeline.clustering.reduction import reduced
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
+from pipeline.hashing import row_hashes
 
+FEATURES = "the features"
 T = TypeVar("T")
 
 
 class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSeed):
-    k: Param[int] = Param(Params._dummy(), "k", "number of clusters", TypeConverters.toInt)
-    nInit: Param[int] = Param(Params._dummy(), "nInit", "number of starts, the best kept", TypeConverters.toInt)
-    idCol: Param[str] = Param(Params._dummy(), "idCol", "unique whole number of a row", TypeConverters.toString)
+    k: Param[int] = Param(Params._dummy(), "k", "number of clusters", whole_number("k", 1, lloyd.MOST_CLUSTERS))
+    nInit: Param[int] = Param(Params._dummy(), "nInit", "number of starts, the best kept", whole_number("nInit", 1))
+    idCol: Param[str] = Param(
+        Params._dummy(), "idCol", "unique whole number of a row; without one its features tell", TypeConverters.toString
+    )
+    maxIter: Param[int] = Param(Params._dummy(), "maxIter", "most iterations", whole_number("maxIter", 1))
+    tol: Param[float] = Param(Params._dummy(), "tol", "tolerance, as scikit-learn's", not_negative("tol"))
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,12 +49,20 @@ class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSee
             featuresCol="point", predictionCol="neighbourhood", idCol="id", k=20, maxIter=150, tol=1e-4, seed=0, nInit=1
         )
 
+    def setFeaturesCol(self, value: str) -> Self:
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str) -> Self:
+        return self._set(predictionCol=value)
+
 
 class BlockKMeans(
     Estimator["BlockKMeansModel"], _KMeansParams, DefaultParamsReadable["BlockKMeans"], DefaultParamsWritable
 ):
-    """K-means by exact integer Lloyd iterations. They start from a seeded k-means++ on the 4,096 rows of smallest id hash,
-    and from the tiny groups far from all other rows (far.py), which are looked for among all of them.
+    """K-means of a column of vectors, arrays of numbers or bytes, by exact integer Lloyd iterations.
+
+    They start from a seeded k-means++ on the 4,096 rows of smallest id hash, and from the tiny groups far from all other
+    rows (far.py), which are looked for among all of them.
 
     All iterations run in one task while the points fit it comfortably (256 MiB), beyond that one job an iteration over
     cached partitions: the same bits either way, and never on the driver, which holds only centres. Inertia is that of
@@ -69,9 +84,41 @@ class BlockKMeans(
         super().__init__()
         self._set(**self._input_kwargs)  # type: ignore[attr-defined]
 
+    def setK(self, value: int) -> Self:
+        return self._set(k=value)
+
+    def setNInit(self, value: int) -> Self:
+        return self._set(nInit=value)
+
+    def setIdCol(self, value: str) -> Self:
+        return self._set(idCol=value)
+
+    def setMaxIter(self, value: int) -> Self:
+        return self._set(maxIter=value)
+
+    def setTol(self, value: float) -> Self:
+        return self._set(tol=value)
+
+    def setSeed(self, value: int) -> Self:
+        return self._set(seed=value)
+
+    def _ids(self, dataset: DataFrame) -> Column | None:
+        """The ids of rows; None where none was asked for, and the table has no whole numbers under the default's name."""
+        name = self.getOrDefault(self.idCol)
+        if name not in dataset.columns and not self.isSet(self.idCol):
+            return None
+        kind = column_type(dataset, name, "idCol")
+        if not isinstance(kind, IntegralType):
+            if not self.isSet(self.idCol):
+                return None
+            raise UsageError(f"idCol {name!r} holds {kind.simpleString()}, not whole numbers")
+        return F.col(name)
+
     def _fit(self, dataset: DataFrame) -> BlockKMeansModel:
-        values = vector_to_array(F.col(self.getFeaturesCol())).alias("v")
-        table = dataset.select(F.col(self.getOrDefault(self.idCol)).cast("long").alias("id"), values)
+        ids = self._ids(dataset)
+        named, by_content = (F.lit(0), True) if ids is None else (ids, False)
+        values = numbers(dataset, self.getFeaturesCol(), "featuresCol").alias("v")
+        table = dataset.select(named.cast("long").alias("id"), values)
         parts = table.mapInArrow(_bounds, "bounds array<double>, values long").collect()
         if not parts:
             raise DataError("cannot fit clusters to an empty table")
@@ -80,14 +127,15 @@ class BlockKMeans(
         def quantised(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 if len(batch):
-                    grid = np.rint(_matrix(batch.column(1)) * 2.0**exponent).astype(np.int32)
+                    grid = np.rint(matrix(batch.column(1), FEATURES) * 2.0**exponent).astype(np.int32)
                     rows = pa.array([row.tobytes() for row in grid], pa.binary())
                     yield pa.RecordBatch.from_arrays([batch.column(0), rows], ["id", "p"])
 
         def block(rows: Iterable[Any]) -> Iterator[Points]:
             pairs = [(row.id, np.frombuffer(row.p, np.int32)) for row in rows]
             if pairs:
-                yield Points(np.array([i for i, _ in pairs]), np.stack([p for _, p in pairs]))
+                points = np.stack([p for _, p in pairs])
+                yield Points(content_ids(points) if by_content else np.array([i for i, _ in pairs]), points)
 
         points = table.mapInArrow(quantised, "id long, p binary").rdd.mapPartitions(block)
         points.persist(StorageLevel.MEMORY_AND_DISK)
@@ -148,8 +196,10 @@ class BlockKMeans(
         return self._copyValues(BlockKMeansModel(fitted, exponent))
 
 
-def _matrix(column: pa.Array) -> npt.NDArray[np.float64]:
-    return np.asarray(column.flatten().to_numpy(zero_copy_only=False), np.float64).reshape(len(column), -1)
+def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """An id of every row out of its content, int64 [rows]: equal rows have equal ones, and stand for each other."""
+    none = np.zeros(len(points), np.int64)
+    return row_hashes(none, none, None, None, np.ascontiguousarray(points).view(np.uint8)).view(np.int64)
 
 
 def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -157,9 +207,9 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     bounds, values = [], 0
     for batch in batches:
         if len(batch):
-            matrix = _matrix(batch.column(1))
-            bounds.append(np.abs(matrix).max(axis=0))
-            values += matrix.size
+            features = matrix(batch.column(1), FEATURES).astype(np.float64)
+            bounds.append(np.abs(features).max(axis=0))
+            values += features.size
     if bounds:
         largest = np.max(bounds, axis=0)
         if not np.isfinite(largest).all():
@@ -191,7 +241,7 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             return lloyd.nearest(np.rint(values * 2.0**exponent).astype(np.int32), centres)[0]
 
-        features = vector_to_array(F.col(self.getFeaturesCol()))
+        features = numbers(dataset, self.getFeaturesCol(), "featuresCol")
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, features))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

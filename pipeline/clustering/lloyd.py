@@ -153,7 +153,8 @@ def move(centres: Ints, total: Sums) -> Ints:
 class SeedingSample:
     """The rows with the smallest hash of id, and the moments of all rows: mergeable, so independent of partitioning.
 
-    keys uint64 [m], points int32 [m, p]; count; sums, squares: Python integers by feature."""
+    keys uint64 [m], each once, as rows with one id are equal; points int32 [m, p]; count; sums, squares: Python integers by
+    feature."""
 
     keys: npt.NDArray[np.uint64]
     points: npt.NDArray[np.int32]
@@ -172,9 +173,17 @@ def sample_rows(k: int) -> int:
     return max(SAMPLE_ROWS, 4 * k)
 
 
+def _smallest(keys: npt.NDArray[np.uint64], most: int) -> Ints:
+    """Where the smallest keys are, each once, ascending."""
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    first: Ints = order[np.r_[True, ascending[1:] != ascending[:-1]][: len(order)]]
+    return first[:most]
+
+
 def draw_sample(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> SeedingSample:
     keys = keyed_hash(ids, settings.seed)
-    order = np.argsort(keys, kind="stable")[: sample_rows(settings.k)]
+    order = _smallest(keys, sample_rows(settings.k))
     whole = points.astype(np.int64)
     squares = [exact_sum((whole[:, j] ** 2).astype(np.float64)) for j in range(points.shape[1])]
     sums = [int(s) for s in whole.sum(axis=0)]
@@ -183,7 +192,7 @@ def draw_sample(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettin
 
 def merge_samples(k: int, left: SeedingSample, right: SeedingSample) -> SeedingSample:
     keys = np.concatenate([left.keys, right.keys])
-    order = np.argsort(keys, kind="stable")[: sample_rows(k)]
+    order = _smallest(keys, sample_rows(k))
     points = np.concatenate([left.points, right.points])[order]
     return SeedingSample(
         keys[order],

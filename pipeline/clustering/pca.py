@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +16,25 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
 from pyspark.sql import DataFrame
 
-from pipeline.clustering import gram
+from pipeline.clustering import dual, gram
 from pipeline.clustering.columns import matrix_to_vector
+from pipeline.clustering.params import as_pixels, matrix, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Projection, quantise, to_bytes
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError, UsageError
 
 
+def _components(value: Any) -> float:
+    number = TypeConverters.toFloat(value)
+    if not gram.is_component_number(number):
+        raise UsageError(f"components must be a whole number or a share in (0, 1), got {number}")
+    return number
+
+
 class _PCAParams(HasInputCol, HasOutputCol):
     components: Param[float] = Param(
-        Params._dummy(),
-        "components",
-        "number of components (>= 1) or share of variance (< 1)",
-        TypeConverters.toFloat,
+        Params._dummy(), "components", "number of components (>= 1) or share of variance (< 1)", _components
     )
     whiten: Param[bool] = Param(
         Params._dummy(), "whiten", "divide each component by its deviation", TypeConverters.toBoolean
@@ -39,29 +44,27 @@ class _PCAParams(HasInputCol, HasOutputCol):
         super().__init__()
         self._setDefault(inputCol="image", outputCol="point", components=50.0, whiten=False)
 
+    def setInputCol(self, value: str) -> Self:
+        return self._set(inputCol=value)
+
+    def setOutputCol(self, value: str) -> Self:
+        return self._set(outputCol=value)
+
 
 def image_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[npt.NDArray[np.uint8]]:
-    """The first column of Arrow batches, binary of one length, as uint8 [rows, pixels] without a copy."""
+    """The first column of Arrow batches as uint8 [rows, pixels]; bytes without a copy."""
     for batch in batches:
-        column = batch.column(0)
-        if not len(column):
-            continue
-        if column.null_count:
-            raise DataError("an image is null; drop or repair such rows before fitting")
-        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
-        sizes = np.diff(offsets)
-        if (sizes != sizes[0]).any():
-            raise DataError(f"images of {sizes.min()} and {sizes.max()} bytes in one column; sizes must be equal")
-        pixels = np.frombuffer(column.buffers()[2], np.uint8, count=int(sizes.sum()), offset=int(offsets[0]))
-        yield pixels.reshape(len(column), -1)
+        if len(batch):
+            what = f"column {batch.schema.names[0]}"
+            yield as_pixels(matrix(batch.column(0), what), what)
 
 
 class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["BlockPCA"], DefaultParamsWritable):
-    """Principal components of images (a binary column of planar uint8 pixels, all of one size).
+    """Principal components of images: a column of bytes, or of vectors or arrays of whole numbers in 0..255, of one length.
 
     Agrees with scikit-learn's ``covariance_eigh`` on the subspace; the same bits whatever the partitioning. Cost:
     rows * d^2 flop on the executors, one d x d eigenproblem for the leading vectors on the driver, 12 d^2 bytes of
-    state a task. Raises UsageError above 12,288 pixels."""
+    state a task. Of images of more than 12,288 pixels one task holds all, at most 512 MiB of them: fit such to a sample."""
 
     @keyword_only
     def __init__(
@@ -75,12 +78,22 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         super().__init__()
         self._set(**self._input_kwargs)  # type: ignore[attr-defined]
 
+    def setComponents(self, value: float) -> Self:
+        return self._set(components=value)
+
+    def setWhiten(self, value: bool) -> Self:
+        return self._set(whiten=value)
+
     def _fit(self, dataset: DataFrame) -> BlockPCAModel:
-        column = dataset.select(self.getInputCol())
+        column = dataset.select(numbers(dataset, self.getInputCol(), "inputCol").alias(self.getInputCol()))
         first = column.first()
         if first is None:
             raise DataError("cannot fit components to an empty table")
+        if first[0] is None:
+            raise DataError(f"column {self.getInputCol()} has a null; drop or repair such rows before fitting")
         pixels = len(first[0])
+        if pixels > gram.MAX_PIXELS:
+            return self._fit_in_one_task(column, pixels)
 
         def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             part = gram.local(image_blocks(batches), pixels)
@@ -91,22 +104,70 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         table = column.coalesce(parts).mapInArrow(partial, "part binary")
         return self.fit_partials(table.rdd.map(lambda row: _loaded(row.part)), pixels)
 
-    def fit_blocks(self, blocks: RDD[npt.NDArray[np.uint8]], pixels: int) -> BlockPCAModel:
-        """Fit uint8 [rows, pixels] blocks, where there is no table to go through."""
-        gram.check_pixels(pixels)
+    def _fit_in_one_task(self, column: DataFrame, pixels: int) -> BlockPCAModel:
+        wanted = self.getOrDefault(self.components)
+
+        def fit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            data = to_bytes(**_dual_arrays(limited(image_blocks(batches), pixels), wanted))
+            yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["fitted"])
+
+        fitted = column.repartition(1).mapInArrow(fit, "fitted binary").first()
+        assert fitted is not None
+        with np.load(io.BytesIO(fitted.fitted), allow_pickle=False) as arrays:
+            return self._of_dual(dict(arrays))
+
+    def fit_blocks(self, blocks: RDD[npt.NDArray[np.uint8]], pixels: int, rows: int | None = None) -> BlockPCAModel:
+        """Fit uint8 [rows, pixels] blocks, where there is no table to go through. rows: about how many there are, where the
+        caller knows; of fewer than pixels one task makes a smaller matrix."""
+        if rows is not None and gram.rows_are_fewer(rows, pixels):
+            wanted = self.getOrDefault(self.components)
+            return self._of_dual(
+                blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_dual_arrays(part, wanted)]).first()
+            )
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.local(part, pixels)]), pixels)
 
     def fit_partials(self, partials: RDD[gram.Gram], pixels: int) -> BlockPCAModel:
         """The driver receives one merged sum, d^2 * 4 bytes, however many rows and tasks there are."""
-        gram.check_pixels(pixels)
+        if pixels > gram.MAX_PIXELS:
+            raise UsageError(
+                f"images of {pixels:,} values are too large for a matrix of pixels x pixels; tell fit_blocks how many rows"
+                " there are"
+            )
         wanted = self.getOrDefault(self.components)
-        if wanted <= 0 or (wanted > 1 and wanted != int(wanted)):
-            raise UsageError(f"components must be a whole number or a share in (0, 1), got {wanted}")
         total = reduced(partials, gram.merge)
         spectrum = gram.top_components(gram.covariance(total), wanted)
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         mean = total.total / total.count + gram.SHIFT
         return self._copyValues(BlockPCAModel(projection, spectrum, mean, total.count))
+
+    def _of_dual(self, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
+        spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
+        projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
+        return self._copyValues(BlockPCAModel(projection, spectrum, arrays["mean"], int(arrays["rows"])))
+
+
+def limited(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """The same blocks. Raises DataError before there are more images than one task should hold."""
+    rows, most = 0, gram.rows_at_most(pixels)
+    for block in blocks:
+        rows += len(block)
+        if rows > most:
+            raise DataError(
+                f"images of {pixels:,} values are fitted to at most {most:,} of them, and there are more; fit to a sample"
+            )
+        yield block
+
+
+def _dual_arrays(blocks: Iterable[npt.NDArray[np.uint8]], components: float) -> dict[str, npt.NDArray[Any]]:
+    images = np.concatenate(list(blocks))
+    spectrum, mean = dual.fit(images, components)
+    return {
+        "components": spectrum.components,
+        "variances": spectrum.variances,
+        "total_variance": np.array(spectrum.total_variance),
+        "mean": mean,
+        "rows": np.array(len(images)),
+    }
 
 
 def _loaded(data: bytes) -> gram.Gram:
@@ -138,7 +199,12 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
         projection = self.projection
 
         unit = 2.0**-projection.exponent
-        vector = matrix_to_vector(lambda images: projection(images) * unit, dataset[self.getInputCol()])
+        name = self.getInputCol()
+
+        def project(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return projection(as_pixels(values, f"column {name}")) * unit
+
+        vector = matrix_to_vector(project, numbers(dataset, name, "inputCol"))
         return dataset.withColumn(self.getOutputCol(), vector)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

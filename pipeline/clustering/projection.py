@@ -16,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
-BLOCK_ROWS = 2048
+BLOCK_ROWS, BLOCK_VALUES = 2048, 8 << 20  # of images that are float64 at a time
 
 
 def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
@@ -44,9 +44,24 @@ class Projection:
         """uint8 [rows, d] to int32 [rows, k]. 2 * rows * d * k flop in float64."""
         points = np.empty((len(images), self.weights.shape[1]), np.int32)
         half = 1 << self.shift >> 1
-        for low in range(0, len(images), BLOCK_ROWS):
-            block = images[low : low + BLOCK_ROWS].astype(np.float64) @ self.weights
+        step = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(self.weights)))
+        for low in range(0, len(images), step):
+            block = images[low : low + step].astype(np.float64) @ self.weights
             points[low : low + len(block)] = (block.astype(np.int64) + half) >> self.shift
+        return points
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Features as they are, rounded to the grid 2^-exponent."""
+
+    dimensions: int
+    exponent: int
+
+    def __call__(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+        """The bytes of float32 features, uint8 [rows, 4 d], to int32 [rows, d]."""
+        features = np.ascontiguousarray(rows).view(np.float32)
+        points: npt.NDArray[np.int32] = np.rint(np.ldexp(features.astype(np.float64), self.exponent)).astype(np.int32)
         return points
 
 

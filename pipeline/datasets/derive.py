@@ -80,8 +80,6 @@ def sides(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset 
     train = discover(store, source, run=serial)
     if evaluation is not None:
         return train, discover(store, evaluation, run=serial, evaluation=True)
-    if not store.info(train.uri).is_dir:
-        return train, None
     found = discover(store, source, run=serial, evaluation=True)
     return train, None if found.files == train.files else found
 

@@ -18,7 +18,7 @@ from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardSet, missing_file
-from pipeline.shardset.schema import raw_images
+from pipeline.shardset.schema import no_labels, raw_images
 
 WINDOW_ROWS = 1000  # of each worker: about one row group of every file is open at a time
 
@@ -95,7 +95,7 @@ class CommittedDataset(Dataset):
             yield Block(
                 column(part, "id"),
                 Columns(
-                    column(part, "label"),
+                    column(part, "label") if self.layout.labelled else no_labels(len(part)),
                     pixels,
                     column(part, "coarse_label"),
                     column(part, "neighbourhood"),
@@ -117,6 +117,7 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
         20 if "coarse_label" in manifest["labels"]["columns"] else None,
         manifest["image"]["dtype"],
         "target" in manifest["labels"]["columns"],
+        "label" in manifest["labels"]["columns"],
     )
     return CommittedDataset(
         store=shards.store,

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DataError, UsageError
+from pipeline.input.decoded import read_decoded
+from pipeline.input.files import input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
 from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import no_labels
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
-
-# Files that official CIFAR archives carry beside the records.
-COMPANIONS = {
-    "batches.meta", "batches.meta.txt", "meta", "readme.html",
-    "fine_label_names.txt", "coarse_label_names.txt",
-}  # fmt: skip
-EVALUATION = re.compile(r"(test|val|validation|eval)(?![A-Za-z])")  # test_batch.bin, val-0.parquet; not values.parquet
 
 NEAR_BYTES = 256 << 10  # that are read rather than skipped: they take as long as opening a file anew
 IDS_AT_ONCE = 1 << 20
@@ -99,8 +93,10 @@ class Dataset:
             if low < high:
                 at = first + low
                 try:
-                    for columns in kind.read(self.store, file, low, high, self.layout, images):
+                    for columns in read_decoded(kind, self.store, file, low, high, self.layout, images):
                         rows = len(columns.labels)
+                        if not self.layout.labelled:
+                            columns = replace(columns, labels=no_labels(rows), coarse_labels=None)
                         yield Block(np.arange(at, at + rows, dtype=np.int64), columns)
                         at += rows
                 except PermissionError:
@@ -145,48 +141,6 @@ def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
     return [(low, high) for low, high in pairwise(cuts) if low < high]
 
 
-def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
-    """The data files of a folder: no companions, and of an official folder one side, training or test."""
-    files = []
-    for entry in entries:
-        if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
-            continue
-        if entry.name.endswith("._COPYING_"):
-            raise DataError(
-                f"{entry.path} is being copied there; wait for its end, or remove it if nobody copies any more"
-            )
-        if entry.is_dir:
-            raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
-        files.append(entry)
-    tests = [file for file in files if EVALUATION.match(file.name)]
-    if tests and len(tests) < len(files):
-        files = tests if evaluation else [file for file in files if file not in tests]
-    if not files:
-        raise DataError(f"{uri} holds no data files; expected CIFAR binaries, CIFAR pickles or Parquet")
-    return files
-
-
-def reachable(store: Store, uri: str) -> FileInfo:
-    """The entry of an input. Raises DataError where there is none or it may not be seen."""
-    try:
-        return store.info(uri)
-    except FileNotFoundError:
-        raise DataError(f"{uri} does not exist; check --input") from None
-    except PermissionError as error:
-        raise DataError(f"{uri} cannot be read: permission denied ({error})") from None
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
-            raise DataError(f"{uri} does not exist: {error.strerror}; check --input") from None
-        raise
-
-
-def _listed(store: Store, uri: str) -> list[FileInfo]:
-    try:
-        return store.list(uri)
-    except PermissionError:
-        raise DataError(f"{uri} cannot be listed: permission denied") from None
-
-
 def discover(
     store: Store,
     uri: str,
@@ -195,16 +149,17 @@ def discover(
     format: str | None = None,
     shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
+    unlabelled: bool = False,
     evaluation: bool = False,
 ) -> Dataset:
     """Find the files, the layout and the number of rows of an input.
 
     run(fn, items): how to map over files (tasks for the job, a list comprehension elsewhere); files that must be
-    opened to be counted are opened there, not on the driver. O(files) memory. Raises DataError (empty or mixed
-    folder, truncated file, unreadable path) and UsageError (unknown format)."""
+    opened to be counted are opened there, not on the driver. unlabelled: labels are not looked for, and not read where
+    there are any. O(files) memory. Raises DataError (empty or mixed folder, truncated file, no labels, unreadable path)
+    and UsageError (unknown format)."""
     uri = store.resolve(uri)
-    info = reachable(store, uri)
-    entries = _choose(_listed(store, uri), uri, evaluation) if info.is_dir else [info]
+    entries = input_files(store, uri, evaluation)
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
     name = format or recognise(store, entries, shape)
@@ -218,8 +173,13 @@ def discover(
             continue
         if file.rows == 0:
             raise DataError(f"{entry.path} is empty: 0 rows; remove it or restore it")
+        if not layout.labelled and not unlabelled:
+            raise DataError(
+                f"{entry.path} has no labels, which Parquet has in a column label, labels or fine_label or in folders"
+                " label=N, and a pickle in labels or fine_labels; the jobs shard rows without labels if told --unlabelled"
+            )
         files.append(file)
-        layouts.append((entry, layout))
+        layouts.append((entry, layout.without_labels() if unlabelled else layout))
     if not files:
         raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
     first_entry, merged = layouts[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.errors import UsageError
 from pipeline.output.writer import WrittenChunk, WrittenFile
@@ -16,7 +17,10 @@ from pipeline.spark.source import Source
 LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
 
 
-def describe_workers(written: list[WrittenChunk], num_workers: int, allow_empty: bool) -> list[dict[str, Any]]:
+def describe_workers(
+    written: list[WrittenChunk], num_workers: int, allow_empty: bool, neighbourhoods: Ints | None = None
+) -> list[dict[str, Any]]:
+    """neighbourhoods: int64 [workers, neighbourhoods], the rows of each that a worker holds, where these are told."""
     by_worker: list[list[WrittenFile]] = [[] for _ in range(num_workers)]
     for chunk in written:
         for file in chunk.files:
@@ -34,6 +38,7 @@ def describe_workers(written: list[WrittenChunk], num_workers: int, allow_empty:
             "copies": sum(file.copies for file in files),
             "files": _files(files),
             "label_histogram": _histogram(files),
+            **({} if neighbourhoods is None else {"neighbourhood_histogram": neighbourhoods[index].tolist()}),
         }
         for index, files in enumerate(by_worker)
     ]
@@ -62,7 +67,7 @@ def describe_image(source: Source) -> dict[str, Any]:
 
 def describe_labels(source: Source) -> dict[str, Any]:
     layout = source.dataset.layout
-    columns = ["label"] + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
+    columns = ["label"] * layout.labelled + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
     return {"columns": columns, "num_classes": source.scan.num_classes}
 
 

@@ -18,6 +18,7 @@ from pipeline.arrays import Ints
 from pipeline.assignment.ranks import runs
 from pipeline.input.records import record_batch
 from pipeline.output.writer import ChunkJob, HashingFile, ShardWriter, WrittenChunk, delivered, written_chunk
+from pipeline.shardset.attempt import task_folder
 from pipeline.shardset.schema import record_schema
 
 WINDOW_BYTES = 128 << 20  # of rows that are sorted by worker at once
@@ -51,7 +52,7 @@ class SpillJob:
     def spill(self, piece: int, task: str) -> Spilled:
         """Write what is in a piece. task: unique to this try."""
         folder, store = f"{self.job.staging}/{task}", self.job.dataset.store
-        store.makedirs(folder)
+        task_folder(store, folder)
         schema = self.schema.append(WORKER)
         files: dict[int, HashingFile] = {}
         streams: dict[int, pa.RecordBatchStreamWriter] = {}

@@ -25,7 +25,8 @@ from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD
-from pipeline.shardset.schema import TARGET_COLUMN, raw_images, record_schema
+from pipeline.shardset.attempt import task_folder
+from pipeline.shardset.schema import TARGET_COLUMN, no_labels, raw_images, record_schema
 from pipeline.storage.store import Store
 from pipeline.strategies.base import Grouping
 
@@ -116,7 +117,7 @@ class ShardWriter:
         owners = batch.filter(pc.equal(batch.column("copy"), 0)) if copies else batch
         self.copies += copies
         self.fingerprint = (self.fingerprint + batch_fingerprint(owners, self.record_bytes, self.path)) & WORD
-        self.label_counts += np.bincount(batch.column("label").to_numpy(), minlength=self.num_classes)
+        self.label_counts += np.bincount(labels_of(batch), minlength=self.num_classes)
         while self.buffered >= 2 * self.group_rows:
             self._write(self.group_rows)
 
@@ -183,7 +184,7 @@ class ChunkJob:
         size, store = self.dataset.record_bytes, self.dataset.store
         path = f"{self.folder.format(worker=worker)}/part-{chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
-        store.makedirs(f"{self.staging}/{task}")
+        task_folder(store, f"{self.staging}/{task}")
         group_rows = row_group_rows(workers_a_task(self.table.num_workers, size), size)
         return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
 
@@ -195,13 +196,17 @@ def written_chunk(writers: Mapping[int, ShardWriter]) -> WrittenChunk:
     return WrittenChunk(files, count, sum(writer.fingerprint for writer in writers.values()) & WORD)
 
 
+def labels_of(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+    return batch.column("label").to_numpy() if "label" in batch.schema.names else no_labels(len(batch))
+
+
 def batch_fingerprint(batch: pa.RecordBatch, record_bytes: int, path: str) -> int:
     """The sum of ``row_hashes`` over rows as they are in Arrow's memory, on their way into the file ``path``."""
     names = batch.schema.names
     coarse = batch.column("coarse_label").to_numpy() if "coarse_label" in names else None
     targets = batch.column(TARGET_COLUMN).to_numpy() if TARGET_COLUMN in names else None
     images = raw_images(batch.column("image"), record_bytes, path, 0)
-    hashes = row_hashes(batch.column("id").to_numpy(), batch.column("label").to_numpy(), coarse, targets, images)
+    hashes = row_hashes(batch.column("id").to_numpy(), labels_of(batch), coarse, targets, images)
     with np.errstate(over="ignore"):
         return int(hashes.sum())
 

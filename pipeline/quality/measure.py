@@ -5,7 +5,6 @@ carries the local functions out: ``dataset.serial`` here, a Spark job in ``jobs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +32,9 @@ from pipeline.quality.metrics import (
     spread_evenly,
     thumbnails,
 )
+from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardFile, ShardSet
-from pipeline.shardset.schema import raw_images
+from pipeline.shardset.schema import no_labels, raw_images
 from pipeline.storage.store import Store
 
 SAMPLE_ROWS = 3000
@@ -45,11 +45,12 @@ SPARSE_IMAGES = 24
 class Reader:
     """What a task must know of a set to read its files; small, unlike the manifest.
 
-    shape: channels, height, width. limits: the whole-number columns to read, each with its values' upper bound."""
+    layout: of an image, or of real-valued features. limits: the whole-number columns to read, each with its values' upper
+    bound."""
 
     store: Store
     uri: str
-    shape: tuple[int, int, int]
+    layout: Layout
     limits: dict[str, int]
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
@@ -70,7 +71,7 @@ class Reader:
                     "rerun the job with --overwrite"
                 )
             at = 0
-            for batch in parquet.iter_batches(block_rows(math.prod(self.shape)), columns=names):
+            for batch in parquet.iter_batches(block_rows(self.layout.record_bytes), columns=names):
                 yield self._owned(batch, path, at)
                 at += len(batch)
 
@@ -83,13 +84,15 @@ class Reader:
                     f"{path} has a {name} that is null or not in [0, {limit}); rerun the job with --overwrite"
                 )
         owned = batch.column("copy").to_numpy() == 0
-        pixels = raw_images(batch.column("image"), math.prod(self.shape), path, at)[owned]
+        pixels = raw_images(batch.column("image"), self.layout.record_bytes, path, at)[owned]
         numbers = {name: batch.column(name).to_numpy()[owned] for name in self.limits}
-        return Block(numbers["id"], Columns(numbers["label"], pixels, None, numbers.get("neighbourhood")))
+        labels = numbers["label"] if "label" in numbers else no_labels(len(pixels))
+        return Block(numbers["id"], Columns(labels, pixels, None, numbers.get("neighbourhood")))
 
-    def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """uint8 [rows, C*H*W] as [rows, C, H, W]."""
-        return pixels.reshape(len(pixels), *self.shape)
+    def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.float32]:
+        """The bytes of images, uint8 [rows, bytes], as [rows, C, H, W]."""
+        numbers = np.ascontiguousarray(pixels).view(self.layout.dtype)
+        return numbers.reshape(len(pixels), *self.layout.shape)
 
 
 class ImageSample(NamedTuple):
@@ -129,7 +132,7 @@ def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> 
         chosen = np.isin(block.ids, wanted)
         groups = block.labels if near is None else near
         samples.append(ImageSample(block.ids[chosen], groups[chosen], thumbnails(planes[chosen])))
-        if near is not None:
+        if near is not None and reader.layout.dtype == "uint8":
             for at in np.flatnonzero(np.isin(near, sparse)):
                 images.append(SparseImage(int(block.ids[at]), int(block.labels[at]), int(near[at]), planes[at].copy()))
     return join(samples), rarest(images)
@@ -140,12 +143,12 @@ def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels
     features = thumbnails(reader.planes(pixels))
     limits = reader.limits
     groups = labels[:0] if near is None else near
-    return moments(features, labels, groups, limits["label"], limits.get("neighbourhood", 0), bandwidth)
+    return moments(features, labels, groups, limits.get("label", 1), limits.get("neighbourhood", 0), bandwidth)
 
 
 def no_moments(reader: Reader, bandwidth: float) -> Moments:
     """The sums over no row: the start of every merge, and all there is of an empty shard."""
-    return sums(reader, bandwidth, np.zeros((0, math.prod(reader.shape)), np.uint8), np.zeros(0, np.int64), None)
+    return sums(reader, bandwidth, np.zeros((0, reader.layout.record_bytes), np.uint8), np.zeros(0, np.int64), None)
 
 
 def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
@@ -163,10 +166,13 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     disagrees with the manifest."""
     manifest = shards.manifest
     rows, workers, groups = manifest["rows"], manifest["workers"], manifest["neighbourhoods"] or []
-    limits = {"id": rows, "copy": len(workers), "label": manifest["labels"]["num_classes"]}
+    limits = {"id": rows, "copy": len(workers)}
+    if "label" in manifest["labels"]["columns"]:
+        limits["label"] = manifest["labels"]["num_classes"]
     if groups:
         limits["neighbourhood"] = len(groups)
-    reader = Reader(shards.store, shards.uri, tuple(manifest["image"]["shape"]), limits)
+    layout = Layout(tuple(manifest["image"]["shape"]), dtype=manifest["image"]["dtype"])
+    reader = Reader(shards.store, shards.uri, layout, limits)
     listed = [
         (worker, ShardFile(**file)) for worker, entry in enumerate(workers) for file in entry["files"] if file["rows"]
     ]

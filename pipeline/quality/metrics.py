@@ -35,8 +35,8 @@ def pooling_matrix(size: int, cells: int) -> npt.NDArray[np.float32]:
     return weights
 
 
-def thumbnails(images_NCHW: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Average-pool images to at most CELLS x CELLS cells a channel: float32 [N, F] in [0, 1]. O(pixels)."""
+def thumbnails(images_NCHW: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32]:
+    """Average-pool images to at most CELLS x CELLS cells a channel: float32 [N, F], of pixels in [0, 1]. O(pixels)."""
     rows, channels, height, width = images_NCHW.shape
     across = pooling_matrix(width, min(CELLS, width)) / np.float32(255)
     down = pooling_matrix(height, min(CELLS, height))

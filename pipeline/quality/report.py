@@ -30,15 +30,16 @@ def draw_figures(
 ) -> dict[str, EmbeddedFigure]:
     """Every figure that makes sense for this set, by its place on the page. About 0.2 s each."""
     shards, groups = measured.shards, manifest["neighbourhoods"]
+    labelled = "label" in manifest["labels"]["columns"]
     drawn: dict[str, EmbeddedFigure] = {}
     with plots.style():
         if len(shards) > 1:
             owners, copies = [shard.owners for shard in shards], [shard.rows - shard.owners for shard in shards]
             drawn["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
-            drawn["heat"] = embed_figure(figures.class_heat_map(measured.class_table), "Examples per worker and class")
-            drawn["boxes"] = embed_figure(
-                figures.class_boxes(measured.class_table), "Spread of each class over the workers"
-            )
+            if labelled:
+                heat, boxes = figures.class_heat_map(measured.class_table), figures.class_boxes(measured.class_table)
+                drawn["heat"] = embed_figure(heat, "Examples per worker and class")
+                drawn["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
         if measured.mmd_ratio is not None:
             ratios = [shard.mmd_ratio for shard in shards]
             figure = figures.shard_ratios(ratios, measured.mmd_ratio, measured.shard_mmd_ratio_sd)
@@ -47,9 +48,13 @@ def draw_figures(
             figure = figures.neighbourhood_sizes(groups, len(shards))
             drawn["neighbourhoods"] = embed_figure(figure, "Sizes of the neighbourhoods")
         if len(sample.ids) > 1:
-            by, count = ("neighbourhood", len(groups)) if groups else ("class", manifest["labels"]["num_classes"])
+            classes = manifest["labels"]["num_classes"] if labelled else 0
+            by, count = ("neighbourhood", len(groups)) if groups else ("class", classes)
             figure = projection(measured, sample, by, count, sparse)
-            drawn["projection"] = embed_figure(figure, f"Sample of {len(sample.ids)} images in two dimensions, by {by}")
+            coloured = f", by {by}" if count else ""
+            drawn["projection"] = embed_figure(
+                figure, f"Sample of {len(sample.ids)} images in two dimensions{coloured}"
+            )
         drawn["seconds"] = embed_figure(figures.stacked_seconds({"this run": manifest["seconds"]}), "Seconds per phase")
     return drawn
 

@@ -35,7 +35,8 @@ def principal_axes(features: Floats) -> Floats:
 def projection(
     measured: Quality, sample: ImageSample, by: str, num_groups: int, sparse: Sequence[SparseImage]
 ) -> Figure:
-    """The sample by group, the sparse images crossed, and, of more than one worker, the shards' centres beside it."""
+    """The sample by group, or in one colour where there is none; the sparse images crossed; beside it, of more than one
+    worker, the shards' centres."""
     mean, axes = sample.features.mean(axis=0), principal_axes(sample.features)
     points = (sample.features - mean) @ axes
     workers = len(measured.shards)
@@ -44,7 +45,7 @@ def projection(
     if sparse:
         rare = (thumbnails(np.stack([image.pixels for image in sparse])) - mean) @ axes
         panels[0].scatter(*rare.T, s=70, marker="X", color=ORANGE, edgecolor="#111", label="sparse", zorder=3)
-    if num_groups <= MANY:
+    if 0 < num_groups <= MANY:
         panels[0].legend(
             loc="upper center",
             bbox_to_anchor=(0.5, -0.12),
@@ -68,7 +69,7 @@ def projection(
 
 def scatter_groups(ax: Any, points: Floats, groups: Ints, by: str, num_groups: int) -> None:
     """Scatter points [rows, 2], a colour and a marker for each group; a colour scale beyond MANY groups."""
-    ax.set_title(f"{len(points):,} images by {by}")
+    ax.set_title(f"{len(points):,} images" + f" by {by}" * (num_groups > 0))
     if num_groups > MANY:
         image = ax.scatter(*points.T, c=groups, s=7, cmap="viridis", lw=0, rasterized=True)
         bar = ax.figure.colorbar(image, ax=ax, fraction=0.04, pad=0.01, label=f"{by} number")

@@ -34,6 +34,7 @@ def shard(
     format: str | None = None,
     image_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
+    unlabelled: bool = False,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -45,8 +46,8 @@ def shard(
     spark: the session to run on (None: the running one, else a local one for this call). input, eval_input: a folder or
     file, local or hdfs://; output: the folder of the set. strategy: a spec, such as ``Stratified(start="carry")``, or the
     name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
-    tell. interval: {"ds": ...} or {"run_id": ...} of a batch run. report: write report.html and quality.json too, about
-    2 s for 12 workers.
+    tell. unlabelled: the rows have no labels, or none that shards are to carry. interval: {"ds": ...} or {"run_id": ...}
+    of a batch run. report: write report.html and quality.json too, about 2 s for 12 workers.
 
     The same arguments give the same bytes, whatever the cluster. Raises UsageError, DataError and JobError
     (pipeline.errors); nothing is left behind then. The driver holds O(files + chunks x groups), never O(rows)."""
@@ -58,6 +59,7 @@ def shard(
         format=format,
         shape=image_shape,
         num_classes=num_classes,
+        unlabelled=unlabelled,
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=dict(interval) if interval else None,
@@ -113,7 +115,8 @@ def shard_request(
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return sharding.shard(context, request, strategy, progress)
 
-    return _run(request, work, spark, report, quiet, debug)
+    preflight(request, strategy)
+    return _run(f"{strategy.name} to {request.output}", work, spark, report, quiet, debug)
 
 
 def reshard_request(
@@ -124,22 +127,22 @@ def reshard_request(
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return resharding.reshard(context, request, progress)
 
-    return _run(request, work, spark, report, quiet, debug)
+    preflight(request)
+    return _run(f"reshard to {request.output}", work, spark, report, quiet, debug)
 
 
 def _run(
-    request: Request,
+    title: str,
     work: Callable[[SparkContext, PhaseLog], ShardingResult],
     spark: SparkSession | None,
     report: bool,
     quiet: bool,
     debug: bool,
 ) -> ShardingResult:
-    preflight(request)
     with spark_context(spark, debug=debug) as context:
         if report:
             Thread(target=load_report, daemon=True).start()
-        progress = PhaseLog(context, quiet=quiet)
+        progress = PhaseLog(context, quiet=quiet, title=title)
         result = work(context, progress)
         place = f"{result.shards.uri}/{REPORT}"
         reported = not result.fresh and result.shards.store.exists(place)

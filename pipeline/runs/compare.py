@@ -50,13 +50,13 @@ def run_comparison(args: argparse.Namespace) -> int:
 
     strategies = read_strategies(args)
     request = cli.read_request(args)
-    preflight(request)
+    preflight(request, *strategies)
     rows: list[dict[str, Any]] = []
     with spark_context(debug=args.debug) as context:
         store = open_store(context)
         output = store.resolve(request.output)
         for strategy in strategies:
-            progress = PhaseLog(context, quiet=args.quiet)
+            progress = PhaseLog(context, quiet=args.quiet, title=f"{strategy.name} to {output}/{strategy.name}")
             if not args.quiet:
                 print(f"-- {strategy.name}")
             shards = shard(context, replace(request, output=f"{output}/{strategy.name}"), strategy, progress).shards

@@ -43,7 +43,8 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         "--input",
         required=True,
         metavar="URI",
-        help="folder or file of labelled images; of a folder with training and test files, the training side",
+        help="folder, file or pattern (*, ?, [...]) of labelled images, with its partition folders (label=3/); of training"
+        " and test files, the training side",
     )
     group.add_argument(
         "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
@@ -54,6 +55,9 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         type=image_shape,
         metavar="CxHxW",
         help="image size where files do not tell (default 3x32x32)",
+    )
+    group.add_argument(
+        "--unlabelled", action="store_true", help="the rows have no labels, or none that shards are to carry"
     )
     group.add_argument("--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's)")
 
@@ -132,6 +136,7 @@ def read_request(args: argparse.Namespace) -> Request:
         format=getattr(args, "format", None),
         shape=getattr(args, "image_shape", None),
         num_classes=getattr(args, "num_classes", None),
+        unlabelled=getattr(args, "unlabelled", False),
         overwrite=args.overwrite,
         allow_empty=args.allow_empty,
         interval=interval or None,

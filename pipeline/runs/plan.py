@@ -16,9 +16,10 @@ from pipeline.assignment.chunks import (
     point_pieces,
     workers_a_task,
 )
+from pipeline.assignment.groups import MOST_COUNTS
 from pipeline.clustering.far import FAR_ROWS, SHARE
 from pipeline.clustering.fit import MANY_ROWS, ONE_TASK_PRODUCTS, SETTLING_ROWS
-from pipeline.clustering.gram import MAX_PIXELS, rows_to_fit
+from pipeline.clustering.gram import rows_are_fewer, rows_to_fit
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.reduction import arrivals
@@ -110,6 +111,8 @@ def plan(shape: Shape) -> Plan:
     else:
         phases.append(Phase("write", len(bounds), told, held, n * size, n * size))
     manifest = files * MANIFEST_FILE + shape.workers * (MANIFEST_WORKER + 6 * shape.classes) + 40 * len(parts)
+    if shape.workers * shape.clusters <= MOST_COUNTS:
+        manifest += 9 * shape.workers * shape.clusters
     return Plan(shape, tuple(phases), files, manifest, spills)
 
 
@@ -117,16 +120,15 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     n, d, p, k = shape.rows, shape.record_bytes, shape.components, shape.clusters
     received = arrivals(pieces)
     fitted = rows_to_fit(shape.fit_rows, n, d)
-    wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # a pixel's sum of squares, of images of usual contrast
-    yield Phase(
-        "pca",
-        pieces,
-        received * (d * (d + 1) // 2 * wide + 8 * d),
-        12 * d * d + PYTHON_TASK,
-        min(n * d, fitted * (d + NEAR_BYTES)),
-        0,
-        float(fitted) * d * d,
-    )
+    read = min(n * d, fitted * (d + NEAR_BYTES))
+    if rows_are_fewer(fitted, d):
+        held = 4 * fitted * d + 20 * fitted**2 + 16 * d * p
+        yield Phase("draw", pieces, RESULT, PYTHON_TASK, read)
+        yield Phase("pca", 1, 8 * d * (p + 1), held + PYTHON_TASK, fitted * d, 0, float(fitted) ** 2 * d)
+    else:
+        wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # a pixel's sum of squares, of images of usual contrast
+        sent = received * (d * (d + 1) // 2 * wide + 8 * d)
+        yield Phase("pca", pieces, sent, 12 * d * d + PYTHON_TASK, read, 0, float(fitted) * d * d)
     points = 4 * n * p
     counted += point_pieces(pieces, points) - pieces
     pieces = point_pieces(pieces, points)
@@ -152,8 +154,6 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
 def warnings(made: Plan, memory_a_task: int) -> list[str]:
     """What will not fit, or will be regretted, a line each. memory_a_task: bytes that an executor has for each task."""
     shape, lines = made.shape, []
-    if shape.clusters and shape.record_bytes > MAX_PIXELS:
-        lines.append(f"the exact PCA refuses images of {shape.record_bytes:,} values: {MAX_PIXELS:,} at most")
     if shape.clusters > MOST_CLUSTERS:
         lines.append(f"{shape.clusters:,} clusters are more than k-means takes: {MOST_CLUSTERS:,}")
     for phase in made.phases:

@@ -125,12 +125,14 @@ def show(made: Plan, rates: Rates, memory_a_task: int) -> str:
         for phase, seconds in zip(made.phases, spent, strict=True)
     ]
     header = ("phase", "tasks", "to the driver", "a task holds", "read", "written", "about")
+    decoded = amount(shape.rows * shape.record_bytes)
     per_file = shape.rows / max(1, made.files)
     through = " (rows pass through files by ranges of workers)" if made.spills else ""
     lines = [
-        ("input", f"{shape.rows:,} rows, {amount(shape.rows * shape.record_bytes)}"),
+        ("input", f"{shape.rows:,} rows, {decoded}"),
         ("files", f"{made.files:,} of about {per_file:,.0f} rows{through}"),
         ("manifest", amount(made.manifest_bytes)),
+        ("local disk", f"{decoded} of all executors, if images are pickled, encoded or in large row groups"),
         ("driver", f"{amount(made.driver_bytes)} beside its libraries"),
         ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as one here"),
     ]

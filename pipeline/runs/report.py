@@ -12,7 +12,6 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.errors import UsageError
 from pipeline.quality.metrics import Quality
 from pipeline.shardset.manifest import ShardSet
 from pipeline.storage.store import Store
@@ -41,8 +40,6 @@ def report(context: SparkContext, shards: ShardSet) -> Quality:
     """Measure a committed set and write report.html and quality.json beside its manifest."""
     from pipeline.quality.report import write_report  # matplotlib: see load_report
 
-    if shards.manifest["image"]["dtype"] != "uint8":
-        raise UsageError(f"{shards.uri} holds real-valued features, and quality is measured on images of bytes")
     return write_report(shards, partial(replace_below, shards.store, shards.uri), partial(run_in_few, context))
 
 

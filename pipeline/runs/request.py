@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
-from pipeline.input.dataset import reachable
+from pipeline.input.files import is_pattern, may_match, named
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.storage.store import Store
@@ -28,6 +28,7 @@ class Request:
     format: str | None = None
     shape: tuple[int, int, int] | None = None
     num_classes: int | None = None
+    unlabelled: bool = False
     overwrite: bool = False
     allow_empty: bool = False
     interval: dict[str, str] | None = None
@@ -37,27 +38,36 @@ class Request:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
             raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
+        if self.unlabelled and self.num_classes is not None:
+            raise UsageError("--unlabelled and --num-classes exclude each other")
 
 
-def preflight(request: Request) -> None:
+def preflight(request: Request, *strategies: Strategy) -> None:
     """What can be refused before Spark starts: it takes seconds, a typing error should not."""
+    if request.unlabelled:
+        for strategy in strategies:
+            strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
     if any(split_uri(uri)[0] == "hdfs" and ":" not in split_uri(uri)[1] for uri in uris):
         return  # only Spark knows all settings of name services and of the default file system
     store = Store()
     check_output(store, request)
     for uri in uris[1:]:
-        reachable(store, store.resolve(uri))
+        named(store, store.resolve(uri))
 
 
 def check_output(store: Store, request: Request) -> str:
-    """The resolved output, once it is clear that writing there can make sense. Raises UsageError."""
+    """The resolved output, once it is clear that writing there can make sense. Raises UsageError, and DataError for a
+    pattern that matches nothing."""
     output = store.resolve(request.output)
     for given in filter(None, (request.input, request.eval_input)):
         source = store.resolve(given)
-        ours, theirs = (_real(path).rstrip("/") + "/" for path in (output, source))
-        if ours.startswith(theirs) or theirs.startswith(ours):
-            raise UsageError(f"--output {output} and the input {source} overlap; choose a folder of its own")
+        if is_pattern(source) and may_match(source, output):
+            raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
+        for path in [entry.path for entry in named(store, source)] if is_pattern(source) else [source]:
+            ours, theirs = (_real(each).rstrip("/") + "/" for each in (output, path))
+            if ours.startswith(theirs) or theirs.startswith(ours):
+                raise UsageError(f"--output {output} and the input {path} overlap; choose a folder of its own")
     try:
         if not store.info(output).is_dir:
             raise UsageError(f"--output {output} is a file; choose a folder")
@@ -88,4 +98,6 @@ def identity(request: Request, strategy: Strategy) -> str:
         "classes": request.num_classes,
         "eval": bool(request.eval_input),
     }
+    if request.unlabelled:
+        configuration["unlabelled"] = True
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.assignment.groups import GroupTable, group_table
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover
 from pipeline.output.entries import (
@@ -33,7 +34,7 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source, scanned
 from pipeline.spark.store import open_store
 from pipeline.storage.store import Store
-from pipeline.strategies import STRATEGIES, Context, Fitted, Grouping, Strategy
+from pipeline.strategies import Context, Fitted, Grouping, Strategy
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,7 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
         dataset, evaluation = discover_inputs(context, store, request)
         size = "x".join(map(str, dataset.layout.shape))
         progress.report(f"{dataset.rows:,} rows of {size} in {len(dataset.files)} {dataset.format} files")
-    if strategy.looks_at_pixels and dataset.layout.dtype != "uint8":
-        others = [name for name, kind in STRATEGIES.items() if not kind.looks_at_pixels]
-        raise UsageError(
-            f"{strategy.name} looks at pixels, and {dataset.uri} holds {dataset.layout.describe()}; use"
-            f" {', '.join(others[:-1])} or {others[-1]}"
-        )
+    strategy.check_input(dataset)
     check_num_workers(request, dataset)
     return ShardingRun(context, request, strategy, progress, store, output, dataset, evaluation).carry_out()
 
@@ -77,6 +73,7 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
             format=request.format,
             shape=request.shape,
             num_classes=request.num_classes,
+            unlabelled=request.unlabelled,
             evaluation=evaluation,
         )
 
@@ -118,6 +115,15 @@ class Dealt:
     table: GroupTable
     written: list[WrittenChunk]
     written_eval: list[WrittenChunk]
+
+
+def neighbourhood_table(dealt: Dealt) -> Ints | None:
+    """Rows of each neighbourhood by worker, int64 [workers, neighbourhoods]; None where there are none, or more numbers than
+    a manifest should hold."""
+    table, grouping = dealt.table, dealt.fitted.grouping
+    if not grouping.neighbourhoods or table.num_workers * len(table.sizes) > MOST_COUNTS:
+        return None
+    return grouping.rows_by_worker(table)
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,8 @@ class ShardingRun:
         with self.progress.phase("scan"):
             source = scanned(self.context, self.dataset, self.request.num_workers)
             evaluation = scanned(self.context, self.evaluation, 1) if self.evaluation else None
-            self.progress.report(f"{source.scan.num_classes} classes, fingerprint {source.fingerprint()}")
+            classes = f"{source.scan.num_classes} classes" if self.dataset.layout.labelled else "no labels"
+            self.progress.report(f"{classes}, fingerprint {source.fingerprint()}")
         return Inputs(source, evaluation)
 
     def _deal(self, inputs: Inputs, staging: str) -> Dealt:
@@ -234,7 +241,9 @@ class ShardingRun:
             "image": describe_image(source),
             "labels": describe_labels(source),
             "chunks": [list(part) for part in source.parts],
-            "workers": describe_workers(dealt.written, self.request.num_workers, self.request.allow_empty),
+            "workers": describe_workers(
+                dealt.written, self.request.num_workers, self.request.allow_empty, neighbourhood_table(dealt)
+            ),
             "neighbourhoods": describe_neighbourhoods(dealt.table) if fitted.grouping.neighbourhoods else None,
             "eval": describe_eval(evaluation, dealt.written_eval) if evaluation else None,
             "model": {"files": [{"path": path} for path in models]} if models else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 CIFAR_SHAPE = (3, 32, 32)
@@ -13,13 +13,16 @@ Dtype = Literal["uint8", "float32"]
 @dataclass(frozen=True)
 class Layout:
     """shape: (channels, height, width); d real-valued features are (d, 1, 1) in float32. num_classes: labels lie in
-    [0, num_classes); None means any label >= 0. targets: rows carry a real number to be predicted."""
+    [0, num_classes); None means any label >= 0. targets: rows carry a real number to be predicted. labelled: whether rows
+    carry a label; where they do not, all count as class 0."""
 
     shape: tuple[int, int, int]
     num_classes: int | None = None
     coarse: int | None = None  # number of coarse classes, where rows carry a coarse label beside the fine one
     dtype: Dtype = "uint8"
     targets: bool = False
+    labelled: bool = True
+    column: str | None = None  # of vectors that are read for images (input/vectors.py)
 
     @property
     def record_bytes(self) -> int:
@@ -31,4 +34,7 @@ class Layout:
         kind = "images" if self.dtype == "uint8" else f"images of {self.dtype}"
         classes = f" of {self.num_classes} classes" if self.num_classes else ""
         beside = " with coarse labels" * bool(self.coarse) + " with targets" * self.targets
-        return f"{size} {kind}{classes}{beside}"
+        return f"{size} {kind}{classes if self.labelled else ' without labels'}{beside}"
+
+    def without_labels(self) -> Layout:
+        return replace(self, num_classes=1, coarse=None, labelled=False)

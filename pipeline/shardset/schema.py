@@ -20,10 +20,12 @@ SPARK_TYPES = {"int64": "long", "int32": "integer", "float": "float", "binary": 
 
 
 def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:
-    """id, label[, coarse_label][, target], image[, copy][, neighbourhood]; the image column says its shape, dtype
+    """id[, label][, coarse_label][, target], image[, copy][, neighbourhood]; the image column says its shape, dtype
     and layout, to Arrow readers in the field's metadata and to Spark in the table's."""
     image = {"shape": json.dumps(list(layout.shape)), "dtype": layout.dtype, "layout": "CHW"}
-    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("label", pa.int32(), nullable=False)]
+    fields = [pa.field("id", pa.int64(), nullable=False)]
+    if layout.labelled:
+        fields.append(pa.field("label", pa.int32(), nullable=False))
     if layout.coarse:
         fields.append(pa.field("coarse_label", pa.int32(), nullable=False))
     if layout.targets:
@@ -46,6 +48,11 @@ def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> 
         ],
     }
     return pa.schema(fields, metadata={SPARK_METADATA: json.dumps(spark).encode()})
+
+
+def no_labels(rows: int) -> npt.NDArray[np.int32]:
+    """What stands in memory for the labels of rows that have none."""
+    return np.zeros(rows, np.int32)
 
 
 TARGET_COLUMN = "target"

@@ -7,19 +7,26 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark import SparkContext
 
+GROUP, DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
+STARVED = (
+    "no executor has taken a task yet: see whether the cluster has the memory and cores free that this application asks"
+    " for (spark.executor.memory, spark.executor.cores)  "
+)
 FIRST_WORD_S, LONGEST_SILENCE_S = 5.0, 60.0
 
 
 class PhaseLog:
-    """Times phases and prints a line for each on standard error.
+    """Times phases, prints a line for each on standard error, and names Spark's jobs after them on its pages and in its
+    event log. title: what the run does, which groups its jobs.
 
     Lines, not a bar: spark-submit hands a program's output on through a pipe, and batch runs keep it in a log."""
 
-    def __init__(self, context: SparkContext | None = None, *, quiet: bool = False) -> None:
-        self.context, self.quiet = context, quiet
+    def __init__(self, context: SparkContext | None = None, *, quiet: bool = False, title: str = "sharding") -> None:
+        self.context, self.quiet, self.title = context, quiet, title
         self.seconds: dict[str, float] = {}
         self._note = ""
         self._begin = time.perf_counter()
@@ -37,7 +44,8 @@ class PhaseLog:
         if not self.quiet:
             watcher.start()
         try:
-            yield
+            with self._named_jobs(name):
+                yield
         finally:
             stop.set()
             if watcher.is_alive():
@@ -45,6 +53,22 @@ class PhaseLog:
         spent = time.perf_counter() - began
         self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
         self._say(name, f"{spent:6.2f} s  {self._note}")
+
+    @contextmanager
+    def _named_jobs(self, phase: str) -> Iterator[None]:
+        context: Any = self.context  # whose stubs know no None, which takes a property away
+        if context is None:
+            yield
+            return
+        group, description = context.getLocalProperty(GROUP), context.getLocalProperty(DESCRIPTION)
+        try:
+            # A notebook may have a group of its own, by which it cancels jobs.
+            context.setLocalProperty(GROUP, group or self.title)
+            context.setLocalProperty(DESCRIPTION, f"{phase}: {self.title}")
+            yield
+        finally:
+            context.setLocalProperty(GROUP, group)
+            context.setLocalProperty(DESCRIPTION, description)
 
     def _say(self, name: str, text: str) -> None:
         if not self.quiet:
@@ -65,4 +89,6 @@ class PhaseLog:
         tracker = self.context.statusTracker()
         stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage]
         total, done = sum(stage.numTasks for stage in stages), sum(stage.numCompletedTasks for stage in stages)
+        if stages and not done and not any(stage.numActiveTasks for stage in stages):
+            return STARVED
         return f"{done} of {total} tasks  " if total else ""

@@ -38,7 +38,7 @@ NOISY = (
 )
 
 
-DRIVER_MEMORY = "spark.driver.memory"
+DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
 
 
 def package_zip(target: Path) -> Path:
@@ -98,13 +98,18 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     SparkContext._ensure_initialized()
     conf = SparkConf()
-    for key, value in defaults.items():
-        if key != DRIVER_MEMORY:  # the JVM runs, with the memory that it has
-            conf.setIfMissing(key, value)
     conf.setIfMissing("spark.master", "local[*]")
+    local = conf.get("spark.master", "").startswith("local")
+    kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}  # the JVM runs, with the memory that it has
+    for key, value in defaults.items():
+        if key not in kept:
+            conf.setIfMissing(key, value)
+    if (
+        "PYSPARK_GATEWAY_PORT" not in os.environ and PROGRESS in defaults
+    ):  # Python's own JVM counts as a shell, with a bar
+        conf.set(PROGRESS, defaults[PROGRESS])
     conf.setIfMissing("spark.app.name", _application_name())
     conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")
-    local = conf.get("spark.master", "").startswith("local")
     if local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.arrays import Ints
-from pipeline.assignment.groups import GroupTable, SparseIf, Start
+from pipeline.assignment.groups import GroupTable, SparseIf, Start, rows_by_worker
 from pipeline.command_line import seed as seed_number
-from pipeline.input.dataset import Block
+from pipeline.errors import UsageError
+from pipeline.input.dataset import Block, Dataset
 from pipeline.input.scan import Scan
 from pipeline.spark.images import Images
 from pipeline.specs import Spec, option
@@ -52,6 +53,11 @@ class Grouping:
         """The owner of each row, int64 [rows] in [0, num_workers)."""
         return (table.starts[groups] + ranks) % table.num_workers
 
+    def rows_by_worker(self, table: GroupTable) -> Ints:
+        """int64 [workers, groups], copies included; of neighbourhoods, that the manifest may tell. One that deals them in
+        another way counts in another way."""
+        return rows_by_worker(table)
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -83,6 +89,14 @@ class Strategy(Spec, ABC):
     def draws(self) -> bool:
         """Whether the seed changes the shards."""
         return True
+
+    def check_without_labels(self) -> None:
+        """Raises UsageError where rows without labels cannot be sharded so."""
+        if self.looks_at_labels:
+            raise UsageError(f"{self.name} looks at labels, which --unlabelled rows have not; choose another strategy")
+
+    def check_input(self, dataset: Dataset) -> None:
+        """Raises UsageError for rows that cannot be sharded so."""
 
     @abstractmethod
     def fit(self, context: Context) -> Fitted:

@@ -14,13 +14,13 @@ from pipeline.arrays import Ints
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import Fit, nearest_of_class
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
-from pipeline.clustering.projection import Projection
+from pipeline.clustering.projection import Grid, Projection
 from pipeline.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
-    fit_pca,
+    fit_space,
     group_points,
     projected,
 )
@@ -37,7 +37,7 @@ def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points
 
 
 def fit_classes(
-    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection, sizes: Ints
+    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection | Grid, sizes: Ints
 ) -> dict[int, Fit]:
     """One k-means a class that has rows: all of them in one task while that can hold the points."""
     present = np.flatnonzero(sizes).tolist()
@@ -79,12 +79,12 @@ class ClassCluster(NeighbourhoodStrategy):
         sizes = context.scan.label_counts.sum(axis=0)
         classes = len(sizes)
         each = max(1, (self.clusters or 2 * classes) // classes)
-        pca = fit_pca(context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed)
-        with projected(context, pca) as points:
+        space = fit_space(context, self)
+        with projected(context, space) as points:
             with context.phase("kmeans"):
                 estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
-                fits = fit_classes(context, points, estimator, pca.projection, sizes)
-                model = KMeansByClassModel(fits, classes, pca.projection.exponent)
+                fits = fit_classes(context, points, estimator, space.projection, sizes)
+                model = KMeansByClassModel(fits, classes, space.projection.exponent)
                 centres = model.centres()
                 number = sum(map(len, centres))
                 context.report(f"{number} clusters in {len(fits)} classes")
@@ -95,8 +95,8 @@ class ClassCluster(NeighbourhoodStrategy):
                     lambda part: nearest_of_class(part.labels, part.points.points, centres),
                     number,
                 )
-        params = {"clusters": number, "components_fitted": len(pca.spectrum.variances), "rows_fitted": pca.rows}
-        return Fitted(grouping, counts, start=self.start, params=params, models={"pca": pca, "kmeans": model})
+        params = {"clusters": number, **space.params}
+        return Fitted(grouping, counts, start=self.start, params=params, models={**space.models, "kmeans": model})
 
     def refit(self, context: Context, stored: StoredGroups) -> Fitted:
         return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

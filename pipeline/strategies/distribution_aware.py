@@ -9,21 +9,23 @@ from pyspark import RDD
 
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import nearest
+from pipeline.clustering.projection import Grid, Projection
 from pipeline.errors import UsageError
+from pipeline.input.dataset import Dataset
 from pipeline.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     COMPONENTS,
     LabelledPoints,
     NeighbourhoodStrategy,
-    fit_pca,
+    fit_space,
     group_points,
+    pca_space,
     projected,
 )
 
 if TYPE_CHECKING:
     from pipeline.clustering.kmeans import BlockKMeansModel
-    from pipeline.clustering.pca import BlockPCAModel
 
 Engine = Literal["block", "spark-ml"]
 Preset = Literal["paper-like", "plain"]
@@ -72,8 +74,20 @@ class DistributionAware(NeighbourhoodStrategy):
                 )
             if self.n_init != 1:
                 raise UsageError(f"--engine spark-ml has one k-means start; leave out --n-init {self.n_init}")
+            if self.embedding:
+                raise UsageError("--engine spark-ml clusters images; leave out --embedding")
             if self.fit_rows not in ("auto", "all"):
                 raise UsageError(f"--engine spark-ml is fitted to all rows; leave out --fit-rows {self.fit_rows}")
+
+    def check_without_labels(self) -> None:
+        super().check_without_labels()
+        if self.clusters is None:
+            raise UsageError("--unlabelled needs --clusters K, as there is no number of classes to derive it from")
+
+    def check_input(self, dataset: Dataset) -> None:
+        super().check_input(dataset)
+        if self.engine == "spark-ml" and dataset.layout.dtype != "uint8":
+            raise UsageError(f"--engine spark-ml takes images of pixels, not {dataset.layout.describe()}")
 
     def fit(self, context: Context) -> Fitted:
         wanted = self.clusters or 2 * context.scan.num_classes
@@ -81,15 +95,12 @@ class DistributionAware(NeighbourhoodStrategy):
             from pipeline.strategies.stock import PARTITIONS, fit_stock
 
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
-            fitted = {"partitions": min(PARTITIONS, context.scan.rows)}
+            space, fitted = pca_space(context, pca), {"partitions": min(PARTITIONS, context.scan.rows)}
         else:
-            pca = fit_pca(
-                context, components=self.components, whiten=self.whiten, fit_rows=self.fit_rows, seed=self.seed
-            )
-            kmeans, fitted = None, {}
-        with projected(context, pca) as points:
+            space, kmeans, fitted = fit_space(context, self), None, {}
+        with projected(context, space) as points:
             if kmeans is None:
-                kmeans = self._fit_clusters(context, points, wanted, pca)
+                kmeans = self._fit_clusters(context, points, wanted, space.projection)
             with context.phase("assign"):
                 centres = kmeans.fitted.centres
                 grouping, counts = group_points(
@@ -100,12 +111,12 @@ class DistributionAware(NeighbourhoodStrategy):
             counts,
             start=self.start,
             sparse_if=self.sparse_if,
-            params=_resolved(pca, kmeans) | fitted,
-            models={"pca": pca, "kmeans": kmeans},
+            params=_resolved(kmeans) | space.params | fitted,
+            models={**space.models, "kmeans": kmeans},
         )
 
     def _fit_clusters(
-        self, context: Context, points: RDD[LabelledPoints], wanted: int, pca: BlockPCAModel
+        self, context: Context, points: RDD[LabelledPoints], wanted: int, projection: Projection | Grid
     ) -> BlockKMeansModel:
         from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml, which --help and most tasks do without
 
@@ -113,8 +124,8 @@ class DistributionAware(NeighbourhoodStrategy):
             estimator = BlockKMeans(k=wanted, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init)
             model = estimator.fit_points(
                 points.map(lambda part: part.points),
-                pca.projection.exponent,
-                values=context.scan.rows * pca.projection.dimensions,
+                projection.exponent,
+                values=context.scan.rows * projection.dimensions,
                 report=lambda turn, inertia: context.report(f"iteration {turn}: inertia {inertia:.4e}"),
             )
             context.report(f"{len(model.fitted.centres)} clusters after {model.fitted.iterations} iterations")
@@ -124,12 +135,9 @@ class DistributionAware(NeighbourhoodStrategy):
         return Fitted(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
 
 
-def _resolved(pca: BlockPCAModel, kmeans: BlockKMeansModel) -> dict[str, Any]:
+def _resolved(kmeans: BlockKMeansModel) -> dict[str, Any]:
     return {
         "clusters": len(kmeans.fitted.centres),
-        "rows_fitted": pca.rows,
-        "components_fitted": len(pca.spectrum.variances),
-        "explained_variance": round(float(pca.explained_variance_ratio.sum()), 6),
         "iterations": kmeans.fitted.iterations,
         "far_groups": kmeans.fitted.far_groups,
         "inertia": kmeans.trainingCost,

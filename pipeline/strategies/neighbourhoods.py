@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,16 @@ from pyspark import RDD, StorageLevel
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.assignment.kept import KeptGroups, KeptRange, keep
-from pipeline.clustering.gram import rows_to_fit
+from pipeline.clustering.gram import MAX_PIXELS, is_component_number, rows_to_fit
 from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
-from pipeline.clustering.projection import Projection
+from pipeline.clustering.projection import Grid, Projection, grid_exponent
+from pipeline.clustering.reduction import reduced
 from pipeline.hashing import keyed_hash
-from pipeline.input.dataset import Block
+from pipeline.input.dataset import Block, Dataset
+from pipeline.input.vectors import vector_view
 from pipeline.seeds import Purpose, word
+from pipeline.spark.images import Images
 from pipeline.specs import option
 from pipeline.strategies.base import Context, Grouping, Strategy
 
@@ -39,11 +41,6 @@ def is_fit_rows(rows: int | str) -> bool:
     return rows in ("auto", "all") or (isinstance(rows, int) and rows >= 100)
 
 
-def is_component_number(components: float) -> bool:
-    """Whether it is a whole number of components, or a share of the variance."""
-    return math.isfinite(components) and components > 0 and (components <= 1 or components == int(components))
-
-
 COMPONENTS: dict[str, Any] = {
     "help": "principal components: a count, or a share of the variance below 1",
     "metavar": "C",
@@ -54,11 +51,15 @@ COMPONENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NeighbourhoodStrategy(Strategy):
-    """clusters: None for twice the number of classes. fit_rows: see ``gram.rows_to_fit``."""
+    """clusters: None for twice the number of classes. fit_rows: see ``gram.rows_to_fit``. embedding: a column of Parquet
+    whose vectors are clustered as they are, instead of images."""
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
         None, "neighbourhoods in all", metavar="K", least=1, most=MOST_CLUSTERS, shown="twice the classes"
+    )
+    embedding: str | None = option(
+        None, "cluster the vectors of a Parquet column as they are, instead of pixels", metavar="COLUMN"
     )
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
@@ -69,7 +70,7 @@ class NeighbourhoodStrategy(Strategy):
         parse=count_or_word,
         check=is_fit_rows,
         expected="all, auto or a whole number of at least 100",
-        shown="about as many as cost what the eigenvectors cost: 10,000, or three a pixel",
+        shown="as many as cost what the eigenvectors cost: 10,000, or three a pixel; 2,000 very large images",
     )
     max_iter: int = option(150, "k-means iterations", metavar="I", least=1)
     tol: float = option(
@@ -81,6 +82,18 @@ class NeighbourhoodStrategy(Strategy):
             object.__setattr__(self, "fit_rows", "all")
         super().__post_init__()
 
+    def params(self) -> dict[str, Any]:
+        found = super().params()
+        if self.embedding is None:  # as of sets that were committed before there was one
+            del found["embedding"]
+        return found
+
+    def check_input(self, dataset: Dataset) -> None:
+        if self.embedding:
+            vector_view(dataset, self.embedding)
+        elif dataset.layout.dtype == "uint8":
+            rows_to_fit(self.fit_rows, dataset.rows, dataset.layout.record_bytes)
+
 
 @dataclass(frozen=True)
 class LabelledPoints:
@@ -90,7 +103,7 @@ class LabelledPoints:
     points: Points
 
 
-def project(projection: Projection, blocks: Iterable[Block]) -> Iterator[LabelledPoints]:
+def project(projection: Projection | Grid, blocks: Iterable[Block]) -> Iterator[LabelledPoints]:
     for block in blocks:
         yield LabelledPoints(block.labels, Points(block.ids, projection(block.images)))
 
@@ -113,25 +126,64 @@ def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int 
             images = context.images.some(partial(is_drawn, rows, wanted, seed))
         else:
             images = context.images.blocks().map(lambda block: block.images)
-        model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels)
+        model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels, wanted)
         number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
-        fitted = f", fitted to {model.rows:,} rows (--fit-rows all for every row)" if wanted < rows else ""
+        more = "all for every row" if pixels <= MAX_PIXELS else "N for more"
+        fitted = f", fitted to {model.rows:,} rows (--fit-rows {more})" if wanted < rows else ""
         context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{fitted}")
         return model
 
 
+@dataclass(frozen=True)
+class Space:
+    """Where rows become integer points. images: what is projected; params: what the manifest tells of it; models: what was
+    fitted for it, by name."""
+
+    images: Images
+    projection: Projection | Grid
+    params: dict[str, Any]
+    models: dict[str, Any]
+
+
+def pca_space(context: Context, model: BlockPCAModel) -> Space:
+    params = {
+        "rows_fitted": model.rows,
+        "components_fitted": len(model.spectrum.variances),
+        "explained_variance": round(float(model.explained_variance_ratio.sum()), 6),
+    }
+    return Space(context.images, model.projection, params, {"pca": model})
+
+
+def fit_space(context: Context, strategy: NeighbourhoodStrategy) -> Space:
+    """The principal components of images; embeddings and float32 features as they are."""
+    images = context.images
+    if strategy.embedding:
+        images = Images(images.context, vector_view(images.dataset, strategy.embedding))
+    layout = images.dataset.layout
+    if layout.dtype == "float32":
+        with context.phase("bounds"):
+            largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
+            grid = Grid(layout.record_bytes // 4, grid_exponent(reduced(largest, np.maximum).astype(np.float64)))
+            context.report(f"{grid.dimensions} numbers a row, clustered as they are")
+        return Space(images, grid, {"components_fitted": grid.dimensions}, {})
+    model = fit_pca(
+        context, components=strategy.components, whiten=strategy.whiten, fit_rows=strategy.fit_rows, seed=strategy.seed
+    )
+    return pca_space(context, model)
+
+
 @contextmanager
-def projected(context: Context, model: BlockPCAModel) -> Iterator[RDD[LabelledPoints]]:
+def projected(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
     """The points of all rows, kept by the executors for as long as the block runs."""
     with context.phase("project"):
-        size = 4 * context.scan.rows * model.projection.dimensions
-        points = context.images.blocks(kept_bytes=size).mapPartitions(partial(project, model.projection))
+        size = 4 * context.scan.rows * space.projection.dimensions
+        points = space.images.blocks(kept_bytes=size).mapPartitions(partial(project, space.projection))
         # Of many, a JVM's heap would hold all that it may and then some, beside what its tasks need; and they pass through a
         # pipe to Python either way.
         points.persist(StorageLevel.DISK_ONLY if size > ONE_TASK_BYTES else StorageLevel.MEMORY_AND_DISK)
         rows = points.map(lambda part: len(part.labels)).sum()
-        context.report(f"{rows:,} points of {model.projection.dimensions} integers")
+        context.report(f"{rows:,} points of {space.projection.dimensions} integers")
     try:
         yield points
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline import command_line
 from pipeline.reporting.tables import aligned, table
@@ -44,7 +45,7 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
     asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest["params"].items())
     lines = [
         ("images", f"{'x'.join(map(str, image['shape']))} {image['dtype']}, means {image['mean']}"),
-        ("labels", f"{manifest['labels']['num_classes']} classes, columns {', '.join(manifest['labels']['columns'])}"),
+        ("labels", _labels(manifest["labels"])),
         ("parameters", asked or "none"),
         ("fingerprint", manifest["input"]["fingerprint"]),
         ("generation", manifest["generation"]),
@@ -58,17 +59,24 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
     return lines
 
 
+def _labels(labels: dict[str, Any]) -> str:
+    columns = f", columns {', '.join(labels['columns'])}" if labels["columns"] else ""
+    return (f"{labels['num_classes']} classes" if "label" in labels["columns"] else "none") + columns
+
+
 def workers_table(shards: ShardSet) -> str:
     """A row a worker: rows, copies, files, megabytes, and its rarest and its most frequent class."""
     workers = shards.manifest["workers"]
     shown = workers if len(workers) <= MANY else [*workers[: MANY // 2], *workers[-MANY // 2 :]]
+    labelled = "label" in shards.manifest["labels"]["columns"]
     rows = []
     for worker in shown:
         counts = worker["label_histogram"] or [0]
         size = sum(file["bytes"] for file in worker["files"]) / 1e6
         cells = (worker["index"], f"{worker['rows']:,}", f"{worker['copies']:,}", len(worker["files"]), f"{size:.1f}")
-        rows.append((*map(str, cells), f"{min(counts):,}", f"{max(counts):,}"))
-    header = ("worker", "rows", "copies", "files", "MB", "rarest class", "most frequent")
+        classes = (f"{min(counts):,}", f"{max(counts):,}") if labelled else ()
+        rows.append((*map(str, cells), *classes))
+    header = ("worker", "rows", "copies", "files", "MB", *(("rarest class", "most frequent") if labelled else ()))
     made = table(rows, header, right=range(len(header)), indent="  ")
     return made + (f"\n  ... and {len(workers) - len(shown):,} more" if len(shown) < len(workers) else "")
 

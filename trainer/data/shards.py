@@ -19,7 +19,15 @@ from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed
-from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
+from pipeline.shardset.schema import (
+    DTYPES,
+    TARGET_COLUMN,
+    broken_is_data_error,
+    declared,
+    declared_shape,
+    no_labels,
+    raw_images,
+)
 from pipeline.shardset.versions import NAME
 from pipeline.storage.retries import with_retries
 from pipeline.storage.uri import split_uri
@@ -67,11 +75,16 @@ class Shards(ShardSet):
     @property
     def inputs(self) -> ModelInput:
         """What a model gets to see of the rows."""
-        return ModelInput(self.shape, self.num_classes, self.has_targets)
+        return ModelInput(self.shape, self.num_classes, self.has_targets, self.has_labels)
 
     @property
     def layout(self) -> Layout:
         return Layout(self.shape, dtype=self.manifest["image"]["dtype"])
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether rows carry a class."""
+        return "label" in self.manifest["labels"].get("columns", ("label",))
 
     @property
     def has_targets(self) -> bool:
@@ -230,6 +243,8 @@ def _row_groups(
         for group in range(parquet.num_row_groups):
             table = parquet.read_row_group(group, columns=[name for name in (*names, "image") if name in schema.names])
             columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "image"}
+            if not shards.has_labels:
+                columns["label"] = no_labels(len(table))
             _check_labels(columns["label"], shards.num_classes, uri, first)
             yield columns, raw_images(table.column("image"), layout.record_bytes, uri, first)
             first += len(columns["label"])

@@ -20,11 +20,12 @@ Shortcut = Literal["pad", "conv"]
 @dataclass(frozen=True)
 class ModelInput:
     """What a shard set offers a model. shape: (channels, height, width); has_targets: rows carry a real number to be
-    predicted, beside their class."""
+    predicted; has_labels: they carry a class."""
 
     shape: tuple[int, int, int]
     num_classes: int
     has_targets: bool = False
+    has_labels: bool = True
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from pipeline.errors import UsageError
 from pipeline.seeds import Purpose, word
 from trainer.models.base import ModelInput, ModelSpec
 from trainer.models.tasks import Task
@@ -25,8 +26,11 @@ def build(spec: ModelSpec, inputs: ModelInput, seed: int) -> Built:
     """Make a network for the images of a shard set.
 
     The same seed gives the same bits whatever was drawn from torch's generator before, and leaves it as it was. Raises
-    UsageError for images that the model does not take."""
+    UsageError for images that the model does not take, and for rows without what it is to learn."""
     targets = spec.regresses and inputs.has_targets
+    if not targets and not inputs.has_labels:
+        beside = "; a linear model fits its targets" if inputs.has_targets else ""
+        raise UsageError(f"the rows of --shards have no labels to learn, as the set was made by --unlabelled{beside}")
     with torch.random.fork_rng(devices=[]):
         # The CPU's generator only: torch.manual_seed would re-seed those of the devices, which the fork leaves out.
         torch.default_generator.manual_seed(word(seed, Purpose.INITIALISATION))

@@ -25,10 +25,15 @@ def block_rows(record_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class DataFile:
+    """decode_rows: how many rows are decoded together and kept for later passes (input/decoded.py); 0 where reading any
+    range costs what its bytes cost. label: of all rows, where not they but a folder of a partition tells it."""
+
     path: str
     bytes: int
     modified_ms: int
     rows: int
+    decode_rows: int = 0
+    label: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 from pipeline.shardset.layout import CIFAR_SHAPE, Layout
+from pipeline.shardset.schema import no_labels
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
@@ -100,7 +101,7 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
 
 
 class CifarPickle(Format):
-    """One file is one pickle: it is read whole, by the task that needs it, never by the driver."""
+    """One file is one pickle: it is read whole, by the task that needs it first, never by the driver."""
 
     name: ClassVar[str] = "cifar-pickle"
     summary: ClassVar[str] = "a CIFAR pickle"
@@ -121,8 +122,8 @@ class CifarPickle(Format):
         elif b"labels" in batch:
             layout = Layout(shape, 10)
         else:
-            raise DataError(f"{file.path} has neither labels nor fine_labels; it is not a CIFAR batch")
-        return DataFile(file.path, file.bytes, file.modified_ms, rows), layout
+            layout = Layout(shape, labelled=False)
+        return DataFile(file.path, file.bytes, file.modified_ms, rows, decode_rows=rows), layout
 
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
@@ -132,7 +133,7 @@ class CifarPickle(Format):
         if len(data) != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {len(data)}: it changed while it was read")
         key = b"fine_labels" if b"fine_labels" in batch else b"labels"
-        labels = _labels(batch, key, file.path, len(data))
+        labels = _labels(batch, key, file.path, len(data)) if layout.labelled else no_labels(len(data))
         coarse = _labels(batch, b"coarse_labels", file.path, len(data)) if layout.coarse else None
         step = block_rows(layout.record_bytes)
         for low in range(start, stop, step):

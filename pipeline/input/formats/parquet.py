@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -14,16 +15,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 from pipeline.shardset.layout import CIFAR_SHAPE, Dtype, Layout
-from pipeline.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared, declared_shape, raw_images
+from pipeline.shardset.schema import (
+    DTYPES,
+    TARGET_COLUMN,
+    broken_is_data_error,
+    declared,
+    declared_shape,
+    raw_images,
+)
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
 BUFFER_BYTES = 8 << 20  # of a column that is read at once: a row group may be as large as its file
+DECODED_BYTES = 16 << 20  # of encoded images that are decoded together
+LARGE_GROUP_BYTES = 64 << 20  # of raw images: each part of a group is decoded from the group's start on
 ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
 
 
@@ -54,6 +64,12 @@ def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
     if dtype not in DTYPES:
         raise DataError(f"{path}: column {column} is declared as {dtype}; the jobs read {' and '.join(DTYPES)}")
     return cast(Dtype, dtype)
+
+
+def _label_of_folder(path: str) -> int | None:
+    """The class of a file's rows in a folder such as label=3, which Spark's partitionBy("label") makes."""
+    found = re.findall(rf"/(?:{'|'.join(LABEL_COLUMNS)})=(\d{{1,9}})(?=/)", path)
+    return int(found[-1]) if found else None
 
 
 def is_encoded(data: bytes, pixels: int) -> bool:
@@ -90,13 +106,15 @@ class ParquetImages(Format):
         parquet = _open(store, file.path)
         schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
         image = _pick(schema, IMAGE_COLUMNS, file.path)
-        _pick(schema, LABEL_COLUMNS, file.path)
         data = DataFile(file.path, file.bytes, file.modified_ms, rows)
+        if not any(name in schema.names for name in LABEL_COLUMNS):
+            data = replace(data, label=_label_of_folder(file.path))
         layout = Layout(
             declared_shape(schema, image) or shape or CIFAR_SHAPE,
             coarse=20 if "coarse_label" in schema.names else None,
             dtype=_dtype(schema, image, file.path),
             targets=TARGET_COLUMN in schema.names and pa.types.is_floating(schema.field(TARGET_COLUMN).type),
+            labelled=data.label is not None or any(name in schema.names for name in LABEL_COLUMNS),
         )
         if rows == 0:
             return data, layout
@@ -108,9 +126,14 @@ class ParquetImages(Format):
         if layout.dtype == "uint8" and is_encoded(first, layout.record_bytes):
             channels, height, width = decode(first).shape
             layout = replace(layout, shape=(channels, height, width))
-        elif len(first) != layout.record_bytes:
+            data = replace(data, decode_rows=max(1, DECODED_BYTES // layout.record_bytes))
+            return data, layout
+        if len(first) != layout.record_bytes:
             size = "x".join(map(str, layout.shape)) + (" float32" if layout.dtype == "float32" else "")
             raise DataError(f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape")
+        group = max(parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups))
+        if group * layout.record_bytes > LARGE_GROUP_BYTES:
+            data = replace(data, decode_rows=group)
         return data, layout
 
     def read(
@@ -119,10 +142,11 @@ class ParquetImages(Format):
         parquet = _open(store, file.path)
         if parquet.metadata.num_rows != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed")
-        label = _pick(parquet.schema_arrow, LABEL_COLUMNS, file.path)
-        image = _pick(parquet.schema_arrow, IMAGE_COLUMNS, file.path)
+        of_rows = layout.labelled and file.label is None
+        label = _pick(parquet.schema_arrow, LABEL_COLUMNS, file.path) if of_rows else None
+        image = _pick(parquet.schema_arrow, (layout.column,) if layout.column else IMAGE_COLUMNS, file.path)
         beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
-        names = [label, *beside, *([image] if images else [])]
+        names = [*([label] if label else []), *beside, *([image] if images else [])]
         first, step = 0, block_rows(layout.record_bytes)
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
@@ -132,7 +156,9 @@ class ParquetImages(Format):
                 for at, part in _between(batches, low, high, file.path):
                     record = first + at
                     yield Columns(
-                        labels=_whole(part.column(label), label, file.path, record),
+                        labels=_whole(part.column(label), label, file.path, record)
+                        if label
+                        else np.full(len(part), file.label or 0, np.int32),
                         images=self._images(part.column(image), layout, file.path, record) if images else None,
                         coarse_labels=_whole(part.column("coarse_label"), "coarse_label", file.path, record)
                         if layout.coarse
@@ -142,6 +168,8 @@ class ParquetImages(Format):
             first += rows
 
     def _images(self, column: Any, layout: Layout, path: str, first: int) -> npt.NDArray[np.uint8]:
+        if layout.column:
+            return vectors_of(column, layout, path, first)
         size = layout.record_bytes
         values = _payload(column)
         if values.null_count:
@@ -217,3 +245,34 @@ def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDA
         return np.asarray(column.cast(pa.int32()).to_numpy())
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}, near row {first}: {name}: {error}") from None
+
+
+def vectors_of(column: Any, layout: Layout | None, path: str, first: int) -> npt.NDArray[np.uint8]:
+    """The bytes of a column of vectors, lists of numbers or spark.ml's dense ones, as float32: uint8 [rows, 4 d].
+
+    layout: what all rows must look like; the first tells without it. Raises DataError with the place, and UsageError where
+    the column holds something else."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_struct(array.type) and {"type", "values"} <= {field.name for field in array.type}:
+        if not pc.all(pc.equal(array.field("type"), 1)).as_py():
+            raise DataError(f"{path}, near row {first}: a sparse vector; --embedding takes dense ones")
+        array = array.field("values")
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    number = (pa.types.is_floating, pa.types.is_integer)
+    if not any(kind(array.type) for kind in lists) or not any(kind(array.type.value_type) for kind in number):
+        raise UsageError(f"--embedding: the column of {path} holds {array.type}, not vectors")
+    if array.null_count:
+        row = first + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{path}, row {row}: the vector is null")
+    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+    expected = layout.shape[0] if layout else int(lengths[0])
+    if (lengths != expected).any():
+        at = int(np.flatnonzero(lengths != expected)[0])
+        raise DataError(f"{path}, row {first + at}: the vector has {lengths[at]} numbers, the first one {expected}")
+    flat = np.asarray(array.flatten().to_numpy(zero_copy_only=False)).astype(np.float32).reshape(len(array), expected)
+    broken = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if len(broken):
+        raise DataError(
+            f"{path}, row {first + int(broken[0])}: the vector holds numbers that are not finite in float32"
+        )
+    return flat.view(np.uint8).reshape(len(array), 4 * expected)

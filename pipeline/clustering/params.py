@@ -1,0 +1,90 @@
+"""What the estimators share: parameters that refuse senseless values, and the columns that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.param import TypeConverters
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, BinaryType, DataType, NumericType
+
+from pipeline.errors import DataError, UsageError
+
+
+def whole_number(name: str, least: int, most: int | None = None) -> Callable[[Any], int]:
+    """A converter of spark.ml's params, which raises UsageError for a number out of range."""
+
+    def convert(value: Any) -> int:
+        number = TypeConverters.toInt(value)
+        if number < least or (most is not None and number > most):
+            limits = f"at least {least}" if most is None else f"in {least}..{most}"
+            raise UsageError(f"{name} must be {limits}, got {number}")
+        return number
+
+    return convert
+
+
+def not_negative(name: str) -> Callable[[Any], float]:
+    def convert(value: Any) -> float:
+        number = TypeConverters.toFloat(value)
+        if not 0 <= number < float("inf"):
+            raise UsageError(f"{name} must be a number of 0 or more, got {number}")
+        return number
+
+    return convert
+
+
+def column_type(dataset: DataFrame, name: str, what: str) -> DataType:
+    """The type of a column. Raises UsageError where there is none of that name."""
+    if name not in dataset.columns:
+        raise UsageError(f"{what} {name!r} is no column of the table; its columns are {', '.join(dataset.columns)}")
+    return dataset.schema[name].dataType
+
+
+def numbers(dataset: DataFrame, name: str, what: str) -> Column:
+    """A column of bytes as it is, one of vectors or of arrays of numbers as arrays. Raises UsageError for any other."""
+    kind = column_type(dataset, name, what)
+    if isinstance(kind, VectorUDT):
+        return vector_to_array(F.col(name))
+    if isinstance(kind, BinaryType) or (isinstance(kind, ArrayType) and isinstance(kind.elementType, NumericType)):
+        return F.col(name) if isinstance(kind, BinaryType) else F.col(name).cast("array<double>")
+    raise UsageError(f"{what} {name!r} holds {kind.simpleString()}, not vectors, arrays of numbers or bytes")
+
+
+def matrix(column: pa.Array, what: str) -> npt.NDArray[Any]:
+    """A column of bytes or of arrays, all of one length, as uint8 or float64 [rows, length]. Raises DataError."""
+    if column.null_count:
+        raise DataError(f"{what} has a null; drop or repair such rows before fitting")
+    if pa.types.is_large_binary(column.type):  # as Spark may be told to send them
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
+    sizes = np.diff(offsets)
+    if len(sizes) and (sizes != sizes[0]).any():
+        raise DataError(f"{what} has rows of {sizes.min()} and {sizes.max()} values; sizes must be equal")
+    if pa.types.is_binary(column.type):
+        data = np.frombuffer(column.buffers()[2], np.uint8, count=int(sizes.sum()), offset=int(offsets[0]))
+    else:
+        values = column.flatten()
+        if values.null_count:
+            raise DataError(f"{what} has a null within a row; drop or repair such rows before fitting")
+        data = np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
+    return data.reshape(len(column), -1)
+
+
+def as_pixels(values: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:
+    """Whole numbers in 0..255 as bytes. Raises DataError for others."""
+    if values.dtype == np.uint8:
+        return values
+    pixels = values.astype(np.uint8)
+    if not np.array_equal(pixels, values):
+        raise DataError(f"{what} holds numbers that are not pixels, whole and in 0..255; scale and round them first")
+    return pixels

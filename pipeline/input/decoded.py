@@ -1,0 +1,111 @@
+"""Rows that are dear to decode, decoded once for all passes: kept in the executor's local folder, as Arrow maps them.
+
+Spark gives its executors' Python such a folder and deletes it with the application. Without one, or without room there,
+rows are decoded by each pass."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.input.formats.base import Columns, DataFile, Format
+from pipeline.shardset.layout import Layout
+from pipeline.storage.store import Store
+
+LOCAL_DIRS = "SPARK_LOCAL_DIRS"  # as Spark names it to its executors' Python
+SPARE = 5  # of a disk one part in so many stays free: Spark itself needs it, and YARN gives up disks that are 90 % full
+
+
+def read_decoded(
+    kind: Format, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+) -> Iterator[Columns]:
+    """Records start <= r < stop as ``kind.read`` gives them, in blocks of at most as many rows; of images that are dear to
+    decode the first to ask decodes."""
+    step = file.decode_rows if images else 0
+    if not step:
+        yield from kind.read(store, file, start, stop, layout, images)
+        return
+    for low in range(start - start % step, stop, step):
+        high = min(low + step, file.rows)
+        kept = _kept(kind, store, file, low, high, layout)
+        if kept is None:
+            yield from kind.read(store, file, max(start, low), min(stop, high), layout, True)
+        else:
+            yield from _mapped(kept, max(start, low) - low, min(stop, high) - low)
+
+
+def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
+    """The file of decoded rows low <= r < high, made if it is not there; None where it cannot be."""
+    folders = os.environ.get(LOCAL_DIRS)
+    if not folders:
+        return None
+    name = hashlib.sha256(f"{file} {layout} {low}".encode()).hexdigest()[:32]
+    choices = folders.split(",")
+    path = Path(choices[int(name, 16) % len(choices)], "decoded", name)
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(path.parent)
+        if disk.free - (high - low) * layout.record_bytes < (disk.used + disk.free) // SPARE:
+            return None
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits instead of decoding too
+            if not path.exists():
+                _keep(path, kind.read(store, file, low, high, layout, True))
+    except OSError:  # of the disk, or of the input, which the pass then meets itself
+        return None
+    return path
+
+
+def _keep(path: Path, decoded: Iterator[Columns]) -> None:
+    """Write rows block by block; whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    os.close(handle)
+    try:
+        with pa.OSFile(name, "wb") as sink:
+            writer = None
+            for columns in decoded:
+                batch = _batch(columns)
+                writer = writer or pa.ipc.new_file(sink, batch.schema)
+                writer.write_batch(batch)
+            if writer:
+                writer.close()
+        os.replace(name, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _batch(columns: Columns) -> pa.RecordBatch:
+    assert columns.images is not None, "read with images=True"
+    rows, size = columns.images.shape
+    images = pa.py_buffer(np.ascontiguousarray(columns.images))
+    present = {"label": columns.labels, "coarse_label": columns.coarse_labels, "target": columns.targets}
+    arrays = {name: pa.array(column) for name, column in present.items() if column is not None}
+    arrays["image"] = pa.Array.from_buffers(pa.binary(size), rows, [None, images])
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def _mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
+    """Rows start <= r < stop of a kept file, in the blocks in which they were kept, without a copy."""
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    at = 0
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        low, high = max(start - at, 0), min(stop - at, len(batch))
+        if low < high:
+            part = batch.slice(low, high - low)
+            beside = {name: part.column(name).to_numpy() for name in part.schema.names if name != "image"}
+            data = np.frombuffer(batch.column("image").buffers()[1], np.uint8).reshape(len(batch), -1)
+            yield Columns(beside["label"], data[low:high], beside.get("coarse_label"), None, beside.get("target"))
+        at += len(batch)

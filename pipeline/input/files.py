@@ -1,0 +1,134 @@
+"""Which files an input names: one file, a folder, its partition folders (``label=3/``), or what a pattern matches."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+
+from pipeline.errors import DataError
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+# Files that official CIFAR archives carry beside the records.
+COMPANIONS = {
+    "batches.meta", "batches.meta.txt", "meta", "readme.html",
+    "fine_label_names.txt", "coarse_label_names.txt",
+}  # fmt: skip
+EVALUATION = re.compile(r"(test|val|validation|eval)(?![A-Za-z])")  # test_batch.bin, val-0.parquet; not values.parquet
+PARTITION = re.compile(r"[^=._][^=]*=.*")  # a folder's name, as Hive and Spark's partitionBy() write it
+LISTED_AT_ONCE = 16
+
+
+def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
+    """The data files of an input, by path: no companions, and of one with training and test files one side.
+
+    uri: resolved. Costs a listing for every folder, and for every level of a pattern. Raises DataError where there is
+    nothing to read, or something that is no data file."""
+    found = named(store, uri)
+    if len(found) == 1 and not found[0].is_dir:
+        return found
+    below = [file for entry in found for file in (_below(store, entry.path) if entry.is_dir else [entry])]
+    return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)
+
+
+def named(store: Store, uri: str) -> list[FileInfo]:
+    """The file or folder of a path, or those that a pattern matches. Raises DataError where there is none, or it may not be
+    seen."""
+    try:
+        if not is_pattern(uri) or store.exists(uri):
+            return [store.info(uri)]
+        if matched := sorted(_matched(store, uri), key=lambda entry: entry.path):
+            return matched
+        raise DataError(f"{uri} matches no file or folder; check --input")
+    except FileNotFoundError:
+        raise DataError(f"{uri} does not exist; check --input") from None
+    except PermissionError as error:
+        raise DataError(f"{uri} cannot be read: permission denied ({error})") from None
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise DataError(f"{uri} does not exist: {error.strerror}; check --input") from None
+        raise
+
+
+def is_pattern(uri: str) -> bool:
+    return any(sign in uri for sign in "*?[")
+
+
+def fixed_part(uri: str) -> str:
+    """The folder of a pattern above its first part that is one; any other path as it is."""
+    parts = uri.split("/")
+    first = next((at for at, part in enumerate(parts) if is_pattern(part)), len(parts))
+    return "/".join(parts[:first]) or "/"
+
+
+def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
+    """What matches part by part, as in a shell: * and ? stay within a part. Names that begin with a dot or, as Spark has it,
+    an underscore are hidden from those that do not."""
+    folders, parts = [fixed_part(uri)], uri.removeprefix(fixed_part(uri)).strip("/").split("/")
+    for depth, part in enumerate(parts, 1):
+        entries = [
+            entry
+            for folder in folders
+            for entry in _listed(store, folder)
+            if fnmatchcase(entry.name, part) and (entry.name[0] not in "._" or entry.name[0] == part[0])
+        ]
+        if depth == len(parts):
+            yield from entries
+        folders = [entry.path for entry in entries if entry.is_dir]
+
+
+def _below(store: Store, folder: str) -> list[FileInfo]:
+    """What is in a folder and in its partition folders."""
+    found, level = [], [folder]
+    with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
+        while level:
+            entries = [entry for listed in pool.map(lambda path: _listed(store, path), level) for entry in listed]
+            level = [entry.path for entry in entries if entry.is_dir and PARTITION.fullmatch(entry.name)]
+            found += [entry for entry in entries if not (entry.is_dir and PARTITION.fullmatch(entry.name))]
+    return found
+
+
+def is_evaluation(path: str) -> bool:
+    """Whether a file is of the test side, by its own name or that of a partition, such as split=test."""
+    *folders, name = path.split("/")
+    values = [folder.partition("=")[2] for folder in folders]
+    return any(EVALUATION.match(each) for each in (name, *values))
+
+
+def may_match(uri: str, path: str) -> bool:
+    """Whether a pattern matches a path, or a folder above it, or would if that were there."""
+    parts, ours = uri.rstrip("/").split("/"), path.split("/")
+    return len(ours) >= len(parts) and all(map(fnmatchcase, ours, parts))
+
+
+def _listed(store: Store, uri: str) -> list[FileInfo]:
+    try:
+        return store.list(uri)
+    except PermissionError:
+        raise DataError(f"{uri} cannot be listed: permission denied") from None
+    except NotADirectoryError:  # above a pattern, or what was a folder just now
+        return []
+
+
+def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
+    files = []
+    for entry in entries:
+        if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
+            continue
+        if entry.name.endswith("._COPYING_"):
+            raise DataError(
+                f"{entry.path} is being copied there; wait for its end, or remove it if nobody copies any more"
+            )
+        if entry.is_dir:
+            raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
+        files.append(entry)
+    above = len(fixed_part(uri))
+    tests = [file for file in files if is_evaluation(file.path[above:])]
+    if tests and len(tests) < len(files):
+        files = tests if evaluation else [file for file in files if file not in tests]
+    if not files:
+        raise DataError(f"{uri} holds no data files; expected CIFAR binaries, CIFAR pickles or Parquet")
+    return files

@@ -1,0 +1,33 @@
+"""A data set seen through a column of ready vectors instead of its images: rows of float32, to be clustered as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError, UsageError
+from pipeline.input.dataset import Dataset
+from pipeline.input.formats.parquet import vectors_of
+from pipeline.shardset.schema import broken_is_data_error
+
+
+def vector_view(dataset: Dataset, column: str) -> Dataset:
+    """The same rows, with the vectors of a Parquet column for images. Opens the first file.
+
+    Raises UsageError where there is no such column, or not of vectors, and DataError for a broken file."""
+    if dataset.format != "parquet":
+        raise UsageError(f"--embedding {column} is a column of Parquet, and {dataset.uri} holds {dataset.format} files")
+    path = dataset.files[0].path
+    with broken_is_data_error(path):
+        file = pq.ParquetFile(dataset.store.open(path))
+        if column not in file.schema_arrow.names:
+            raise UsageError(
+                f"--embedding {column} is no column of {path}; its columns are {', '.join(file.schema_arrow.names)}"
+            )
+        first = next(file.iter_batches(1, columns=[column])).column(0)
+    length = vectors_of(first, None, path, 0).shape[1] // 4
+    if not length:
+        raise DataError(f"{path}, row 0: {column} is an empty vector")
+    layout = replace(dataset.layout, shape=(length, 1, 1), dtype="float32", column=column)
+    return replace(dataset, layout=layout, files=tuple(replace(file, decode_rows=0) for file in dataset.files))

@@ -1,0 +1,69 @@
+"""What a person sees of a run while it works: lines, Spark's pages, and why nothing moves."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from pipeline.spark import progress as module
+from pipeline.spark.progress import DESCRIPTION, GROUP, PhaseLog
+
+
+def named(context: SparkContext) -> tuple[str | None, str | None]:
+    return context.getLocalProperty(GROUP), context.getLocalProperty(DESCRIPTION)
+
+
+def test_sparks_jobs_are_named_after_the_run_and_its_phase(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    before = named(context)
+    log = PhaseLog(context, quiet=True, title="stratified to /shards")
+    with log.phase("scan"):
+        assert named(context) == ("stratified to /shards", "scan: stratified to /shards")
+        context.parallelize(range(4), 2).sum()
+    assert named(context) == before
+    with suppress(RuntimeError), log.phase("write"):
+        raise RuntimeError("a phase that fails")
+    assert named(context) == before
+    assert len(context.statusTracker().getJobIdsForGroup("stratified to /shards")) == 1
+
+
+def test_a_group_by_which_a_notebook_cancels_its_jobs_stays(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    context.setJobGroup("mine", "my own")
+    try:
+        with PhaseLog(context, quiet=True, title="stratified").phase("scan"):
+            assert named(context) == ("mine", "scan: stratified")
+        assert named(context) == ("mine", "my own")
+    finally:
+        context.setLocalProperty(GROUP, None)  # type: ignore[arg-type]
+        context.setLocalProperty(DESCRIPTION, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("completed", "active", "expected"),
+    [(0, 0, "no executor has taken a task yet"), (0, 2, "0 of 12 tasks"), (5, 0, "5 of 12 tasks")],
+)
+def test_a_phase_that_takes_long_says_how_far_it_is_or_that_no_executor_works_on_it(
+    completed: int,
+    active: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stage = SimpleNamespace(numTasks=12, numCompletedTasks=completed, numActiveTasks=active)
+    tracker = SimpleNamespace(getActiveStageIds=lambda: [3], getStageInfo=lambda _: stage)
+    context: Any = SimpleNamespace(
+        statusTracker=lambda: tracker, getLocalProperty=lambda _: None, setLocalProperty=lambda *_: None
+    )
+    monkeypatch.setattr(module, "FIRST_WORD_S", 0.02)
+    log = PhaseLog(context)
+    with log.phase("scan"):
+        while not (said := capsys.readouterr().err):
+            pass
+    assert expected in said
+    assert said.count("\n") == 1
