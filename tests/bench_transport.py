@@ -32,7 +32,7 @@ QUICK = [Case(270_000, 4, 1), Case(853_000, 12, 2)]
 
 
 def cpu_ms(start: Start, case: Case, seconds: float) -> float:
-    """CPU milliseconds of all processes a round trip, over at least so many seconds and two round trips a worker."""
+    """CPU milliseconds of all processes a round trip, over at least so many seconds, two trips a worker and a tick."""
     counts: Counts = context().RawArray("Q", case.workers)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         children = start(case, Path(scratch), counts)
@@ -40,7 +40,7 @@ def cpu_ms(start: Start, case: Case, seconds: float) -> float:
             _wait(children, lambda: min(counts) >= WARM_UP)
             end, trips, spent = time.monotonic() + seconds, sum(counts), _cpu_s(children)
             enough = trips + 2 * case.workers
-            _wait(children, lambda: time.monotonic() >= end and sum(counts) >= enough)
+            _wait(children, lambda: time.monotonic() >= end and sum(counts) >= enough and _cpu_s(children) > spent)
             return 1000 * (_cpu_s(children) - spent) / (sum(counts) - trips)
         finally:
             for child in children:
