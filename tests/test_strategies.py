@@ -72,6 +72,10 @@ def digests(manifest: Any) -> list[Any]:
     return [[(f["path"].replace(stamp, "*"), f["sha256"]) for f in worker["files"]] for worker in manifest["workers"]]
 
 
+def shas(manifest: Any) -> list[list[str]]:
+    return [[file["sha256"] for file in worker["files"]] for worker in manifest["workers"]]
+
+
 Source = tuple[Path, np.ndarray, np.ndarray]  # folder, labels, images
 
 
@@ -153,6 +157,44 @@ def test_the_shards_are_the_same_bits_however_the_work_is_cut(
     assert sets[0] == sets[1] == sets[2]
 
 
+RATIOS = (4, 2, 1, 1, 3)
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_every_group_is_dealt_in_the_ratios_asked_for(
+    spark: SparkSession, source: Source, tmp_path: Path, name: str
+) -> None:
+    """Every strategy's groups, whose sizes no ratio divides; also dealt again out of another set."""
+    manifest = run(spark, source[0], tmp_path / "o", make(name), 5, ratios=RATIOS)
+    assert manifest["ratios"] == list(RATIOS)
+    rows = read(tmp_path / "o", manifest)
+    owners = rows[rows["copy"] == 0].sort_values("id")
+    assert owners.id.tolist() == list(range(2600))
+    share = np.array(RATIOS) / sum(RATIOS)
+    sizes = owners.groupby("worker").size().to_numpy()
+    if name == "random_iid":
+        assert stats.chisquare(sizes, share * 2600).pvalue > 1e-3
+    else:
+        kind = STRATEGIES[name]
+        column = "neighbourhood" if "neighbourhood" in rows else "label" if kind.looks_at_labels else None
+        groups = [owners] if column is None else [group for _, group in owners.groupby(column)]
+        for group in groups:
+            held = np.bincount(group.worker, minlength=5)
+            assert (np.abs(held - len(group) * share) < 1).all()
+        if kind.even_sizes:
+            assert (np.abs(sizes - 2600 * share) <= 1).all()
+    run(spark, source[0], tmp_path / "even", make(name), 3)
+    request = Request(input=str(tmp_path / "even"), output=str(tmp_path / "r"), num_workers=5, ratios=(8, 4, 2, 2, 6))
+    assert shas(reshard(spark.sparkContext, request, QUIET).shards.manifest) == shas(manifest)
+
+
+def test_equal_ratios_give_the_set_that_none_give(spark: SparkSession, source: Source, tmp_path: Path) -> None:
+    plain = run(spark, source[0], tmp_path / "o", make("stratified"), 4)
+    assert run(spark, source[0], tmp_path / "o", make("stratified"), 4, ratios=(2, 2, 2, 2)) == plain
+    with pytest.raises(UsageError, match="already holds a committed set"):
+        run(spark, source[0], tmp_path / "o", make("stratified"), 4, ratios=(2, 2, 2, 1))
+
+
 @pytest.mark.parametrize("name", ["random", "random_iid", "distribution_aware"])
 def test_another_seed_gives_other_shards(spark: SparkSession, source: Source, tmp_path: Path, name: str) -> None:
     first, second = (run(spark, source[0], tmp_path / str(s), make(name, seed=s), 5) for s in (0, 1))
@@ -170,9 +212,7 @@ def test_resharding_gives_what_the_job_itself_would_write(
     direct = run(spark, source[0], tmp_path / "m", make(name), after)
     request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=after)
     moved = reshard(spark.sparkContext, request, QUIET).shards.manifest
-    assert [[f["sha256"] for f in w["files"]] for w in moved["workers"]] == [
-        [f["sha256"] for f in w["files"]] for w in direct["workers"]
-    ]
+    assert shas(moved) == shas(direct)
     assert (moved["strategy"], moved["copies"]) == (direct["strategy"], direct["copies"])
     assert moved["eval"]["rows"] == 867
     if moved["model"]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Ints
+from pipeline.assignment.ratios import RatioDeal, Ratios, largest_remainder
 
 MOST_COUNTS = 1 << 20  # of groups by worker that a manifest tells, about ten bytes each
 Start = Literal["zero", "carry"]
@@ -17,12 +18,21 @@ SparseIf = Literal["le", "lt", "never"]
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Per group: sizes int64 [groups], starts int64 [groups] (the worker of rank 0), sparse bool [groups]."""
+    """Per group: sizes int64 [groups], starts int64 [groups] (the worker of rank 0), sparse bool [groups].
+
+    uneven: how rows are dealt to workers that get unequal shares; None: round robin."""
 
     sizes: Ints
     starts: Ints
     sparse: npt.NDArray[np.bool_]
     num_workers: int
+    uneven: RatioDeal | None = None
+
+    def owners(self, groups: Ints, ranks: Ints) -> Ints:
+        """The worker of each row by its group and its rank in that, int64 [rows]."""
+        if self.uneven:
+            return self.uneven.owners(groups, ranks)
+        return (self.starts[groups] + ranks) % self.num_workers
 
     @property
     def copies(self) -> int:
@@ -31,22 +41,41 @@ class GroupTable:
 
 
 def rows_by_worker(table: GroupTable) -> Ints:
-    """int64 [workers, groups]: the rows of each group that a worker holds, copies included, where groups are dealt round
-    robin."""
-    places = (np.arange(table.num_workers)[:, None] - table.starts) % table.num_workers
-    dealt = table.sizes // table.num_workers + (places < table.sizes % table.num_workers)
+    """int64 [workers, groups]: the rows of each group that a worker holds, copies included, where ``table.owners`` deals
+    them."""
+    if table.uneven:
+        dealt = table.uneven.counts.T
+    else:
+        places = (np.arange(table.num_workers)[:, None] - table.starts) % table.num_workers
+        dealt = table.sizes // table.num_workers + (places < table.sizes % table.num_workers)
     return np.where(table.sparse, table.sizes, dealt)
 
 
-def group_table(sizes: Ints, num_workers: int, start: Start = "zero", sparse_if: SparseIf = "never") -> GroupTable:
+def group_table(
+    sizes: Ints,
+    num_workers: int,
+    start: Start = "zero",
+    sparse_if: SparseIf = "never",
+    ratios: Ratios | None = None,
+) -> GroupTable:
     """Where each group begins and whether it is broadcast.
 
     start: "zero" as in the papers (low workers get all remainders), or "carry": where the group before left off among
     the dense rows, which keeps totals within one. sparse_if: a group is sparse with size <= n ("le", the pseudo-code),
-    < n ("lt", the prose) or never; with one worker nothing is."""
+    < n ("lt", the prose) or never; with one worker nothing is. ratios: of the workers' shares, in lowest terms; "carry" then
+    hands on what rounding has cost each of them."""
     sizes = np.asarray(sizes, np.int64)
     limit = {"le": num_workers, "lt": num_workers - 1, "never": -1}[sparse_if]
     sparse = (sizes <= limit) & (sizes > 0) & (num_workers > 1)
     dense_before = np.concatenate([[0], np.cumsum(np.where(sparse, 0, sizes))[:-1]]) if len(sizes) else sizes
     starts = dense_before % num_workers if start == "carry" else np.zeros_like(sizes)
-    return GroupTable(sizes, starts.astype(np.int64), sparse, num_workers)
+    uneven = _uneven(sizes, sparse, ratios, carry=start == "carry") if ratios else None
+    return GroupTable(sizes, starts.astype(np.int64), sparse, num_workers, uneven)
+
+
+def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
+    """Every worker has all of a sparse group, so those hand nothing on."""
+    counts = largest_remainder(sizes, ratios)
+    if carry:
+        counts[~sparse] = largest_remainder(sizes[~sparse], ratios, carry=True)
+    return RatioDeal(ratios, sizes, counts)

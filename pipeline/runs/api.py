@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Thread
 
@@ -38,6 +38,7 @@ def shard(
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
+    ratios: Sequence[int] | None = None,
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
@@ -47,7 +48,9 @@ def shard(
     file, local or hdfs://; output: the folder of the set. strategy: a spec, such as ``Stratified(start="carry")``, or the
     name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
     tell. unlabelled: the rows have no labels, or none that shards are to carry. interval: {"ds": ...} or {"run_id": ...}
-    of a batch run. report: write report.html and quality.json too, about 2 s for 12 workers.
+    of a batch run. ratios: shares of the workers, such as (4, 2, 1, 1), where they are not equal
+    (``pipeline.measured_ratios`` tells those of a training run). report: write report.html and quality.json too, about
+    2 s for 12 workers.
 
     The same arguments give the same bytes, whatever the cluster. Raises UsageError, DataError and JobError
     (pipeline.errors); nothing is left behind then. The driver holds O(files + chunks x groups), never O(rows)."""
@@ -63,6 +66,7 @@ def shard(
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=dict(interval) if interval else None,
+        ratios=tuple(ratios) if ratios else None,
     )
     chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
     return shard_request(request, chosen, spark=spark, report=report, quiet=quiet)
@@ -77,6 +81,7 @@ def reshard(
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
+    ratios: Sequence[int] | None = None,
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
@@ -90,6 +95,7 @@ def reshard(
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=dict(interval) if interval else None,
+        ratios=tuple(ratios) if ratios else None,
     )
     return reshard_request(request, spark=spark, report=report, quiet=quiet)
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import command_line, specs
+from pipeline.assignment.ratios import Ratios, parse_ratios
+from pipeline.assignment.speeds import measured_ratios
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
+from pipeline.storage.store import configured_store
 from pipeline.strategies import Strategy
 
 MAX_IMAGE_BYTES = 1 << 28
@@ -65,7 +68,14 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
 def add_output_flags(flags: argparse.ArgumentParser) -> None:
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
-    group.add_argument("--workers", required=True, type=int, metavar="N", help="number of shards")
+    group.add_argument("--workers", type=int, metavar="N", help="number of shards (with ratios: as many as they have)")
+    ratios = group.add_mutually_exclusive_group()
+    ratios.add_argument(
+        "--ratios", metavar="R:R:...", help="shares of the workers, such as 4:2:1:1, where they are not equal"
+    )
+    ratios.add_argument(
+        "--ratios-from", metavar="RUN", help="shares by the speeds that a training run (its --output) has measured"
+    )
     group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
     group.add_argument("--allow-empty", action="store_true", help="allow workers without rows")
     group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
@@ -128,10 +138,13 @@ def read_request(args: argparse.Namespace) -> Request:
     source = filled(args.input)
     assert output is not None
     assert source is not None
+    ratios = _ratios(args)
+    if args.workers is None and ratios is None:
+        raise UsageError("--workers N is missing: the number of shards (or --ratios, a number a worker)")
     return Request(
         input=source,
         output=output,
-        num_workers=args.workers,
+        num_workers=len(ratios or ()) if args.workers is None else args.workers,
         eval_input=filled(getattr(args, "eval_input", None)),
         format=getattr(args, "format", None),
         shape=getattr(args, "image_shape", None),
@@ -140,7 +153,15 @@ def read_request(args: argparse.Namespace) -> Request:
         overwrite=args.overwrite,
         allow_empty=args.allow_empty,
         interval=interval or None,
+        ratios=ratios,
     )
+
+
+def _ratios(args: argparse.Namespace) -> Ratios | None:
+    """As they are given, or as a training run has measured them."""
+    if args.ratios is not None:
+        return parse_ratios(args.ratios)
+    return measured_ratios(args.ratios_from, configured_store()) if args.ratios_from is not None else None
 
 
 def execute(main: Callable[[], int]) -> NoReturn:

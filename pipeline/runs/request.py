@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import dataclass
 
+from pipeline.assignment.ratios import Ratios, lowest_terms
 from pipeline.errors import UsageError
 from pipeline.input.files import is_pattern, may_match, named
 from pipeline.input.scan import MAX_CLASSES
@@ -19,7 +20,8 @@ from pipeline.strategies import Strategy
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is to do, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None."""
+    """What a run is to do, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
+    ratios: of the workers' shares, brought to lowest terms; None: equal ones."""
 
     input: str
     output: str
@@ -32,10 +34,13 @@ class Request:
     overwrite: bool = False
     allow_empty: bool = False
     interval: dict[str, str] | None = None
+    ratios: Ratios | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
+        if self.ratios is not None:
+            object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
             raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
         if self.unlabelled and self.num_classes is not None:
@@ -100,4 +105,6 @@ def identity(request: Request, strategy: Strategy) -> str:
     }
     if request.unlabelled:
         configuration["unlabelled"] = True
+    if request.ratios:
+        configuration["ratios"] = request.ratios
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

@@ -197,7 +197,7 @@ class ShardingRun:
             images, source.scan, source.bounds, num_workers, progress.phase, progress.report, f"{staging}/groups"
         )
         fitted = self.fit(context) if self.fit else self.strategy.fit(context)
-        table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if)
+        table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, self.request.ratios)
         with progress.phase("write"):
             written = write_all(self.context, staging, source, fitted.grouping, table, fitted.counts)
             progress.report(f"{table.copies:,} copies of {int(table.sparse.sum())} sparse groups")
@@ -234,6 +234,7 @@ class ShardingRun:
             "asked": self.strategy.params(),
             "seed": self.strategy.seed,
             "num_workers": self.request.num_workers,
+            "ratios": self.request.ratios and list(self.request.ratios),
             "rows": source.scan.rows,
             "copies": dealt.table.copies,
             "interval": self.request.interval,

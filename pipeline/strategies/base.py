@@ -41,7 +41,7 @@ class Context:
 
 
 class Grouping:
-    """Rows to groups to workers. Pure and picklable; the default is one group, dealt round robin."""
+    """Rows to groups to workers. Pure and picklable; the default is one group, dealt round robin, or in ratios."""
 
     neighbourhoods = False  # whether the group is a neighbourhood, written beside the row
 
@@ -51,7 +51,7 @@ class Grouping:
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
         """The owner of each row, int64 [rows] in [0, num_workers)."""
-        return (table.starts[groups] + ranks) % table.num_workers
+        return table.owners(groups, ranks)
 
     def rows_by_worker(self, table: GroupTable) -> Ints:
         """int64 [workers, groups], copies included; of neighbourhoods, that the manifest may tell. One that deals them in

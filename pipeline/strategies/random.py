@@ -14,7 +14,7 @@ class Permuted(Grouping):
     seed: int
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
-        return keyed_permutation(ranks, int(table.sizes[0]), self.seed) % table.num_workers
+        return table.owners(groups, keyed_permutation(ranks, int(table.sizes[0]), self.seed))
 
 
 @dataclass(frozen=True)

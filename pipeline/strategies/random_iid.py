@@ -17,7 +17,10 @@ class Independent(Grouping):
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
         high = keyed_hash(ids, self.seed) >> np.uint64(32)  # a 32-bit uniform; the product below has no modulo bias
-        return ((high * np.uint64(table.num_workers)) >> np.uint64(32)).astype(np.int64)
+        ratios = table.uneven.ratios if table.uneven else (1,) * table.num_workers
+        drawn = (high * np.uint64(sum(ratios))) >> np.uint64(32)
+        workers: Ints = np.repeat(np.arange(table.num_workers), ratios)[drawn]
+        return workers
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import command_line
+from pipeline.assignment.ratios import shortened
 from pipeline.reporting.tables import aligned, table
 from pipeline.shardset.manifest import ShardSet, open_committed
 from pipeline.storage.store import configured_store
@@ -24,6 +25,8 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
         ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
         ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
     ]
+    if manifest.get("ratios"):
+        lines.append(("ratios", shortened(manifest["ratios"])))
     near = manifest["neighbourhoods"]
     if near:
         sizes, sparse = [n["size"] for n in near], sum(n["sparse"] for n in near)

@@ -1,0 +1,49 @@
+"""The speeds of workers, as a training run has measured them, for ratios in which its machines finish together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.arrays import Floats
+from pipeline.assignment.ratios import MOST_PARTS, Ratios
+from pipeline.errors import DataError, UsageError
+from pipeline.storage.store import Store
+
+PUSHES = "pushes.csv"  # of a run of the trainer: a pushed gradient a line
+PERCENT = 100
+
+
+def measured_speeds(store: Store, run: str) -> Floats:
+    """Examples a second of each worker, float64 [workers]: all it computed over all the time that took, without waits.
+
+    run: folder of a training run. O(pushes). Raises UsageError where there is none, DataError for a damaged one or one that
+    has too little."""
+    import pandas as pd  # takes longer to load than a command's other modules together
+
+    path = f"{store.resolve(run)}/{PUSHES}"
+    try:
+        with store.open(path) as file:
+            pushes = pd.read_csv(file, usecols=["worker", "examples", "step_s"], on_bad_lines="skip", index_col=False)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{path} does not exist; --ratios-from names the --output of a training run") from None
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' own errors are among them
+        raise DataError(f"{path} is not the log of a training run: {' '.join(str(error).split())[:200]}") from None
+    pushes = pushes.apply(pd.to_numeric, errors="coerce").dropna()  # a line that a full disk cut off
+    sums = pushes[(pushes.examples > 0) & (pushes.step_s > 0)].groupby("worker").sum()
+    found = sums.index.to_numpy()
+    if not len(found) or not np.array_equal(found, np.arange(len(found))):
+        missing = next(worker for worker in range(len(found) + 1) if worker not in found)
+        raise DataError(f"{path} has no timed steps of worker {missing}; let every worker of the run take some")
+    speeds: Floats = (sums.examples / sums.step_s).to_numpy(np.float64)
+    return speeds
+
+
+def ratios_of(speeds: Floats) -> Ratios:
+    """Speeds as percent of the fastest, at least 1; coarser for very many workers."""
+    scale = min(PERCENT, MOST_PARTS // len(speeds))
+    return tuple(max(1, round(float(speed) / float(speeds.max()) * scale)) for speed in speeds)
+
+
+def measured_ratios(run: str, store: Store | None = None) -> Ratios:
+    """Ratios for uneven machines: see ``measured_speeds`` and ``ratios_of``."""
+    return ratios_of(measured_speeds(store or Store(), run))
