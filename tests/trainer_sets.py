@@ -12,14 +12,17 @@ import psutil
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
+from pipeline.strategies.round_robin import RoundRobin
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
 SHAPE = (3, 8, 8)
 
 
-def make_sets(spark: Any, root: Path, *counts: int, seed: int = 1) -> dict[int, Path]:
-    """The same 720 training and 200 evaluation images, sharded for each number of workers."""
+def make_sets(spark: Any, root: Path, *counts: int, seed: int = 1, ratios: Any = None) -> dict[int, Path]:
+    """The same 720 training and 200 evaluation images, sharded for each number of workers. ratios: of a single number's
+    shards, which are then dealt round robin."""
+    strategy = RoundRobin() if ratios else Stratified()
     labels, images = make_rows(920, seed=seed, pixels=192)
     write_binary(root / "train", labels[:720], images[:720])
     write_binary(root / "test", labels[720:], images[720:])
@@ -31,8 +34,9 @@ def make_sets(spark: Any, root: Path, *counts: int, seed: int = 1) -> dict[int, 
             num_workers=workers,
             shape=SHAPE,
             format="cifar10-binary",
+            ratios=ratios,
         )
-        shard(spark.sparkContext, request, Stratified(), PhaseLog(quiet=True))
+        shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
     return {workers: root / f"shards-{workers}" for workers in counts}
 
 

@@ -52,7 +52,7 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
     shards = open_shards(config.data.shards)
     roles = options.roles_of(config.processes.servers, shards.num_workers)
     check_limit(roles, config.processes.servers, shards.num_workers)
-    check_shares(config, shards.num_workers)
+    check_shares(config, shards.num_workers, shards.ratios)
     record, check = RunRecord.of(config, shards), partial(_check, config, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED and not options.silent:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from pipeline.command_line import seed as seed_number
 from pipeline.errors import UsageError
+from pipeline.shardset.ratios import Ratios, largest_remainder
 from pipeline.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import RECIPES
@@ -193,10 +196,18 @@ class Config:
                 f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
             )
 
-    def worker_batch_size(self, worker: int, num_workers: int) -> int:
-        """Examples a worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers."""
-        share, rest = divmod(self.data.batch_size, num_workers)
-        return share + (self.data.worker_batch == "exact" and worker < rest)
+    def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:
+        """Examples each worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers.
+
+        ratios: of the set's shards, where they are not equal: B is cut in them, rounded down or, with ``exact``, by largest
+        remainder, so that all workers come through their rows in the same number of steps. May be 0."""
+        size = self.data.batch_size
+        if ratios and self.data.worker_batch == "exact":
+            return tuple(largest_remainder(np.array([size]), ratios)[0].tolist())
+        if ratios:
+            return tuple(size * ratio // sum(ratios) for ratio in ratios)
+        share, rest = divmod(size, num_workers)
+        return tuple(share + (self.data.worker_batch == "exact" and worker < rest) for worker in range(num_workers))
 
     @property
     def model_seed(self) -> int:
@@ -268,7 +279,8 @@ class Config:
 @dataclass(frozen=True)
 class Facts:
     """What every process knows of a run. rows: distinct training examples, and fingerprint the sum of their hashes; the flat
-    vector has num_parameters, then num_buffers elements; shards: the digest of the shard set's content."""
+    vector has num_parameters, then num_buffers elements; shards: the digest of the shard set's content; ratios: of its
+    shards, none where they are equal."""
 
     num_workers: int
     rows: int
@@ -276,6 +288,10 @@ class Facts:
     num_buffers: int
     shards: str = ""
     fingerprint: int | None = None
+    ratios: Ratios = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratios", tuple(self.ratios))  # JSON has lists
 
     @property
     def elements(self) -> int:

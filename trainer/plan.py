@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import aligned
+from pipeline.shardset.ratios import Ratios, shortened
 from trainer.config import Config, Facts
 from trainer.coordination.schedules import INVERSE_SQRT, drops, learning_rate
 
@@ -57,7 +58,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
     cannot be shared out."""
     workers = facts.num_workers
     here = workers if workers_here is None else workers_here
-    check_shares(config, workers)
+    check_shares(config, workers, facts.ratios)
     size = config.protocol.update_size(workers)
     if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
         raise UsageError(f"--batch-size {config.data.batch_size} is more than the {facts.rows} examples of the set")
@@ -66,7 +67,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
             f"--servers {config.processes.servers} is more than the {facts.num_parameters} parameters of the model"
         )
     synchronous = config.protocol.synchronous
-    batches = tuple(config.worker_batch_size(worker, workers) for worker in range(workers))
+    batches = config.worker_batches(workers, facts.ratios)
     steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
     epochs = steps / steps_per_epoch
     return Plan(
@@ -99,22 +100,32 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
     )
 
 
-def check_shares(config: Config, num_workers: int) -> None:
+def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
     """Raises UsageError if a worker would draw no example, or the protocol does not fit so many workers."""
     if config.data.batch_size < num_workers:
         raise UsageError(
             f"--batch-size {config.data.batch_size} is the mini-batch of all {num_workers} workers together:"
             f" give at least {num_workers}, one example each"
         )
+    if ratios and not min(config.worker_batches(num_workers, ratios)):
+        raise UsageError(
+            f"--batch-size {config.data.batch_size} in the set's ratios {shortened(ratios)} leaves a worker no example:"
+            f" give at least {-(-sum(ratios) // min(ratios))}"
+        )
     config.protocol.check(num_workers)
 
 
-def smallest_pass(config: Config, num_workers: int) -> int:
+def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
     """Examples in the smallest forward pass of any worker: a mini-batch, or a micro-batch of it."""
     if config.data.sampling == "bernoulli":
         return 1
-    share = config.worker_batch_size(num_workers - 1, num_workers)
+    share = min(config.worker_batches(num_workers, ratios))
     return max(1, share // config.protocol.parts_of_a_step())
+
+
+def usual_batch(config: Config, facts: Facts) -> float | None:
+    """The mean mini-batch of a worker where the set's ratios give them different ones; else None."""
+    return sum(config.worker_batches(facts.num_workers, facts.ratios)) / facts.num_workers if facts.ratios else None
 
 
 def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
@@ -151,7 +162,10 @@ def describe(plan: Plan) -> str:
 def _batches(plan: Plan) -> str:
     least, most = min(plan.worker_batches), max(plan.worker_batches)
     larger = plan.worker_batches.count(most)
-    each = f"{least} each" if least == most else f"{most} for the first {larger} and {least} for the others"
+    if list(plan.worker_batches) == sorted(plan.worker_batches, reverse=True) and most - least == 1:
+        each = f"{most} for the first {larger} and {least} for the others"
+    else:
+        each = f"{least} each" if least == most else f"{least} to {most} by the ratios of the shards"
     lost = f"; {plan.batch_size} was asked for, --worker-batch exact uses all of it"
     shortfall = lost if plan.effective_batch != plan.batch_size else ""
     return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{shortfall}"

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Ints
-from pipeline.assignment.ratios import RatioDeal, Ratios, largest_remainder
+from pipeline.assignment.uneven import RatioDeal
+from pipeline.shardset.ratios import Ratios, largest_remainder
 
 MOST_COUNTS = 1 << 20  # of groups by worker that a manifest tells, about ten bytes each
 Start = Literal["zero", "carry"]

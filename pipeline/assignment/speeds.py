@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.arrays import Floats
-from pipeline.assignment.ratios import MOST_PARTS, Ratios
 from pipeline.errors import DataError, UsageError
+from pipeline.shardset.ratios import MOST_PARTS, Ratios
 from pipeline.storage.store import Store
 
 PUSHES = "pushes.csv"  # of a run of the trainer: a pushed gradient a line

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import command_line, specs
-from pipeline.assignment.ratios import Ratios, parse_ratios
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
+from pipeline.shardset.ratios import Ratios, parse_ratios
 from pipeline.storage.store import configured_store
 from pipeline.strategies import Strategy
 

@@ -8,11 +8,11 @@ import json
 import os
 from dataclasses import dataclass
 
-from pipeline.assignment.ratios import Ratios, lowest_terms
 from pipeline.errors import UsageError
 from pipeline.input.files import is_pattern, may_match, named
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
+from pipeline.shardset.ratios import Ratios, lowest_terms
 from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
 from pipeline.strategies import Strategy

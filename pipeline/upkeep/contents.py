@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import command_line
-from pipeline.assignment.ratios import shortened
 from pipeline.reporting.tables import aligned, table
 from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.shardset.ratios import shortened
 from pipeline.storage.store import configured_store
 
 MANY = 16  # workers that get a row each; of more the extremes are told

@@ -41,8 +41,9 @@ class RunView:
 
 
 class Coordinator:
-    """rate(epoch) is the whole factor of a summed gradient (a/n). by_examples: see Weights. epoch_snapshots: a checkpoint is
-    written at the end of every epoch. seconds: of training before this start; a protocol's time goes on from there."""
+    """rate(epoch) is the whole factor of a summed gradient (a/n). by_examples, usual_batch: see Weights.
+    epoch_snapshots: a checkpoint is written at the end of every epoch. seconds: of training before this start; a protocol's
+    time goes on from there."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Coordinator:
         num_servers: int = 1,
         start_wait_s: float = 60.0,
         by_examples: bool = False,
+        usual_batch: float | None = None,
         epoch_snapshots: bool = True,
         seconds: float = 0.0,
     ) -> None:
@@ -64,7 +66,7 @@ class Coordinator:
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)
         self._room = budget.room(self.size)  # gradients that the next update takes
-        self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples)
+        self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.records: list[Record] = []
         self.sequence = 0

@@ -19,6 +19,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed
+from pipeline.shardset.ratios import Ratios
 from pipeline.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
@@ -100,6 +101,15 @@ class Shards(ShardSet):
         """The sum of all distinct rows' hashes, modulo 2^64; None where the manifest does not say."""
         found = self.manifest.get("input", {}).get("fingerprint")
         return int(found.rpartition("-")[2], 16) if found else None
+
+    @property
+    def ratios(self) -> Ratios:
+        """In which the set was dealt; none where the shares are equal."""
+        return tuple(self.manifest.get("ratios") or ())
+
+    def ratios_of(self, num_workers: int) -> Ratios:
+        """Those of so many workers: the set's own, or none, as it is dealt over another number in equal parts."""
+        return self.ratios if num_workers == self.num_workers else ()
 
     def worker_files(self, worker: int) -> list[ShardFile]:
         return [ShardFile(**file) for file in self.manifest["workers"][worker]["files"]]

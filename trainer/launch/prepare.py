@@ -35,7 +35,7 @@ def main(config: Config, write: bool, computes: bool, answer: Connection) -> Non
     check_normalisation(config, built, shards)
     flat = FlatModel(built.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
-    facts = Facts(*sizes, digest(shards), shards.fingerprint)
+    facts = Facts(*sizes, digest(shards), shards.fingerprint, shards.ratios)
     if write:
         first_checkpoint(config, facts, flat.read())
     answer.send_bytes(_facts(facts))
@@ -45,7 +45,7 @@ def check_normalisation(config: Config, built: Built, shards: Shards, num_worker
     """Raises UsageError if a worker's step would end in a BatchNorm layer. num_workers: as many as shards where not
     given."""
     workers = num_workers or shards.num_workers
-    examples = smallest_pass(config, workers)
+    examples = smallest_pass(config, workers, shards.ratios_of(workers))
     if normalises(built.model, shards.shape, examples):
         return
     instead = "--norm group" if hasattr(config.model, "norm") else "a model without BatchNorm"

@@ -20,7 +20,7 @@ from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.orders import Measured, Order
-from trainer.plan import worker_rate
+from trainer.plan import usual_batch, worker_rate
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
@@ -141,6 +141,7 @@ class Leader:
             num_servers=config.processes.servers,
             start_wait_s=config.processes.start_wait_s,
             by_examples=config.data.sampling == "bernoulli",
+            usual_batch=usual_batch(config, facts),
             epoch_snapshots=config.run.epoch_checkpoints,
             seconds=state.seconds,
         )

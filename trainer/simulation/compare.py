@@ -23,8 +23,8 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.report.progress import number
 from trainer.report.terminal import duration
 from trainer.simulation.options import Simulated
+from trainer.simulation.run import drawn_ratios, size_of
 from trainer.simulation.run import run as simulate
-from trainer.simulation.run import size_of
 
 PICTURE, TABLE = "comparison.png", "comparison.json"
 
@@ -89,7 +89,7 @@ def compare(
     output = Path(config.run.output)
     num_workers = size_of(config, simulated)[0]
     for protocol in protocols.values():  # all of them before the first is simulated for long
-        check_shares(replace(config, protocol=protocol), num_workers)
+        check_shares(replace(config, protocol=protocol), num_workers, drawn_ratios(config, simulated, num_workers))
     quiet = replace(options, silent=True, quiet=True)
     runs = []
     for label, protocol in protocols.items():

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.seeds import Purpose, generator
+from pipeline.shardset.ratios import Ratios
 from trainer.config import Config, Facts
 from trainer.coordination.passes import Seen
 
@@ -26,11 +27,13 @@ class Computed(NamedTuple):
 
 
 class Compute:
-    """start: the first parameters, float32 [P + Q]. fingerprint: of the rows, where there are any."""
+    """start: the first parameters, float32 [P + Q]. fingerprint: of the rows, where there are any. ratios: in which workers
+    draw, where they are not equal."""
 
     num_parameters: int
     num_buffers: int = 0
     fingerprint: int | None = None
+    ratios: Ratios = ()
 
     def start(self) -> Floats:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
@@ -51,7 +54,7 @@ class NoCompute(Compute):
     _NOTHING = np.zeros(1, np.float32)
 
     def __init__(self, config: Config, num_workers: int) -> None:
-        self.sizes = _batch_sizes(config, num_workers)
+        self.sizes = config.worker_batches(num_workers)
 
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
         return Computed(self._NOTHING, self.sizes[worker], 0.0, 0)
@@ -64,7 +67,7 @@ class Quadratic(Compute):
     num_parameters = 64
 
     def __init__(self, config: Config, num_workers: int) -> None:
-        self.seed, self.sizes = config.run.seed, _batch_sizes(config, num_workers)
+        self.seed, self.sizes = config.run.seed, config.worker_batches(num_workers)
         self.curvature = np.geomspace(1, 0.01, self.num_parameters).astype(np.float32)
 
     def start(self) -> Floats:
@@ -103,11 +106,13 @@ class RealCompute(Compute):
         self.pulled, self.pushed = np.zeros_like(self._start), np.zeros_like(self._start)
         device = pick_device(config.processes.device, 0)
         self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
+        self.ratios = shards.ratios_of(num_workers)
+        sizes = config.worker_batches(num_workers, self.ratios)
         self.loaders = [
             Loader(
                 rows,
                 shards.mean,
-                config.worker_batch_size(worker, num_workers),
+                sizes[worker],
                 seed=config.run.seed,
                 worker=worker,
                 augment=config.data.augment,
@@ -140,8 +145,11 @@ COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
 
 
 def facts_of(compute: Compute, num_workers: int, rows: int) -> Facts:
-    return Facts(num_workers, rows, compute.num_parameters, compute.num_buffers, fingerprint=compute.fingerprint)
-
-
-def _batch_sizes(config: Config, num_workers: int) -> list[int]:
-    return [config.worker_batch_size(worker, num_workers) for worker in range(num_workers)]
+    return Facts(
+        num_workers,
+        rows,
+        compute.num_parameters,
+        compute.num_buffers,
+        fingerprint=compute.fingerprint,
+        ratios=compute.ratios,
+    )

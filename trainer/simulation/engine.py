@@ -79,6 +79,9 @@ class Engine:
         self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)
         self.network = _network(config, facts, simulated)
+        # A step takes as long as it has examples: those of a set in ratios have different numbers.
+        batches = config.worker_batches(facts.num_workers, facts.ratios) if facts.ratios else (1,) * facts.num_workers
+        self.shares = [batch * facts.num_workers / sum(batches) for batch in batches]
         self.queue: list[Event] = []
         count = config.processes.servers
         nothing = np.empty(0, np.float32)
@@ -239,7 +242,8 @@ class Engine:
 
     def _step_s(self, worker: int, clock: int) -> float:
         simulated = self.simulated
-        return simulated.profile.seconds(simulated.step_ms / 1000, self.schedule_seed, worker, clock)
+        ordinary_s = simulated.step_ms / 1000 * self.shares[worker]
+        return simulated.profile.seconds(ordinary_s, self.schedule_seed, worker, clock)
 
     def _cancel(self, mine: Worker, worker: int) -> None:
         """The worker gives up at the end of its micro-batch, unless that is its last."""

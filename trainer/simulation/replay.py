@@ -16,7 +16,7 @@ from pipeline.errors import DataError, JobError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, Facts
 from trainer.coordination.weights import Weights
-from trainer.plan import worker_rate
+from trainer.plan import usual_batch, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.read import read_events, read_pushes
 from trainer.runlog.run_folder import RunRecord
@@ -111,7 +111,8 @@ def _replay(
         facts.num_workers,
         config.pushed_statistics(facts.num_workers),
     )
-    weights = Weights(config.protocol, facts.num_workers, by_examples=config.data.sampling == "bernoulli")
+    by_examples = config.data.sampling == "bernoulli"
+    weights = Weights(config.protocol, facts.num_workers, by_examples=by_examples, usual=usual_batch(config, facts))
     wanted = Counter(used["version_pulled"].tolist())  # gradients by version that are still to be computed there
     held = {0: part.values.copy()}
     accepted, per_epoch = 0, facts.num_workers * config.steps_per_epoch(facts.rows)

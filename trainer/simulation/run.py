@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError, UsageError
+from pipeline.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts
@@ -38,7 +39,7 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
     """Simulate as far as the run has to go. Raises UsageError, DataError and JobError."""
     output = Path(config.run.output)
     num_workers, rows, shards_digest = size_of(config, simulated)
-    check_shares(config, num_workers)
+    check_shares(config, num_workers, drawn_ratios(config, simulated, num_workers))
     simulated.check(num_workers)
     if config.data.sampling == "bernoulli" and simulated.compute != "real":
         raise UsageError(
@@ -60,6 +61,11 @@ def _check(config: Config, num_workers: int) -> None:
     shards = open_shards(config.data.shards)
     pick_device(config.processes.device, 0)
     check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
+
+
+def drawn_ratios(config: Config, simulated: Simulated, num_workers: int) -> Ratios:
+    """Those of the set in which virtual workers draw from it."""
+    return open_shards(config.data.shards).ratios_of(num_workers) if simulated.compute == "real" else ()
 
 
 def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:

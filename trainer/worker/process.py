@@ -36,7 +36,7 @@ def main(
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
     device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
-    size = config.worker_batch_size(worker, facts.num_workers)
+    size = config.worker_batches(facts.num_workers, facts.ratios)[worker]
     loader = Loader(
         rows,
         shards.mean,
