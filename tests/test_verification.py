@@ -20,6 +20,7 @@ from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.records import record_batch
 from pipeline.input.scan import scan
 from pipeline.output import writer
+from pipeline.output.placement import Dealing
 from pipeline.output.spill import SpillJob
 from pipeline.output.writer import ChunkJob, WrittenChunk, WrittenFile
 from pipeline.runs import shard as runs
@@ -28,7 +29,8 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.storage.store import Store
-from pipeline.strategies import Context, Fitted, Grouping, Strategy
+from pipeline.strategies import Context, Fitted, Strategy
+from pipeline.strategies.base import OneGroup
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 
@@ -155,7 +157,7 @@ def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_
         seen.extend(file for chunk in written for file in chunk.files)
         verify([fault(written[0]), *written[1:]], *expected)
 
-    monkeypatch.setattr(write, "verify", faulty)
+    monkeypatch.setattr(runs, "verify", faulty)
     with pytest.raises(JobError, match=rf"rows with \d+ copies were written, not {ROWS} \+ 9; nothing was committed"):
         sharded(spark, source, tmp_path / "out")
     assert sum(file.rows for file in seen) == ROWS + 9
@@ -167,7 +169,7 @@ def job_of(dataset: Dataset, staging: Path, workers: int = 3) -> ChunkJob:
     staging.mkdir()
     table, bounds = group_table(np.array([dataset.rows]), workers), [(0, dataset.rows)]
     offsets = offsets_by_chunk(np.array([[dataset.rows]]))
-    return ChunkJob(dataset, Grouping(), table, offsets, bounds, str(staging), 10)
+    return ChunkJob(dataset, Dealing(OneGroup(), table, offsets), bounds, str(staging), 10)
 
 
 def altered(kind: str) -> Callable[..., pa.RecordBatch]:
@@ -194,10 +196,10 @@ def test_what_goes_into_the_files_is_verified_and_not_what_was_read(
         monkeypatch.setattr(writer, "record_batch", altered(kind))
     written = [job.write(0, "task")]
     if kind == "none":
-        write.verify(written, scanned, job.table)
+        write.verify(written, scanned, 0)
     else:
         with pytest.raises(JobError, match="the input changed while it was sharded"):
-            write.verify(written, scanned, job.table)
+            write.verify(written, scanned, 0)
 
 
 @pytest.mark.parametrize("what", ["groups", "shards", "spilled rows"])

@@ -17,7 +17,7 @@ from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
 from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import ShardSet, missing_file
+from pipeline.shardset.manifest import ShardSet, missing_file, with_rows
 from pipeline.shardset.schema import no_labels, raw_images
 
 WINDOW_ROWS = 1000  # of each worker: about one row group of every file is open at a time
@@ -106,7 +106,7 @@ class CommittedDataset(Dataset):
 
 def committed_dataset(shards: ShardSet) -> CommittedDataset:
     """The rows of a committed set. Raises DataError for a set that has lost files or is empty."""
-    manifest = shards.manifest
+    manifest = with_rows(shards).manifest
     problem = missing_file(shards)
     if problem:
         raise DataError(f"{problem}; the set is damaged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.errors import UsageError
+from pipeline.output.assignment import AssignmentFile, Tally
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.spark.source import Source
 
@@ -25,12 +27,7 @@ def describe_workers(
     for chunk in written:
         for file in chunk.files:
             by_worker[file.worker].append(file)
-    empty = [index for index, files in enumerate(by_worker) if not files]
-    if empty and not allow_empty:
-        raise UsageError(
-            f"{len(empty)} of {num_workers} workers would get no rows (the first is {empty[0]});"
-            f" use fewer workers, --start carry where the strategy has it, or --allow-empty"
-        )
+    check_empty([len(files) for files in by_worker], allow_empty)
     return [
         {
             "index": index,
@@ -44,7 +41,39 @@ def describe_workers(
     ]
 
 
-def _files(files: list[WrittenFile]) -> list[dict[str, Any]]:
+def check_empty(rows: Sequence[int], allowed: bool) -> None:
+    """Raises UsageError where workers have nothing, be it rows or files."""
+    empty = [index for index, count in enumerate(rows) if not count]
+    if empty and not allowed:
+        raise UsageError(
+            f"{len(empty)} of {len(rows)} workers would get no rows (the first is {empty[0]});"
+            f" use fewer workers, --start carry where the strategy has it, or --allow-empty"
+        )
+
+
+def describe_assigned_workers(
+    tally: Tally, allow_empty: bool, neighbourhoods: Ints | None = None
+) -> list[dict[str, Any]]:
+    """The workers of an assignment without shards."""
+    check_empty(tally.rows.tolist(), allow_empty)
+    return [
+        {
+            "index": index,
+            "rows": int(tally.rows[index]),
+            "copies": int(tally.copies[index]),
+            "files": [],
+            "label_histogram": tally.label_counts[index].tolist(),
+            **({} if neighbourhoods is None else {"neighbourhood_histogram": neighbourhoods[index].tolist()}),
+        }
+        for index in range(len(tally.rows))
+    ]
+
+
+def describe_assignment(files: list[AssignmentFile]) -> dict[str, Any]:
+    return {"rows": sum(file.rows for file in files), "files": _files(files)}
+
+
+def _files(files: Sequence[WrittenFile | AssignmentFile]) -> list[dict[str, Any]]:
     return [{"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256} for f in files]
 
 

@@ -17,19 +17,22 @@ import pyarrow as pa
 from pipeline.arrays import Ints
 from pipeline.assignment.ranks import runs
 from pipeline.input.records import record_batch
-from pipeline.output.writer import ChunkJob, HashingFile, ShardWriter, WrittenChunk, delivered, written_chunk
+from pipeline.output.assignment import AssignmentFile, AssignmentWriter
+from pipeline.output.hashing_file import HashingFile
+from pipeline.output.writer import ChunkJob, ShardWriter, WrittenChunk, written_chunk
 from pipeline.shardset.attempt import task_folder
-from pipeline.shardset.schema import record_schema
 
 WINDOW_BYTES = 128 << 20  # of rows that are sorted by worker at once
 WORKER = pa.field("worker", pa.int32())
 
 
 class Spilled(NamedTuple):
-    """What a task has left of a piece: in which folder, and for which ranges of workers there is a file."""
+    """What a task has left of a piece: in which folder, for which ranges of workers there is a file, and the lines of the
+    assignment."""
 
     folder: str
     ranges: frozenset[int]
+    assignment: AssignmentFile | None = None
 
 
 @dataclass(frozen=True)
@@ -40,23 +43,20 @@ class SpillJob:
     width: int
     parts: list[tuple[int, int]]
 
-    @property
-    def schema(self) -> pa.Schema:
-        return record_schema(self.job.dataset.layout, neighbourhood=self.job.grouping.neighbourhoods)
-
     def tasks(self) -> list[tuple[int, int]]:
         """(part, range of workers) of every task of the second kind, part by part."""
-        ranges = -(-self.job.table.num_workers // self.width)
+        ranges = -(-self.job.placement.num_workers // self.width)
         return [(part, at) for part in range(len(self.parts)) for at in range(ranges)]
 
     def spill(self, piece: int, task: str) -> Spilled:
         """Write what is in a piece. task: unique to this try."""
         folder, store = f"{self.job.staging}/{task}", self.job.dataset.store
         task_folder(store, folder)
-        schema = self.schema.append(WORKER)
+        schema = self.job.schema.append(WORKER)
+        lines = self.job.open_assignment(piece, task) if self.job.keeps_assignment else None
         files: dict[int, HashingFile] = {}
         streams: dict[int, pa.RecordBatchStreamWriter] = {}
-        for window in windows(self._rows(piece, schema), self.job.dataset.record_bytes):
+        for window in windows(self._rows(piece, schema, lines), self.job.dataset.record_bytes):
             rows = by_worker(window)
             for at, part in slices(rows, rows.column("worker").to_numpy() // self.width):
                 if at not in streams:
@@ -66,13 +66,15 @@ class SpillJob:
         for at, stream in streams.items():
             stream.close()
             files[at].close()
-        return Spilled(folder, frozenset(streams))
+        return Spilled(folder, frozenset(streams), lines.close() if lines else None)
 
-    def _rows(self, piece: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _rows(self, piece: int, schema: pa.Schema, lines: AssignmentWriter | None) -> Iterator[pa.RecordBatch]:
         """Every row as often as it is delivered."""
-        for block, groups, owners in self.job.placed(piece):
-            extra = {"neighbourhood": groups} if self.job.grouping.neighbourhoods else {}
-            rows, workers, copies = delivered(owners, self.job.table.sparse[groups], self.job.table.num_workers)
+        for placed in self.job.placed(piece):
+            if lines:
+                lines.append(placed)
+            block, groups, rows, workers, copies = placed
+            extra = {"neighbourhood": groups} if self.job.placement.neighbourhoods else {}
             step = max(1, WINDOW_BYTES // self.job.dataset.record_bytes)  # a sparse row is delivered to all
             for low in range(0, len(rows), step):
                 some = rows[low : low + step]
@@ -89,7 +91,7 @@ class SpillJob:
             rows = by_worker(window)
             for worker, mine in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
                 if worker not in writers:
-                    writers[worker] = self.job.open(worker, part, task, self.schema)
+                    writers[worker] = self.job.open(worker, part, task, self.job.schema)
                 kept = mine.take(pa.array(np.arange(len(mine))))  # a slice would keep the whole window
                 for batch in kept.to_batches():
                     writers[worker].append(batch)

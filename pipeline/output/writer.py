@@ -6,10 +6,8 @@ compress and readers map them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +17,17 @@ import pyarrow.parquet as pq
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import row_group_rows, workers_a_task
-from pipeline.assignment.groups import GroupTable
-from pipeline.assignment.ranks import ranks, runs
+from pipeline.assignment.ranks import runs
 from pipeline.hashing import row_hashes
-from pipeline.input.dataset import Block, Dataset
+from pipeline.input.dataset import Dataset
 from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD
+from pipeline.output.assignment import AssignmentFile, AssignmentWriter, Tally, tally
+from pipeline.output.hashing_file import HashingFile
+from pipeline.output.placement import Delivered, Placement
 from pipeline.shardset.attempt import task_folder
 from pipeline.shardset.schema import TARGET_COLUMN, no_labels, raw_images, record_schema
 from pipeline.storage.store import Store
-from pipeline.strategies.base import Grouping
 
 SHARD_FOLDER = "worker={worker:03d}"
 
@@ -50,35 +49,13 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenChunk:
-    """rows, fingerprint: of the owners (copy 0), of what Parquet was given, to be held against the scan."""
+    """rows, fingerprint: of the owners (copy 0), of what Parquet was given, to be held against the scan. assignment: its
+    lines, where they were written beside."""
 
     files: list[WrittenFile]
     rows: int
     fingerprint: int
-
-
-@dataclass
-class HashingFile:
-    """A write-only file that knows the size and sha256 of what went through it."""
-
-    raw: BinaryIO
-    bytes: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
-    closed: bool = False
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self.digest.update(view)
-        self.raw.write(view)
-        self.bytes += view.nbytes
-        return view.nbytes
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.raw.close()
+    assignment: AssignmentFile | None = None
 
 
 @dataclass
@@ -147,37 +124,70 @@ class ShardWriter:
 
 
 @dataclass(frozen=True)
+class AssignedChunk:
+    """A chunk of which only the assignment is written."""
+
+    file: AssignmentFile
+    tally: Tally
+
+
+@dataclass(frozen=True)
 class ChunkJob:
     """All that a task needs to write any chunk. Picklable. staging: the attempt's folder."""
 
     dataset: Dataset
-    grouping: Grouping
-    table: GroupTable
-    offsets: Ints
+    placement: Placement
     bounds: list[tuple[int, int]]
     staging: str
     num_classes: int
     folder: str = SHARD_FOLDER
 
+    @property
+    def schema(self) -> pa.Schema:
+        return record_schema(self.dataset.layout, neighbourhood=self.placement.neighbourhoods)
+
+    @property
+    def keeps_assignment(self) -> bool:
+        """Whether the lines of the assignment are written beside: there are none of evaluation rows."""
+        return self.folder == SHARD_FOLDER
+
     def write(self, chunk: int, task: str) -> WrittenChunk:
         """Write one chunk. task: unique to this try, so that a retried or speculative task never meets its twin."""
-        schema = record_schema(self.dataset.layout, neighbourhood=self.grouping.neighbourhoods)
-        writers: dict[int, ShardWriter] = {}
-        for block, groups, owners in self.placed(chunk):
-            extra = {"neighbourhood": groups} if self.grouping.neighbourhoods else {}
-            for worker, rows, copy in deliveries(owners, self.table.sparse[groups], self.table.num_workers):
-                batch = record_batch(schema, block, rows, copy=copy, **{k: v[rows] for k, v in extra.items()})
+        schema, writers = self.schema, dict[int, ShardWriter]()
+        lines = self.open_assignment(chunk, task) if self.keeps_assignment else None
+        for placed in self.placed(chunk):
+            block, groups, rows, workers, copies = placed
+            extra = {"neighbourhood": groups} if self.placement.neighbourhoods else {}
+            for worker, first, end in runs(workers):
+                some = rows[first:end]
+                batch = record_batch(
+                    schema, block, some, copy=copies[first:end], **{k: v[some] for k, v in extra.items()}
+                )
                 if worker not in writers:
                     writers[worker] = self.open(worker, chunk, task, schema)
                 writers[worker].append(batch)
-        return written_chunk(writers)
+            if lines:
+                lines.append(placed)
+        return replace(written_chunk(writers), assignment=lines.close() if lines else None)
 
-    def placed(self, chunk: int) -> Iterator[tuple[Block, Ints, Ints]]:
-        """(block, groups, owners) for every block of a chunk, in id order."""
-        offsets = self.offsets[chunk].copy()
-        for block in self.dataset.read(*self.bounds[chunk]):
-            groups = self.grouping.groups(block)
-            yield block, groups, self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
+    def assign(self, chunk: int, task: str) -> AssignedChunk:
+        """Write the lines of one chunk and no rows. Images are read only where the grouping looks at them."""
+        lines, total = self.open_assignment(chunk, task), None
+        workers, layout = self.placement.num_workers, self.dataset.layout
+        for placed in self.placed(chunk, images=self.placement.reads_images):
+            lines.append(placed)
+            found = tally(placed, workers, self.num_classes, layout)
+            total = total + found if total else found
+        assert total is not None, "a chunk has rows"
+        return AssignedChunk(lines.close(), total)
+
+    def placed(self, chunk: int, *, images: bool = True) -> Iterator[Delivered]:
+        """Every block of a chunk with its deliveries, in id order."""
+        return self.placement.deliveries(chunk, self.dataset.read(*self.bounds[chunk], images=images))
+
+    def open_assignment(self, chunk: int, task: str) -> AssignmentWriter:
+        task_folder(self.dataset.store, f"{self.staging}/{task}")
+        return AssignmentWriter(self.dataset.store, f"{self.staging}/{task}/assignment.parquet", chunk)
 
     def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
         """A worker's file of a chunk."""
@@ -185,7 +195,7 @@ class ChunkJob:
         path = f"{self.folder.format(worker=worker)}/part-{chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
         task_folder(store, f"{self.staging}/{task}")
-        group_rows = row_group_rows(workers_a_task(self.table.num_workers, size), size)
+        group_rows = row_group_rows(workers_a_task(self.placement.num_workers, size), size)
         return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
 
 
@@ -209,30 +219,3 @@ def batch_fingerprint(batch: pa.RecordBatch, record_bytes: int, path: str) -> in
     hashes = row_hashes(batch.column("id").to_numpy(), labels_of(batch), coarse, targets, images)
     with np.errstate(over="ignore"):
         return int(hashes.sum())
-
-
-def delivered(
-    owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
-) -> tuple[Ints, Ints, npt.NDArray[np.int32]]:
-    """What is delivered of a block: rows, workers and copies, by worker, then by row. O(deliveries log).
-
-    A broadcast row goes to every worker: copy 0 at its owner, 1..n-1 at the others in worker order."""
-    everywhere = np.flatnonzero(broadcast)
-    beside = np.repeat(everywhere, num_workers)
-    others = np.tile(np.arange(num_workers), len(everywhere))
-    kept = others != owners[beside]
-    beside, others = beside[kept], others[kept]
-    rows = np.concatenate([np.arange(len(owners)), beside])
-    workers = np.concatenate([owners, others])
-    copies = np.concatenate([np.zeros(len(owners), np.int64), others + (others < owners[beside])])
-    order = np.lexsort((rows, workers))
-    return rows[order], workers[order], copies[order].astype(np.int32)
-
-
-def deliveries(
-    owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
-) -> Iterator[tuple[int, Ints, npt.NDArray[np.int32]]]:
-    """(worker, rows, copies) for each worker that receives any row of a block, rows ascending; see ``delivered``."""
-    rows, workers, copies = delivered(owners, broadcast, num_workers)
-    for worker, first, end in runs(workers):
-        yield worker, rows[first:end], copies[first:end]

@@ -150,6 +150,7 @@ def _run(
             Thread(target=load_report, daemon=True).start()
         progress = PhaseLog(context, quiet=quiet, title=title)
         result = work(context, progress)
+        report = report and not result.shards.manifest["assignment_only"]
         place = f"{result.shards.uri}/{REPORT}"
         reported = not result.fresh and result.shards.store.exists(place)
         if report and not reported:

@@ -21,7 +21,8 @@ from pipeline.strategies import Strategy
 @dataclass(frozen=True)
 class Request:
     """What a run is to do, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
-    ratios: of the workers' shares, brought to lowest terms; None: equal ones."""
+    ratios: of the workers' shares, brought to lowest terms; None: equal ones. assignment_only: it is written which worker
+    gets which row, and no shards."""
 
     input: str
     output: str
@@ -35,6 +36,7 @@ class Request:
     allow_empty: bool = False
     interval: dict[str, str] | None = None
     ratios: Ratios | None = None
+    assignment_only: bool = False
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -107,4 +109,6 @@ def identity(request: Request, strategy: Strategy) -> str:
         configuration["unlabelled"] = True
     if request.ratios:
         configuration["ratios"] = request.ratios
+    if request.assignment_only:
+        configuration["assignment_only"] = True
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

@@ -56,7 +56,9 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
 
     models = shards.manifest["model"]["files"] if shards.manifest["model"] else []
     carried = tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in models)
-    return ShardingRun(context, request, strategy, progress, store, output, dataset, beside, refit, carried).carry_out()
+    return ShardingRun(
+        context, request, strategy, progress, store, output, dataset, beside, fit=refit, models=carried
+    ).carry_out()
 
 
 def read_strategy(shards: ShardSet) -> Strategy:

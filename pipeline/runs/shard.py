@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,10 +11,13 @@ import numpy as np
 from pyspark import SparkContext
 
 from pipeline.arrays import Ints
-from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
+from pipeline.assignment.chunks import offsets_by_chunk
+from pipeline.assignment.groups import MOST_COUNTS, group_table
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover
 from pipeline.output.entries import (
+    describe_assigned_workers,
+    describe_assignment,
     describe_eval,
     describe_image,
     describe_labels,
@@ -22,19 +25,29 @@ from pipeline.output.entries import (
     describe_workers,
     versions,
 )
-from pipeline.output.writer import WrittenChunk
+from pipeline.output.placement import Dealing, Placement
 from pipeline.runs.request import Request, check_output, identity
-from pipeline.runs.write import copy_models, save_models, write_all
+from pipeline.runs.write import (
+    Written,
+    copy_models,
+    save_models,
+    verify,
+    verify_counts,
+    write_all,
+    write_assignment,
+)
 from pipeline.shardset.attempt import Attempt
 from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.shardset.damage import first_damage
 from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
+from pipeline.shardset.ratios import Ratios
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source, scanned
 from pipeline.spark.store import open_store
 from pipeline.storage.store import Store
-from pipeline.strategies import Context, Fitted, Grouping, Strategy
+from pipeline.strategies import Context, Fitted, Strategy
+from pipeline.strategies.base import OneGroup
 
 
 @dataclass(frozen=True)
@@ -108,22 +121,40 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Where the rows are to go, and what the manifest tells of it. neighbourhoods: its entries; histogram: rows of each by
+    worker, int64 [workers, neighbourhoods]; models: fitted ones by name."""
+
+    placement: Placement
+    copies: int
+    params: dict[str, Any]
+    neighbourhoods: list[dict[str, Any]] | None = None
+    histogram: Ints | None = None
+    models: dict[str, Any] = field(default_factory=dict)
+
+
+def deal(fitted: Fitted, num_workers: int, ratios: Ratios | None) -> Placed:
+    """The groups of a fit, dealt."""
+    grouping = fitted.grouping
+    table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, ratios)
+    told = grouping.neighbourhoods and num_workers * len(table.sizes) <= MOST_COUNTS
+    return Placed(
+        Dealing(grouping, table, offsets_by_chunk(fitted.counts)),
+        table.copies,
+        fitted.params,
+        describe_neighbourhoods(table) if grouping.neighbourhoods else None,
+        grouping.rows_by_worker(table) if told else None,
+        fitted.models,
+    )
+
+
+@dataclass(frozen=True)
 class Dealt:
-    """What was fitted and written, not committed yet."""
+    """What was placed and written, not committed yet."""
 
-    fitted: Fitted
-    table: GroupTable
-    written: list[WrittenChunk]
-    written_eval: list[WrittenChunk]
-
-
-def neighbourhood_table(dealt: Dealt) -> Ints | None:
-    """Rows of each neighbourhood by worker, int64 [workers, neighbourhoods]; None where there are none, or more numbers than
-    a manifest should hold."""
-    table, grouping = dealt.table, dealt.fitted.grouping
-    if not grouping.neighbourhoods or table.num_workers * len(table.sizes) > MOST_COUNTS:
-        return None
-    return grouping.rows_by_worker(table)
+    placed: Placed
+    written: Written
+    written_eval: Written | None
 
 
 @dataclass(frozen=True)
@@ -139,6 +170,7 @@ class ShardingRun:
     dataset: Dataset
     evaluation: Dataset | None = None
     fit: Callable[[Context], Fitted] | None = None  # how to get the grouping where the strategy is not to fit it
+    place: Callable[[Context, Source], Placed] | None = None  # where rows go that are not dealt by groups
     models: tuple[tuple[str, str], ...] = ()  # files of a fitted model to carry over: (where, path under _model)
 
     @cached_property
@@ -196,29 +228,46 @@ class ShardingRun:
         context = Context(
             images, source.scan, source.bounds, num_workers, progress.phase, progress.report, f"{staging}/groups"
         )
-        fitted = self.fit(context) if self.fit else self.strategy.fit(context)
-        table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, self.request.ratios)
+        if self.place:
+            placed = self.place(context, source)
+        else:
+            fitted = self.fit(context) if self.fit else self.strategy.fit(context)
+            placed = deal(fitted, num_workers, self.request.ratios)
         with progress.phase("write"):
-            written = write_all(self.context, staging, source, fitted.grouping, table, fitted.counts)
-            progress.report(f"{table.copies:,} copies of {int(table.sparse.sum())} sparse groups")
-        written_eval = []
-        if inputs.evaluation:
+            written = self._write(source, placed, staging)
+            sparse = sum(entry["sparse"] for entry in placed.neighbourhoods or [])
+            progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
+        written_eval = None
+        if inputs.evaluation and not self.request.assignment_only:
             with progress.phase("eval"):
                 written_eval = self._write_evaluation(inputs.evaluation, staging)
-        return Dealt(fitted, table, written, written_eval)
+        return Dealt(placed, written, written_eval)
 
-    def _write_evaluation(self, evaluation: Source, staging: str) -> list[WrittenChunk]:
+    def _write(self, source: Source, placed: Placed, staging: str) -> Written:
+        """Every row, or what becomes of it, verified. Raises JobError."""
+        if self.request.assignment_only:
+            written = write_assignment(self.context, staging, source, placed.placement)
+            assert written.tally, "of all chunks"
+            total, copies = int(written.tally.rows.sum()), int(written.tally.copies.sum())
+            verify_counts(total, copies, source.scan, placed.copies)
+            return written
+        written = write_all(self.context, staging, source, placed.placement)
+        verify(written.chunks, source.scan, placed.copies)
+        return written
+
+    def _write_evaluation(self, evaluation: Source, staging: str) -> Written:
         """The evaluation rows as one shard beside the others."""
         counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
-        table = group_table(counts.sum(axis=0), 1)
-        return write_all(self.context, staging, evaluation, Grouping(), table, counts, folder="_eval")
+        placement = deal(Fitted(OneGroup(), counts), 1, None).placement
+        written = write_all(self.context, staging, evaluation, placement, folder="_eval")
+        verify(written.chunks, evaluation.scan, 0)
+        return written
 
     def _commit(self, attempt: Attempt, before: ShardSet | None, inputs: Inputs, dealt: Dealt) -> ShardingResult:
-        models = save_models(self.context, self.store, dealt.fitted.models, attempt.folder)
+        models = save_models(self.context, self.store, dealt.placed.models, attempt.folder)
         models += copy_models(self.store, self.models, attempt.folder)
         manifest = self._describe(inputs, dealt, [path for _, path in models])
-        chunks = [*dealt.written, *dealt.written_eval]
-        moves = [(file.staged, file.path) for chunk in chunks for file in chunk.files]
+        moves = dealt.written.moves() + (dealt.written_eval.moves() if dealt.written_eval else [])
         committed = publish(
             attempt, manifest, moves + models, before=before, supersedes=lambda theirs: self._supersedes(theirs, inputs)
         )
@@ -226,32 +275,38 @@ class ShardingRun:
 
     def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str]) -> dict[str, Any]:
         """The manifest."""
-        source, evaluation, fitted = inputs.source, inputs.evaluation, dealt.fitted
+        source, evaluation, placed = inputs.source, inputs.evaluation, dealt.placed
         return {
             "format_version": FORMAT_VERSION,
             "strategy": self.strategy.name,
-            "params": {**self.strategy.params(), **fitted.params},
+            "params": {**self.strategy.params(), **placed.params},
             "asked": self.strategy.params(),
             "seed": self.strategy.seed,
             "num_workers": self.request.num_workers,
             "ratios": self.request.ratios and list(self.request.ratios),
             "rows": source.scan.rows,
-            "copies": dealt.table.copies,
+            "copies": placed.copies,
             "interval": self.request.interval,
             "input": source.describe(),
             "image": describe_image(source),
             "labels": describe_labels(source),
             "chunks": [list(part) for part in source.parts],
-            "workers": describe_workers(
-                dealt.written, self.request.num_workers, self.request.allow_empty, neighbourhood_table(dealt)
-            ),
-            "neighbourhoods": describe_neighbourhoods(dealt.table) if fitted.grouping.neighbourhoods else None,
-            "eval": describe_eval(evaluation, dealt.written_eval) if evaluation else None,
+            "workers": self._describe_workers(dealt),
+            "neighbourhoods": placed.neighbourhoods,
+            "eval": describe_eval(evaluation, dealt.written_eval.chunks) if evaluation and dealt.written_eval else None,
             "model": {"files": [{"path": path} for path in models]} if models else None,
+            "assignment": describe_assignment(dealt.written.assignment),
+            "assignment_only": self.request.assignment_only,
             "identity": self.identity,
             "seconds": dict(self.progress.seconds),
             "versions": versions(),
         }
+
+    def _describe_workers(self, dealt: Dealt) -> list[dict[str, Any]]:
+        allowed, histogram = self.request.allow_empty, dealt.placed.histogram
+        if dealt.written.tally:
+            return describe_assigned_workers(dealt.written.tally, allowed, histogram)
+        return describe_workers(dealt.written.chunks, self.request.num_workers, allowed, histogram)
 
     def _is_current(self, before: ShardSet, inputs: Inputs | None) -> bool:
         """Whether the committed set is what this run would make: by listing alone, or by content once it was scanned."""

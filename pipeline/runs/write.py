@@ -5,16 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
 from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
-from pipeline.arrays import Ints
-from pipeline.assignment.chunks import offsets_by_chunk
-from pipeline.assignment.groups import GroupTable
 from pipeline.errors import JobError
 from pipeline.input.scan import WORD, Scan
+from pipeline.output.assignment import AssignmentFile, Tally
+from pipeline.output.placement import Placement
 from pipeline.output.spill import Spilled, SpillJob
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
 from pipeline.shardset.commit import Move
@@ -22,42 +23,46 @@ from pipeline.spark.images import run_on
 from pipeline.spark.source import Source
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
-from pipeline.strategies import Grouping
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Written:
+    """chunks: the shard files, none where only the assignment was written; assignment: its files. tally: what workers get,
+    where there are no chunks that tell."""
+
+    chunks: list[WrittenChunk]
+    assignment: list[AssignmentFile]
+    tally: Tally | None = None
+
+    def moves(self) -> list[Move]:
+        moves = [(file.staged, file.path) for chunk in self.chunks for file in chunk.files]
+        return moves + [(file.staged, file.path) for file in self.assignment]
+
+
 def write_all(
-    context: SparkContext,
-    staging: str,
-    source: Source,
-    grouping: Grouping,
-    table: GroupTable,
-    counts: Ints,
-    folder: str = SHARD_FOLDER,
-) -> list[WrittenChunk]:
-    """All files, verified. One task a chunk, or two rounds of tasks where there are very many workers. Every try of a task
-    writes into a folder of its own; only what returns is used."""
-    job = ChunkJob(
-        source.dataset,
-        grouping,
-        table,
-        offsets_by_chunk(counts),
-        source.bounds,
-        staging,
-        source.scan.num_classes,
-        folder,
-    )
+    context: SparkContext, staging: str, source: Source, placement: Placement, folder: str = SHARD_FOLDER
+) -> Written:
+    """All files. One task a chunk, or two rounds of tasks where there are very many workers. Every try of a task writes into
+    a folder of its own; only what returns is used."""
+    job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes, folder)
     run = run_on(context)
     if source.width is None:
-        written = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))
-    else:
-        spilling = SpillJob(job, source.width, source.parts)
-        spilled = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
-        gather = partial(_gather, spilling, spilled)
-        written = run(with_retries(partial(_one_try, job, gather)), spilling.tasks())
-    verify(written, source.scan, table)
-    return written
+        chunks = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))
+        return Written(chunks, [chunk.assignment for chunk in chunks if chunk.assignment])
+    spilling = SpillJob(job, source.width, source.parts)
+    spilled = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
+    gather = partial(_gather, spilling, spilled)
+    chunks = run(with_retries(partial(_one_try, job, gather)), spilling.tasks())
+    return Written(chunks, [piece.assignment for piece in spilled if piece.assignment])
+
+
+def write_assignment(context: SparkContext, staging: str, source: Source, placement: Placement) -> Written:
+    """The assignment alone, a file a chunk."""
+    job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
+    made = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
+    return Written([], [chunk.file for chunk in made], reduce(add, [chunk.tally for chunk in made]))
 
 
 def _gather(job: SpillJob, spilled: list[Spilled], where: tuple[int, int], task: str) -> WrittenChunk:
@@ -75,20 +80,25 @@ def _one_try(job: ChunkJob, work: Callable[[Any, str], T], what: Any) -> T:
         raise
 
 
-def verify(written: list[WrittenChunk], scan: Scan, table: GroupTable) -> None:
+def verify(written: list[WrittenChunk], scan: Scan, expected_copies: int) -> None:
     """No row lost, altered, or doubled but for the declared copies. Raises JobError: then nothing is committed."""
     rows = sum(chunk.rows for chunk in written)
     fingerprint = sum(chunk.fingerprint for chunk in written) & WORD
-    copies = sum(file.copies for chunk in written for file in chunk.files)
-    total = sum(file.rows for chunk in written for file in chunk.files)
     if (rows, fingerprint) != (scan.rows, scan.fingerprint):
         raise JobError(
             f"the input changed while it was sharded: {scan.rows} rows ({scan.fingerprint:016x}) were scanned,"
             f" {rows} ({fingerprint:016x}) written; nothing was committed, rerun on a settled input"
         )
-    if (copies, total) != (table.copies, scan.rows + table.copies):
+    copies = sum(file.copies for chunk in written for file in chunk.files)
+    total = sum(file.rows for chunk in written for file in chunk.files)
+    verify_counts(total, copies, scan, expected_copies)
+
+
+def verify_counts(total: int, copies: int, scan: Scan, expected_copies: int) -> None:
+    """Every row was written once, and as often more as was declared. Raises JobError."""
+    if (copies, total) != (expected_copies, scan.rows + expected_copies):
         raise JobError(
-            f"{total} rows with {copies} copies were written, not {scan.rows} + {table.copies}; nothing was committed"
+            f"{total} rows with {copies} copies were written, not {scan.rows} + {expected_copies}; nothing was committed"
         )
 
 

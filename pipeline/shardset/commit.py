@@ -3,6 +3,7 @@
 Layout under OUTPUT:
   _attempts/ID/...                    one run's work (attempt.py)
   worker=NNN/part-CCCCC-vN-ID.parquet moved here just before the commit: for version N, by attempt ID
+  _assignment/part-CCCCC-vN-ID.parquet  which worker has which row
   _manifests/N.json                   put there if absent: the commit (versions.py)
   manifest.json                       a copy of the newest
 
@@ -33,9 +34,9 @@ from pipeline.shardset.versions import NAME, copy_newest, is_behind, last_taken,
 from pipeline.storage.store import Store
 
 # What a sweep may delete; everything else under OUTPUT is somebody else's.
-OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_model")
+OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_assignment|_model")
 STAMP = r"(?:v(?P<version>\d+)-)?(?P<attempt>\w+)"
-OWNED_FILE = re.compile(rf"(worker=\d+|_eval)/part-\d+-{STAMP}\.parquet")
+OWNED_FILE = re.compile(rf"(worker=\d+|_eval|_assignment)/part-\d+-{STAMP}\.parquet")
 OWNED_MODEL = re.compile(rf"_model/{STAMP}/[\w-]+/(metadata/(part-00000|_SUCCESS)|arrays\.npz)")
 DERIVED = ("report.html", "quality.json")  # made after a commit, from it; stale once another set is committed
 DERIVED_PART = re.compile(r"_(report\.html|quality\.json)-[0-9a-f]{8}")

@@ -34,7 +34,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
 
 def all_damage(shards: ShardSet, run: Run) -> list[str]:
     """What is wrong with the files of a set, every one read. run(fn, items): how to map over files."""
-    found = run(partial(damage_of, shards.store, shards.uri), [*shards.files(), *shards.eval_files()])
+    found = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
     models = [f"{shards.uri}/{file['path']}" for file in (shards.manifest.get("model") or {}).get("files", [])]
     return [line for line in found if line] + [f"{path} is missing" for path in models if not shards.store.exists(path)]
 

@@ -47,10 +47,18 @@ class ShardSet:
         """Those of the evaluation rows, in id order; none where there are no such rows."""
         return [ShardFile(**file) for file in (self.manifest.get("eval") or {}).get("files", [])]
 
+    def assignment_files(self) -> list[ShardFile]:
+        """Which worker has which row, in id order; none in a set of an older version."""
+        return [ShardFile(**file) for file in (self.manifest.get("assignment") or {}).get("files", [])]
+
+    def hashed_files(self) -> list[ShardFile]:
+        """Every file whose rows, size and digest the manifest tells."""
+        return [*self.files(), *self.eval_files(), *self.assignment_files()]
+
     def paths(self) -> set[str]:
-        """Every file the set owns: shards, evaluation rows and models."""
-        beside = [self.manifest[key] for key in ("eval", "model") if self.manifest.get(key)]
-        return {file.path for file in self.files()} | {file["path"] for part in beside for file in part["files"]}
+        """Every file the set owns: shards, evaluation rows, the assignment and models."""
+        model = (self.manifest.get("model") or {}).get("files", [])
+        return {file.path for file in self.hashed_files()} | {file["path"] for file in model}
 
 
 def dumps(manifest: dict[str, Any]) -> bytes:
@@ -68,6 +76,7 @@ def with_paths(manifest: dict[str, Any], place: Callable[[str], str]) -> dict[st
         "workers": [moved(worker) for worker in manifest["workers"]],
         "eval": moved(manifest["eval"]),
         "model": moved(manifest["model"]),
+        "assignment": moved(manifest.get("assignment")),
     }
 
 
@@ -111,6 +120,16 @@ def open_committed(store: Store, uri: str) -> ShardSet:
     return shards
 
 
+def with_rows(shards: ShardSet) -> ShardSet:
+    """The set, if it has shards. Raises DataError for an assignment alone."""
+    if shards.manifest.get("assignment_only"):
+        raise DataError(
+            f"{shards.uri} holds an assignment without shards; write them with spark-submit jobs/materialize.py"
+            f" --assignment {shards.uri} --input {shards.manifest['input']['uri']} --output {shards.uri}-shards"
+        )
+    return shards
+
+
 def missing_file(shards: ShardSet) -> str | None:
     """The first listed file that is absent or of another size, as a line; None when all are there. O(files)."""
     return next(_missing(shards), None)
@@ -126,7 +145,7 @@ def _missing(shards: ShardSet) -> Iterator[str]:
     for path in [file["path"] for file in (shards.manifest.get("model") or {}).get("files", [])]:
         if not shards.store.exists(f"{shards.uri}/{path}"):
             yield f"{shards.uri}/{path} is missing"
-    for file in [*shards.files(), *shards.eval_files()]:
+    for file in shards.hashed_files():
         folder, _, name = file.path.rpartition("/")
         if folder not in folders:
             folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}

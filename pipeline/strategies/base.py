@@ -44,6 +44,7 @@ class Grouping:
     """Rows to groups to workers. Pure and picklable; the default is one group, dealt round robin, or in ratios."""
 
     neighbourhoods = False  # whether the group is a neighbourhood, written beside the row
+    reads_images = True  # whether ``groups`` looks at images; where not, an assignment alone is made without them
 
     def groups(self, block: Block) -> Ints:
         """int64 [rows] in [0, number of groups)."""
@@ -57,6 +58,10 @@ class Grouping:
         """int64 [workers, groups], copies included; of neighbourhoods, that the manifest may tell. One that deals them in
         another way counts in another way."""
         return rows_by_worker(table)
+
+
+class OneGroup(Grouping):
+    reads_images = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class StoredNeighbourhoods(Grouping):
     """The neighbourhoods as they stand in a committed set."""
 
     neighbourhoods = True
+    reads_images = False
 
     def groups(self, block: Block) -> Ints:
         assert block.columns.neighbourhoods is not None, "the committed set has no neighbourhoods"

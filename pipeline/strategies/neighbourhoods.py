@@ -195,6 +195,7 @@ class ByNeighbourhood(Grouping):
     """As the pass over the points has found them."""
 
     neighbourhoods = True
+    reads_images = False
     found: KeptGroups
 
     def groups(self, block: Block) -> Ints:

@@ -6,11 +6,11 @@ from typing import ClassVar
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.permutation import keyed_permutation
-from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
+from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
 
 
 @dataclass(frozen=True)
-class Permuted(Grouping):
+class Permuted(OneGroup):
     seed: int
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:

@@ -8,11 +8,11 @@ import numpy as np
 from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.hashing import keyed_hash
-from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
+from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
 
 
 @dataclass(frozen=True)
-class Independent(Grouping):
+class Independent(OneGroup):
     seed: int
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:

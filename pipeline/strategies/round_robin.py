@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.strategies.base import Context, Fitted, Grouping, Strategy, row_counts
+from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
 
 
 @dataclass(frozen=True)
@@ -18,4 +18,4 @@ class RoundRobin(Strategy):
         return False
 
     def fit(self, context: Context) -> Fitted:
-        return Fitted(Grouping(), row_counts(context))
+        return Fitted(OneGroup(), row_counts(context))

@@ -17,6 +17,8 @@ from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Stra
 class ByLabel(Grouping):
     """shuffle: the seed of a permutation inside each class, or None for id order."""
 
+    reads_images = False
+
     shuffle: int | None = None
 
     def groups(self, block: Block) -> Ints:

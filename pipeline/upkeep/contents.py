@@ -20,6 +20,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
     manifest = shards.manifest
     rows = [worker["rows"] for worker in manifest["workers"]]
     size = sum(file.bytes for file in shards.files())
+    only = manifest.get("assignment_only")
     lines = [
         ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
         ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
@@ -34,7 +35,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
         lines.append(("groups", counted))
     lines += [
         ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
-        ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB"),
+        ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB" if not only else "none yet: the assignment alone"),
     ]
     if manifest["eval"]:
         lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))

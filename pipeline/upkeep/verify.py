@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
         damage = verify(shards, deep=args.deep)
         for line in damage[:MANY]:
             print(line)
-        files = len(shards.files()) + len(shards.eval_files())
+        files = len(shards.hashed_files())
         if damage:
             raise DataError(
                 f"{shards.uri}: {len(damage):,} of {files:,} files are damaged; make the set again: its job with --overwrite"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
 from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed
+from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed, with_rows
 from pipeline.shardset.ratios import Ratios
 from pipeline.shardset.schema import (
     DTYPES,
@@ -132,7 +132,7 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
             f"{store.resolve(uri)} has no {NAME}: no shards were ever committed there; make them with spark-submit"
             f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
         )
-    shards = Shards(found.store, found.uri, found.manifest)
+    shards = Shards(found.store, found.uri, with_rows(found).manifest)
     try:
         _check_layout(shards)
         _check_workers(shards, num_workers)

@@ -1,0 +1,31 @@
+"""A file that knows what went through it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+
+@dataclass
+class HashingFile:
+    """A write-only file that knows the size and sha256 of what went through it."""
+
+    raw: BinaryIO
+    bytes: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    closed: bool = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.digest.update(view)
+        self.raw.write(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.raw.close()
