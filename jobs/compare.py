@@ -14,7 +14,7 @@ from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 
 
 def main() -> int:
-    flags = cli.sharding_parser("compare.py", __doc__)
+    flags = cli.sharding_parser("compare.py", __doc__, assignment=False)
     group = flags.add_argument_group("strategies")
     group.add_argument(
         "--strategies",

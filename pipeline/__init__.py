@@ -19,7 +19,8 @@ from pipeline.import_path import without_zips
 
 if TYPE_CHECKING:
     from pipeline.assignment.speeds import measured_ratios
-    from pipeline.runs.api import open_shards, reshard, shard
+    from pipeline.runs.api import materialize, open_shards, reshard, shard
+    from pipeline.runs.assign import assign
     from pipeline.runs.shard import ShardingResult
     from pipeline.shardset.manifest import ShardSet
 
@@ -27,12 +28,14 @@ if "pyspark" not in sys.modules:
     sys.path[:] = without_zips(sys.path)
 
 __version__ = "0.1.0"
-__all__ = ["ShardSet", "ShardingResult", "measured_ratios", "open_shards", "reshard", "shard"]
+__all__ = ["ShardSet", "ShardingResult", "assign", "materialize", "measured_ratios", "open_shards", "reshard", "shard"]
 
 _HOMES = {
     "ShardSet": "pipeline.shardset.manifest",
     "ShardingResult": "pipeline.runs.shard",
     "measured_ratios": "pipeline.assignment.speeds",
+    "assign": "pipeline.runs.assign",
+    "materialize": "pipeline.runs.api",
     "open_shards": "pipeline.runs.api",
     "reshard": "pipeline.runs.api",
     "shard": "pipeline.runs.api",

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -53,6 +52,15 @@ class Tally:
         return Tally(self.rows + other.rows, self.copies + other.copies, self.label_counts + other.label_counts)
 
 
+def lines_of(what: Delivered) -> pa.RecordBatch:
+    """The lines of a block, in their order."""
+    order = what.by_row
+    rows = what.rows[order]
+    columns = (what.block.ids[rows], what.workers[order], what.copies[order], what.groups[rows])
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
 class AssignmentWriter:
     """Writes the lines of one chunk. Holds those of a row group."""
 
@@ -70,15 +78,9 @@ class AssignmentWriter:
         self.buffered = self.rows = 0
 
     def append(self, what: Delivered) -> None:
-        order = np.lexsort((what.copies, what.rows))
-        rows = what.rows[order]
-        columns: list[npt.NDArray[np.integer]] = [
-            what.block.ids[rows], what.workers[order], what.copies[order], what.groups[rows]
-        ]  # fmt: skip
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        self.batches.append(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
-        self.buffered += len(rows)
-        self.rows += len(rows)
+        self.batches.append(lines_of(what))
+        self.buffered += len(what.rows)
+        self.rows += len(what.rows)
         if self.buffered >= ROW_GROUP_ROWS:
             self._write()
 

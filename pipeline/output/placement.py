@@ -26,6 +26,12 @@ class Delivered(NamedTuple):
     workers: Ints
     copies: npt.NDArray[np.int32]
 
+    @property
+    def by_row(self) -> Ints:
+        """The deliveries in the order of their rows, then copies: int64 [deliveries]."""
+        order: Ints = np.lexsort((self.copies, self.rows))
+        return order
+
 
 class Placement(Protocol):
     """neighbourhoods: whether the group of a row is written beside it; reads_images: whether the blocks must have them."""

@@ -9,6 +9,7 @@ from threading import Thread
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
 from pipeline.runs.report import REPORT, load_report, try_report
@@ -39,6 +40,7 @@ def shard(
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
     ratios: Sequence[int] | None = None,
+    assignment_only: bool = False,
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
@@ -49,7 +51,8 @@ def shard(
     name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
     tell. unlabelled: the rows have no labels, or none that shards are to carry. interval: {"ds": ...} or {"run_id": ...}
     of a batch run. ratios: shares of the workers, such as (4, 2, 1, 1), where they are not equal
-    (``pipeline.measured_ratios`` tells those of a training run). report: write report.html and quality.json too, about
+    (``pipeline.measured_ratios`` tells those of a training run). assignment_only: write which worker gets which row, and no
+    shards (``materialize`` makes them). report: write report.html and quality.json too, about
     2 s for 12 workers.
 
     The same arguments give the same bytes, whatever the cluster. Raises UsageError, DataError and JobError
@@ -67,6 +70,7 @@ def shard(
         allow_empty=allow_empty,
         interval=dict(interval) if interval else None,
         ratios=tuple(ratios) if ratios else None,
+        assignment_only=assignment_only,
     )
     chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
     return shard_request(request, chosen, spark=spark, report=report, quiet=quiet)
@@ -98,6 +102,46 @@ def reshard(
         ratios=tuple(ratios) if ratios else None,
     )
     return reshard_request(request, spark=spark, report=report, quiet=quiet)
+
+
+def materialize(
+    spark: SparkSession | None = None,
+    *,
+    assignment: str,
+    input: str,
+    output: str,
+    num_workers: int | None = None,
+    eval_input: str | None = None,
+    format: str | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+    unlabelled: bool = False,
+    overwrite: bool = False,
+    allow_empty: bool = False,
+    interval: Mapping[str, str] | None = None,
+    report: bool = True,
+    quiet: bool = False,
+) -> ShardingResult:
+    """Write the shards that an assignment describes, with the checks and the commit of ``shard``.
+
+    assignment: a committed set, whose assignment is taken, or anybody's Parquet or CSV with the columns id (a row's place in
+    the input, from 0) and worker; copy where a row goes to several. With a set's, the files are those that its own job would
+    write. num_workers: as many as the assignment has, by default. The lines go through a shuffle of 32 bytes each, no
+    image does."""
+    request = Request(
+        input=input,
+        output=output,
+        num_workers=1 if num_workers is None else num_workers,
+        eval_input=eval_input,
+        format=format,
+        shape=image_shape,
+        num_classes=num_classes,
+        unlabelled=unlabelled,
+        overwrite=overwrite,
+        allow_empty=allow_empty,
+        interval=dict(interval) if interval else None,
+    )
+    return materialize_request(request, assignment, num_workers, spark=spark, report=report, quiet=quiet)
 
 
 def open_shards(uri: str, spark: SparkSession | None = None) -> ShardSet:
@@ -135,6 +179,25 @@ def reshard_request(
 
     preflight(request)
     return _run(f"reshard to {request.output}", work, spark, report, quiet, debug)
+
+
+def materialize_request(
+    request: Request,
+    assignment: str,
+    num_workers: int | None,
+    *,
+    spark: SparkSession | None = None,
+    report: bool,
+    quiet: bool,
+    debug: bool = False,
+) -> ShardingResult:
+    """``materialize`` of a request, whose own number of workers is looked up."""
+
+    def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
+        return materializing.materialize(context, request, assignment, num_workers, progress)
+
+    preflight(request)
+    return _run(f"materialize to {request.output}", work, spark, report, quiet, debug)
 
 
 def _run(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pipeline.command_line import Parser, parse
 from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
-from pipeline.runs.api import reshard_request, shard_request
+from pipeline.runs.api import materialize_request, reshard_request, shard_request
 from pipeline.runs.shard import ShardingResult
 from pipeline.specs import from_flags, member_from_flags
 from pipeline.strategies import STRATEGIES, Strategy
@@ -56,6 +56,20 @@ def run_resharding(args: argparse.Namespace) -> int:
     """Reshard, report, print the set. Returns the exit code."""
     request = cli.read_request(args)
     return print_result(reshard_request(request, report=not args.no_report, quiet=args.quiet, debug=args.debug))
+
+
+def run_materializing(args: argparse.Namespace) -> int:
+    """Materialize, report, print the set. Returns the exit code."""
+    return print_result(
+        materialize_request(
+            cli.read_request(args),
+            args.assignment,
+            args.workers,
+            report=not args.no_report,
+            quiet=args.quiet,
+            debug=args.debug,
+        )
+    )
 
 
 def print_result(result: ShardingResult) -> int:

@@ -65,17 +65,21 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
     group.add_argument("--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's)")
 
 
-def add_output_flags(flags: argparse.ArgumentParser) -> None:
+WORKERS = "number of shards (with ratios: as many as they have)"
+
+
+def add_output_flags(flags: argparse.ArgumentParser, *, workers: str = WORKERS, ratios: bool = True) -> None:
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
-    group.add_argument("--workers", type=int, metavar="N", help="number of shards (with ratios: as many as they have)")
-    ratios = group.add_mutually_exclusive_group()
-    ratios.add_argument(
-        "--ratios", metavar="R:R:...", help="shares of the workers, such as 4:2:1:1, where they are not equal"
-    )
-    ratios.add_argument(
-        "--ratios-from", metavar="RUN", help="shares by the speeds that a training run (its --output) has measured"
-    )
+    group.add_argument("--workers", type=int, metavar="N", help=workers)
+    if ratios:
+        either = group.add_mutually_exclusive_group()
+        either.add_argument(
+            "--ratios", metavar="R:R:...", help="shares of the workers, such as 4:2:1:1, where they are not equal"
+        )
+        either.add_argument(
+            "--ratios-from", metavar="RUN", help="shares by the speeds that a training run (its --output) has measured"
+        )
     group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
     group.add_argument("--allow-empty", action="store_true", help="allow workers without rows")
     group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
@@ -95,11 +99,20 @@ def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
 
 
-def sharding_parser(prog: str, description: str | None, strategy: type[Strategy] | None = None) -> Parser:
-    """The flags of a job that shards raw images, with those of its strategy where it has one."""
+def sharding_parser(
+    prog: str, description: str | None, strategy: type[Strategy] | None = None, *, assignment: bool = True
+) -> Parser:
+    """The flags of a job that shards raw images, with those of its strategy where it has one. assignment: whether this may
+    be all it writes."""
     flags = parser(prog, description)
     add_input_flags(flags)
     add_output_flags(flags)
+    if assignment:
+        flags.add_argument(
+            "--assignment-only",
+            action="store_true",
+            help="write which worker gets which row (OUTPUT/_assignment), and no shards; jobs/materialize.py makes them",
+        )
     add_run_flags(flags)
     if strategy:
         specs.add_flags(flags.add_argument_group("strategy"), strategy, leave_out=COMMON)
@@ -139,12 +152,12 @@ def read_request(args: argparse.Namespace) -> Request:
     assert output is not None
     assert source is not None
     ratios = _ratios(args)
-    if args.workers is None and ratios is None:
+    if args.workers is None and ratios is None and not hasattr(args, "assignment"):
         raise UsageError("--workers N is missing: the number of shards (or --ratios, a number a worker)")
     return Request(
         input=source,
         output=output,
-        num_workers=len(ratios or ()) if args.workers is None else args.workers,
+        num_workers=len(ratios or (0,)) if args.workers is None else args.workers,
         eval_input=filled(getattr(args, "eval_input", None)),
         format=getattr(args, "format", None),
         shape=getattr(args, "image_shape", None),
@@ -154,14 +167,16 @@ def read_request(args: argparse.Namespace) -> Request:
         allow_empty=args.allow_empty,
         interval=interval or None,
         ratios=ratios,
+        assignment_only=getattr(args, "assignment_only", False),
     )
 
 
 def _ratios(args: argparse.Namespace) -> Ratios | None:
     """As they are given, or as a training run has measured them."""
-    if args.ratios is not None:
+    if getattr(args, "ratios", None) is not None:
         return parse_ratios(args.ratios)
-    return measured_ratios(args.ratios_from, configured_store()) if args.ratios_from is not None else None
+    run = getattr(args, "ratios_from", None)
+    return measured_ratios(run, configured_store()) if run is not None else None
 
 
 def execute(main: Callable[[], int]) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 from pyspark import SparkContext
@@ -23,6 +24,8 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
 from pipeline.strategies.base import StoredGroups
+
+ASSIGNED = "assigned"  # in the place of a strategy: rows that a table has placed
 
 
 def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> ShardingResult:
@@ -50,15 +53,23 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
             return strategy.fit(fitting)
         with progress.phase("assign"):
             counts = neighbourhood_counts(context, dataset, len(shards.manifest["neighbourhoods"]), fitting.bounds)
-        configured = strategy.params()
-        resolved = {k: v for k, v in shards.manifest["params"].items() if k not in configured or configured[k] != v}
-        return strategy.refit(fitting, StoredGroups(counts, resolved))
+        return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))
 
-    models = shards.manifest["model"]["files"] if shards.manifest["model"] else []
-    carried = tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in models)
     return ShardingRun(
-        context, request, strategy, progress, store, output, dataset, beside, fit=refit, models=carried
+        context, request, strategy, progress, store, output, dataset, beside, fit=refit, models=carried_models(shards)
     ).carry_out()
+
+
+def resolved_params(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What the fit of a set has resolved, beside or instead of what was asked for."""
+    asked = manifest["asked"]
+    return {key: value for key, value in manifest["params"].items() if key not in asked or asked[key] != value}
+
+
+def carried_models(shards: ShardSet) -> tuple[tuple[str, str], ...]:
+    """The files of a set's fitted models: (where, path under _model)."""
+    files = shards.manifest["model"]["files"] if shards.manifest["model"] else []
+    return tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in files)
 
 
 def read_strategy(shards: ShardSet) -> Strategy:
@@ -66,7 +77,11 @@ def read_strategy(shards: ShardSet) -> Strategy:
     manifest = shards.manifest
     kind = STRATEGIES.get(manifest["strategy"])
     if kind is None:
-        raise DataError(f"{shards.uri} was made by {manifest['strategy']!r}, which this version does not know")
+        raise DataError(
+            f"{shards.uri} was made by {manifest['strategy']!r}, which this version does not know"
+            if manifest["strategy"] != ASSIGNED
+            else f"{shards.uri} was made from a table of workers; make another with jobs/materialize.py"
+        )
     known = {field.name for field in fields(kind)} - {"seed"}
     params = {key: value for key, value in manifest["asked"].items() if key in known}
     return kind(seed=manifest["seed"], **params)

@@ -1,0 +1,90 @@
+"""A table of which worker gets which row: that of a committed set, or anybody's Parquet or CSV. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from pipeline.arrays import Ints
+from pipeline.errors import DataError
+from pipeline.input.files import named
+from pipeline.shardset.manifest import ShardSet, read_committed
+from pipeline.shardset.schema import broken_is_data_error
+from pipeline.storage.store import Store
+
+COLUMNS = ("id", "worker", "copy", "group")  # the last two may be absent
+ABSENT = -1
+BATCH_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class AssignmentTable:
+    """files: Parquet or CSV, in any order. made_by: the set whose assignment it is, or None. Picklable without that."""
+
+    store: Store
+    uri: str
+    files: tuple[str, ...]
+    made_by: ShardSet | None = None
+
+
+def open_table(store: Store, uri: str) -> AssignmentTable:
+    """The assignment at a place: a committed set, a file, a folder or a pattern. Raises DataError where there is none."""
+    uri = store.resolve(uri)
+    found = named(store, uri)
+    if len(found) == 1 and found[0].is_dir and (committed := read_committed(store, uri)):
+        files = tuple(f"{committed.uri}/{file.path}" for file in committed.assignment_files())
+        if not files:
+            raise DataError(f"{uri} was made by an older version, without its assignment; make the set again")
+        return AssignmentTable(store, uri, files, committed)
+    below = [file for entry in found for file in (store.list(entry.path) if entry.is_dir else [entry])]
+    paths = sorted(file.path for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes)
+    if not paths:
+        raise DataError(f"{uri} holds no table of workers; expected Parquet or CSV with the columns id and worker")
+    return AssignmentTable(store, uri, tuple(paths))
+
+
+def read_lines(store: Store, path: str) -> Iterator[Ints]:
+    """The lines of one file, int64 [4, lines] in blocks: id, worker, copy, group; ABSENT where there is no such column.
+
+    Raises DataError for a file that is no such table."""
+    with store.open(path) as file, broken_is_data_error(path):
+        if path.endswith((".csv", ".csv.gz")):
+            source: Any = pa.CompressedInputStream(file, "gzip") if path.endswith(".gz") else file
+            reader = csv.open_csv(source)
+            yield from (_columns(batch, path) for batch in reader)
+            return
+        parquet = pq.ParquetFile(file)
+        have = [name for name in COLUMNS if name in parquet.schema_arrow.names]
+        _check_columns(parquet.schema_arrow.names, path)
+        yield from (_columns(batch, path) for batch in parquet.iter_batches(BATCH_ROWS, columns=have))
+
+
+def _check_columns(names: list[str], path: str) -> None:
+    missing = [name for name in COLUMNS[:2] if name not in names]
+    if missing:
+        raise DataError(
+            f"{path} has no column {missing[0]}; a table of workers has id and worker, got {', '.join(names)}"
+        )
+
+
+def _columns(batch: pa.RecordBatch, path: str) -> Ints:
+    _check_columns(batch.schema.names, path)
+    lines = np.full((len(COLUMNS), len(batch)), ABSENT, np.int64)
+    for place, name in enumerate(COLUMNS):
+        if name not in batch.schema.names:
+            continue
+        values = batch.column(name)
+        if values.null_count or not pa.types.is_integer(values.type):
+            kind = "nulls" if values.null_count else f"{values.type}, not whole numbers"
+            raise DataError(f"{path}: column {name} holds {kind}; write every row's {name} as a whole number")
+        lines[place] = values.cast(pa.int64()).to_numpy()
+        if len(batch) and lines[place].min() < 0:
+            at = int(lines[place].argmin())
+            raise DataError(f"{path}: {name} {lines[place][at]} is negative")
+    return lines

@@ -1,0 +1,87 @@
+"""Rows placed as a table has it: its lines in order and checked, a file a chunk, for the tasks that write."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.arrays import Ints
+from pipeline.input.assignment_table import ABSENT
+from pipeline.input.dataset import Block
+from pipeline.output.placement import Delivered
+from pipeline.shardset.attempt import task_folder
+from pipeline.storage.store import Store
+
+ID, WORKER, COPY, GROUP = range(4)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of the lines of a chunk. problem: the first thing that is wrong with them, as a line."""
+
+    path: str = ""
+    copies: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Tabled:
+    """A Placement. paths: of each chunk's lines."""
+
+    store: Store
+    paths: tuple[str, ...]
+    num_workers: int
+    neighbourhoods: bool
+    reads_images: bool = False
+
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
+        lines: Ints = np.frombuffer(self.store.read(self.paths[chunk]), "<i8").reshape(4, -1)
+        for block in blocks:
+            first, last = np.searchsorted(lines[ID], [block.ids[0], block.ids[-1] + 1])
+            mine = lines[:, first:last]
+            rows, workers = mine[ID] - block.ids[0], mine[WORKER]
+            order = np.lexsort((rows, workers))
+            groups = mine[GROUP][mine[COPY] == 0]
+            yield Delivered(block, groups, rows[order], workers[order], mine[COPY][order].astype(np.int32))
+
+
+def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
+    """The lines of the rows low..high-1, int64 [4, lines] by id and copy, and what is wrong with them.
+
+    Every row has a line, none two of one worker; its copies are numbered from 0, by worker where the table does not say."""
+    lines = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
+    lines = lines[:, np.lexsort((lines[WORKER], lines[COPY], lines[ID]))]
+    ids, workers = lines[ID], lines[WORKER]
+    if len(missing := np.setdiff1d(np.arange(low, high), ids)):
+        more = f", nor have {len(missing) - 1:,} others up to row {high - 1}" if len(missing) > 1 else ""
+        return lines, f"row {missing[0]} has no worker{more}; a table needs every row once at least"
+    if len(far := np.flatnonzero(workers >= num_workers)):
+        return lines, f"row {ids[far[0]]} is for worker {workers[far[0]]}, and there are 0..{num_workers - 1}"
+    by_worker = np.lexsort((workers, ids))
+    twice = np.flatnonzero((np.diff(ids[by_worker]) == 0) & (np.diff(workers[by_worker]) == 0))
+    if len(twice):
+        at = by_worker[twice[0]]
+        return lines, f"row {ids[at]} is twice for worker {workers[at]}"
+    firsts = np.flatnonzero(np.diff(ids, prepend=low - 1))
+    counted = np.arange(len(ids)) - np.repeat(firsts, np.diff([*firsts, len(ids)]))
+    if (lines[COPY] == ABSENT).all():
+        lines[COPY] = counted
+    if len(odd := np.flatnonzero(lines[COPY] != counted)):
+        return lines, f"the copies of row {ids[odd[0]]} are not numbered 0, 1, 2 and so on"
+    return lines, None
+
+
+def settle_and_keep(
+    store: Store, folder: str, parts: Sequence[Ints], bound: tuple[int, int], num_workers: int
+) -> Settled:
+    """``settle`` the lines of a chunk, and write them. The name is unique to this try of a task."""
+    lines, problem = settle(parts, *bound, num_workers)
+    if problem:
+        return Settled(problem=problem)
+    path = f"{folder}/{uuid.uuid4().hex}"
+    task_folder(store, folder)
+    store.write_new(path, lines.astype("<i8").tobytes())
+    return Settled(path, int((lines[COPY] > 0).sum()))

@@ -1,0 +1,148 @@
+"""An assignment for a notebook: which worker gets which row, as a DataFrame; nothing is committed."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.arrays import Ints
+from pipeline.errors import UsageError
+from pipeline.input.dataset import Dataset
+from pipeline.output.assignment import SCHEMA, lines_of
+from pipeline.output.writer import ChunkJob
+from pipeline.runs.request import Request
+from pipeline.runs.shard import check_num_workers, deal, discover_inputs
+from pipeline.spark.images import Images
+from pipeline.spark.progress import PhaseLog
+from pipeline.spark.session import spark_context
+from pipeline.spark.source import scanned
+from pipeline.spark.store import open_store
+from pipeline.specs import find
+from pipeline.storage.store import Store
+from pipeline.strategies import STRATEGIES, Context, Strategy
+
+DDL = "id long, worker int, copy int, group int"
+
+
+def assign(
+    data: DataFrame | str,
+    strategy: Strategy | str,
+    num_workers: int,
+    seed: int | None = None,
+    *,
+    ratios: Sequence[int] | None = None,
+    format: str | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+    unlabelled: bool = False,
+    scratch: str | None = None,
+    quiet: bool = True,
+) -> DataFrame:
+    """Which worker gets which row: id long, worker, copy and group int, a line for every row and for every copy of one.
+
+    data: a path as in ``shard``, whose ids are the rows' places in it, or a DataFrame with a whole-number column ``id``, a
+    column ``image`` of binaries and ``label``. A DataFrame's rows are written to ``scratch`` once, in the order of its
+    partitions, and dealt in that order. seed: instead of the strategy's own. scratch: a folder that all executors reach,
+    needed on a cluster; what is left there the caller deletes once the result is not used any more. By default a temporary
+    folder, until Python ends.
+
+    The fit runs now, the lines are made whenever the result is used. Raises UsageError and DataError."""
+    spark = data.sparkSession if isinstance(data, DataFrame) else SparkSession.builder.getOrCreate()
+    with spark_context(spark) as context:  # which has the package travel to a cluster's executors
+        store = open_store(context)
+    chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
+    chosen = chosen if seed is None else replace(chosen, seed=seed)
+    folder = _scratch(context, store, scratch)
+    request = Request(
+        input=_written(data, folder) if isinstance(data, DataFrame) else data,
+        output=folder,
+        num_workers=num_workers,
+        format=format,
+        shape=image_shape,
+        num_classes=num_classes,
+        unlabelled=unlabelled,
+        ratios=tuple(ratios) if ratios else None,
+    )
+    if unlabelled:
+        chosen.check_without_labels()
+    progress = PhaseLog(context, quiet=quiet, title=f"{chosen.name} assigned")
+    with progress.phase("discover"):
+        dataset, _ = discover_inputs(context, store, request)
+    chosen.check_input(dataset)
+    check_num_workers(request, dataset)
+    with progress.phase("scan"):
+        source = scanned(context, dataset, num_workers)
+    images = Images(context, dataset)
+    fitting = Context(
+        images, source.scan, source.bounds, num_workers, progress.phase, progress.report, f"{folder}/groups"
+    )
+    placement = deal(chosen.fit(fitting), num_workers, request.ratios).placement
+    job = ChunkJob(dataset, placement, source.bounds, folder, source.scan.num_classes)
+    return _frame(spark, job, own_ids=isinstance(data, DataFrame))
+
+
+def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
+    """A folder of one's own."""
+    if scratch is None:
+        if not str(context.master).startswith("local"):
+            raise UsageError(f"scratch is needed on {context.master}: a folder that all executors reach")
+        made = tempfile.mkdtemp(prefix="assignment-")
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        return made
+    folder = store.resolve(scratch)
+    if store.list(folder):
+        raise UsageError(f"scratch {folder} is not empty; name a folder of its own")
+    store.makedirs(folder)
+    return folder
+
+
+def _written(data: DataFrame, folder: str) -> str:
+    """The rows of a DataFrame as Parquet, where tasks find them again. Raises UsageError."""
+    if missing := [name for name in ("id", "image") if name not in data.columns]:
+        raise UsageError(f"the DataFrame has no column {missing[0]}; it has {', '.join(data.columns)}")
+    if (kind := dict(data.dtypes)["id"]) not in ("bigint", "int", "smallint", "tinyint"):
+        raise UsageError(f"the column id is of {kind}, not of whole numbers")
+    path = f"{folder}/input"
+    data.write.parquet(path if "://" in path else f"file://{path}")
+    return path
+
+
+def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for chunk in batch.column(0).to_pylist():
+                for placed in job.placed(chunk, images=job.placement.reads_images):
+                    lines = lines_of(placed)
+                    if own_ids:
+                        ids = _ids(job.dataset, placed.block.ids)[placed.rows[placed.by_row]]
+                        lines = lines.set_column(0, SCHEMA.field("id"), pa.array(ids, pa.int64()))
+                    yield lines
+
+    return spark.range(0, len(job.bounds), 1, len(job.bounds)).mapInArrow(read, DDL)
+
+
+def _ids(dataset: Dataset, places: Ints) -> Ints:
+    """A DataFrame's own ids of consecutive rows, by their places."""
+    parts = []
+    for first, file in zip(dataset.firsts, dataset.files, strict=True):
+        low, high = max(int(places[0]), first) - first, min(int(places[-1]) + 1, first + file.rows) - first
+        if low < high:
+            parts.append(_id_column(dataset.store, file.path)[low:high])
+    return np.concatenate(parts)
+
+
+@lru_cache(maxsize=2)  # a task reads on from row to row
+def _id_column(store: Store, path: str) -> Ints:
+    with store.open(path) as file:
+        ids: Ints = pq.read_table(file, columns=["id"]).column("id").to_numpy().astype(np.int64)
+    return ids

@@ -1,0 +1,187 @@
+"""From an assignment and its input to a shard set: the rows are written as a table says, and nothing is fitted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from pyspark import SparkContext
+
+from pipeline.arrays import Ints
+from pipeline.errors import DataError, UsageError
+from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
+from pipeline.output.tabled import Settled, Tabled, settle_and_keep
+from pipeline.runs.request import Request, check_output
+from pipeline.runs.reshard import ASSIGNED, carried_models, read_strategy, resolved_params
+from pipeline.runs.shard import Placed, ShardingResult, ShardingRun, check_num_workers, discover_inputs
+from pipeline.shardset.damage import READ_BYTES, damage_of
+from pipeline.shardset.manifest import ShardSet
+from pipeline.spark.images import run_on
+from pipeline.spark.progress import PhaseLog
+from pipeline.spark.source import Source
+from pipeline.spark.store import open_store
+from pipeline.specs import option
+from pipeline.storage.store import Store
+from pipeline.strategies import Context, Fitted, Strategy
+
+
+@dataclass(frozen=True)
+class Tables(Strategy):
+    """Not a strategy: what the manifest of a set says that was made from anybody's table."""
+
+    name: ClassVar[str] = ASSIGNED
+    summary: ClassVar[str] = "as a table of workers says"
+    table: str = option("", "digest of the table's files")
+
+    def draws(self) -> bool:
+        return False
+
+    def fit(self, context: Context) -> Fitted:
+        raise AssertionError("rows are placed by the table")
+
+
+def materialize(
+    context: SparkContext, request: Request, assignment: str, num_workers: int | None, progress: PhaseLog
+) -> ShardingResult:
+    """Write the shards that an assignment describes; with that of a committed set, file for file what its job would write.
+
+    num_workers: None for as many as the assignment has. The lines go through one shuffle (32 bytes each), the images
+    through none. Raises UsageError, and DataError for a table that misses a row, doubles one, or is of other rows."""
+    store = open_store(context)
+    output = check_output(store, request)
+    with progress.phase("discover"):
+        table = open_table(store, assignment)
+        dataset, evaluation = discover_inputs(context, store, request)
+        workers = _num_workers(context, table, num_workers)
+        request = replace(request, num_workers=workers, ratios=_ratios(table))
+        progress.report(f"{dataset.rows:,} rows for {workers} workers by {len(table.files)} files of {table.uri}")
+    check_num_workers(request, dataset)
+    strategy = read_strategy(table.made_by) if table.made_by else Tables(table=_digest(context, table))
+    place = partial(_place, context, table, workers, progress)
+    models = carried_models(table.made_by) if table.made_by else ()
+    return ShardingRun(
+        context, request, strategy, progress, store, output, dataset, evaluation, place=place, models=models
+    ).carry_out()
+
+
+def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:
+    ratios = table.made_by.manifest.get("ratios") if table.made_by else None
+    return tuple(ratios) if ratios else None
+
+
+def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | None) -> int:
+    """As many as the assignment has. Raises UsageError where others are asked for."""
+    if table.made_by:
+        made = table.made_by.num_workers
+        if asked not in (None, made):
+            raise UsageError(f"{table.uri} assigns {made} workers, not {asked}; deal its set anew with jobs/reshard.py")
+        return made
+    if asked is not None:
+        return asked
+    found = run_on(context)(partial(_highest_worker, table.store), table.files)
+    if problems := [each for each in found if isinstance(each, str)]:
+        raise DataError(problems[0])
+    return max(each for each in found if isinstance(each, int)) + 1
+
+
+def _highest_worker(store: Store, path: str) -> int | str:
+    """Of one file, or what is wrong with it: a task that raises is tried again."""
+    try:
+        return max((int(lines[1].max()) for lines in read_lines(store, path) if lines.size), default=0)
+    except DataError as error:
+        return str(error)
+
+
+def _digest(context: SparkContext, table: AssignmentTable) -> str:
+    """Of the content of all files, by name."""
+    digests = run_on(context)(partial(_sha256, table.store), table.files)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+
+
+def _sha256(store: Store, path: str) -> str:
+    digest = hashlib.sha256()
+    with store.open(path) as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _place(
+    context: SparkContext,
+    table: AssignmentTable,
+    num_workers: int,
+    progress: PhaseLog,
+    fitting: Context,
+    source: Source,
+) -> Placed:
+    """The lines of the table, in order and checked. Raises DataError."""
+    shards = table.made_by
+    if shards:
+        check_rows(context, shards, source)
+    with progress.phase("assign"):
+        settled = _settle(context, table, fitting.bounds, fitting.scratch, num_workers)
+        paths, copies = tuple(each.path for each in settled), sum(each.copies for each in settled)
+        progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
+    if not shards:
+        return Placed(Tabled(table.store, paths, num_workers, neighbourhoods=False), copies, {})
+    manifest = shards.manifest
+    near = [worker.get("neighbourhood_histogram") for worker in manifest["workers"]]
+    return Placed(
+        Tabled(table.store, paths, num_workers, neighbourhoods=manifest["neighbourhoods"] is not None),
+        copies,
+        resolved_params(manifest),
+        manifest["neighbourhoods"],
+        np.array(near, np.int64) if near[0] is not None else None,
+    )
+
+
+def check_rows(context: SparkContext, shards: ShardSet, source: Source) -> None:
+    """Raises DataError where an assignment is damaged, or was made for other rows than these."""
+    made_for = shards.manifest["input"]["fingerprint"]
+    if made_for != source.fingerprint():
+        raise DataError(
+            f"{shards.uri} assigns other rows ({made_for}) than {source.dataset.uri} has ({source.fingerprint()});"
+            f" it was made for {shards.manifest['input']['uri']}"
+        )
+    damage = run_on(context)(partial(damage_of, shards.store, shards.uri), shards.assignment_files())
+    if problem := next(filter(None, damage), None):
+        raise DataError(f"{problem}; the set is damaged")
+
+
+def _settle(
+    context: SparkContext, table: AssignmentTable, bounds: list[tuple[int, int]], scratch: str, num_workers: int
+) -> list[Settled]:
+    store, uri, rows = table.store, table.uri, bounds[-1][1]
+    starts = np.array([low for low, _ in bounds], np.int64)
+
+    def look(path: str) -> Iterator[tuple[int, Ints | str]]:
+        """The lines of a file by chunk, or what is wrong with it."""
+        try:
+            for lines in read_lines(store, path):
+                if len(beyond := np.flatnonzero(lines[0] >= rows)):
+                    raise DataError(f"{path}: id {lines[0][beyond[0]]} is not one of the rows 0..{rows - 1}")
+                chunks = np.searchsorted(starts, lines[0], side="right") - 1
+                for chunk in np.unique(chunks).tolist():
+                    yield chunk, lines[:, chunks == chunk]
+        except DataError as error:
+            yield 0, str(error)
+
+    def keep(chunk: int, found: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[Settled]:
+        parts = [part for _, all_parts in found for part in all_parts]
+        if problems := [part for part in parts if isinstance(part, str)]:
+            yield Settled(problem=min(problems))
+            return
+        made = settle_and_keep(
+            store, scratch, [part for part in parts if not isinstance(part, str)], bounds[chunk], num_workers
+        )
+        yield replace(made, problem=made.problem and f"{uri}: {made.problem}")
+
+    looked = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(look)
+    settled = looked.groupByKey(len(bounds), lambda chunk: chunk).mapPartitionsWithIndex(keep).collect()
+    if problem := next((each.problem for each in settled if each.problem), None):
+        raise DataError(problem)
+    return settled
