@@ -155,7 +155,7 @@ def test_a_run_its_rerun_another_configuration_and_an_overwrite(
     assert manifest["eval"]["rows"] == 300
     assert set(manifest["seconds"]) >= {"discover", "scan", "pca", "project", "kmeans", "assign", "write", "eval"}
     assert {path.name for path in output.iterdir()} == {
-        "manifest.json", "_manifests", "report.html", "quality.json", "_model", "_eval",
+        "manifest.json", "_manifests", "report.html", "quality.json", "_model", "_eval", "_assignment",
         "worker=000", "worker=001", "worker=002",
     }  # fmt: skip
 

@@ -153,7 +153,7 @@ def read_request(args: argparse.Namespace) -> Request:
     assert source is not None
     ratios = _ratios(args)
     if args.workers is None and ratios is None and not hasattr(args, "assignment"):
-        raise UsageError("--workers N is missing: the number of shards (or --ratios, a number a worker)")
+        raise UsageError("--workers N is required: the number of shards (or --ratios, a number a worker)")
     return Request(
         input=source,
         output=output,
