@@ -90,7 +90,9 @@ def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
     assert Store((("fs.defaultFS", "hdfs://n:9"),)).resolve(uri) == expected
 
 
-@pytest.mark.parametrize("uri", ["", "s3://b/x", "dbfs:/x", "s3:/b/x", "file://host/x", "hdfs://h:abc/x", "hdfs:///x"])
+@pytest.mark.parametrize(
+    "uri", ["", "dbfs:/x", "s3:/b/x", "s3:b/x", "s3:///x", "file://host/x", "hdfs://h:abc/x", "hdfs:///x"]
+)
 def test_uris_that_name_no_place_are_refused(uri: str) -> None:
     with pytest.raises(UsageError):
         Store().resolve(uri)

@@ -22,9 +22,9 @@ DESCRIPTION = "Train a model on committed shards with worker, server and evaluat
 EPILOG = """\
 example: python -m trainer --shards build/shards --model resnet20 --protocol asp --servers 2 --epochs 5 --output build/run
 
---shards is local (plain or file:), hdfs://host:port/path or webhdfs://host:port/path; it decides on the number of
-workers. --output is a local folder: metrics.jsonl, pushes.csv, checkpoints/, model.safetensors, result.json and
-report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an interruption
+--shards is local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path or s3://bucket/path; it decides
+on the number of workers. --output is a local folder: metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
+result.json and report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an interruption
 (Ctrl-C, SIGTERM) included: it leaves a checkpoint, and the same command with --resume goes on."""
 LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", "addresses", "token_file")
 

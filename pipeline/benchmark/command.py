@@ -29,7 +29,9 @@ def flags(description: str | None) -> Parser:
     parser = cli.parser("benchmark.py", description)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--output", required=True, metavar="DIR", help="local folder of figures and report")
-    group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
+    group.add_argument(
+        "--data", metavar="URI", help="folder of the data sets, local, hdfs:// or s3:// (default: OUTPUT/data)"
+    )
     group.add_argument("--quick", action="store_true", help="each configuration on little data, once: three minutes")
     add_experiment_flags(group)
     run_group = parser.add_argument_group("run")
@@ -67,7 +69,9 @@ def run_benchmark(args: argparse.Namespace) -> int:
 def _check_output(uri: str) -> Path:
     """The local folder of --output. Raises UsageError for another store."""
     if split_uri(uri)[0] not in ("", "file"):
-        raise UsageError(f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs://")
+        raise UsageError(
+            f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs:// or s3://"
+        )
     return Path(Store().resolve(uri).removeprefix("file:"))
 
 

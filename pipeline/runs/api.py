@@ -47,8 +47,8 @@ def shard(
     """Shard labelled images over workers and commit the set, or find it committed already.
 
     spark: the session to run on (None: the running one, else a local one for this call). input, eval_input: a folder or
-    file, local or hdfs://; output: the folder of the set. strategy: a spec, such as ``Stratified(start="carry")``, or the
-    name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
+    file, local, hdfs:// or s3://; output: the folder of the set. strategy: a spec, such as ``Stratified(start="carry")``,
+    or the name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
     tell. unlabelled: the rows have no labels, or none that shards are to carry. interval: {"ds": ...} or {"run_id": ...}
     of a batch run. ratios: shares of the workers, such as (4, 2, 1, 1), where they are not equal
     (``pipeline.measured_ratios`` tells those of a training run). assignment_only: write which worker gets which row, and no
@@ -147,7 +147,7 @@ def materialize(
 def open_shards(uri: str, spark: SparkSession | None = None) -> ShardSet:
     """The committed set at a place: its manifest and its files. Raises DataError where there is none.
 
-    spark: needed for hdfs:// addresses that only Spark's Hadoop settings explain."""
+    spark: needed for hdfs:// and s3:// addresses that only Spark's Hadoop settings explain."""
     return open_committed(open_store(spark.sparkContext) if spark else Store(), uri)
 
 

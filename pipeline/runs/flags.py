@@ -21,8 +21,9 @@ from pipeline.strategies import Strategy
 MAX_IMAGE_BYTES = 1 << 28
 COMMON = ("seed",)  # parameters of every strategy, which stand among the flags of the run
 EPILOG = """\
-Paths are local (plain or file:) or hdfs://host:port/path. {ds} and {run_id} in --input, --eval-input and --output are
-replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage, 3 broken input, 1 anything else
+Paths are local (plain or file:), hdfs://host:port/path or s3://bucket/path. {ds} and {run_id} in
+--input, --eval-input and --output are replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage,
+3 broken input, 1 anything else
 (on YARN in cluster mode the cluster's own 0 or 1)."""
 
 

@@ -13,8 +13,9 @@ from pipeline.input.files import is_pattern, may_match, named
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.shardset.ratios import Ratios, lowest_terms
+from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
-from pipeline.storage.uri import split_uri
+from pipeline.storage.uri import is_remote, split_uri
 from pipeline.strategies import Strategy
 
 
@@ -55,12 +56,18 @@ def preflight(request: Request, *strategies: Strategy) -> None:
         for strategy in strategies:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
-    if any(split_uri(uri)[0] == "hdfs" and ":" not in split_uri(uri)[1] for uri in uris):
-        return  # only Spark knows all settings of name services and of the default file system
+    if any(only_spark_knows(uri) for uri in uris):
+        return
     store = Store()
     check_output(store, request)
     for uri in uris[1:]:
         named(store, store.resolve(uri))
+
+
+def only_spark_knows(uri: str) -> bool:
+    """Whether settings that only Spark has may say where a place is or who may use it: a name service, keys of S3."""
+    scheme, authority, _ = split_uri(uri)
+    return is_object(uri) or (scheme == "hdfs" and ":" not in authority)
 
 
 def check_output(store: Store, request: Request) -> str:
@@ -89,7 +96,7 @@ def check_output(store: Store, request: Request) -> str:
 
 def _real(path: str) -> str:
     """A local path without links, so that a set never replaces what it is read from."""
-    return path if path.startswith("hdfs:") else os.path.realpath(path)
+    return path if is_remote(path) else os.path.realpath(path)
 
 
 def identity(request: Request, strategy: Strategy) -> str:

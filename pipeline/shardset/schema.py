@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from pipeline.errors import DataError
 from pipeline.shardset.layout import Layout
+from pipeline.storage.uri import is_remote
 
 SPARK_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 SPARK_TYPES = {"int64": "long", "int32": "integer", "float": "float", "binary": "binary"}
@@ -82,7 +83,7 @@ def _shape(value: Any) -> tuple[int, int, int]:
 
 @contextmanager
 def broken_is_data_error(path: str) -> Iterator[None]:
-    """What pyarrow, Pillow and JSON raise for a damaged file, as one line; HDFS's own failures pass."""
+    """What pyarrow, Pillow and JSON raise for a damaged file, as one line; a remote store's own failures pass."""
     try:
         yield
     except (
@@ -94,7 +95,7 @@ def broken_is_data_error(path: str) -> Iterator[None]:
     ) as error:
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
     except OSError as error:
-        if path.startswith("hdfs:") or isinstance(error, PermissionError):
+        if is_remote(path) or isinstance(error, PermissionError):
             raise
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
 

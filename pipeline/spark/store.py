@@ -7,6 +7,7 @@ from typing import Any
 from pyspark import SparkContext
 
 from pipeline.storage.hdfs import HDFS_DEFAULTS
+from pipeline.storage.object_client import is_s3a_setting
 from pipeline.storage.store import Store
 
 CLIENT_SETTINGS = (
@@ -19,7 +20,7 @@ CLIENT_SETTINGS = (
 
 
 def open_store(context: SparkContext) -> Store:
-    """A store that knows what Spark's Hadoop configuration knows of name services and the default file system."""
+    """A store that knows what Spark's Hadoop configuration knows of name services, the default file system and S3."""
     java = context._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
     conf = {key: java.get(key) for key in CLIENT_SETTINGS if _configured(java, key)}
     for entry in java.getPropsWithPrefix("dfs.ha.namenodes.").items():
@@ -27,6 +28,8 @@ def open_store(context: SparkContext) -> Store:
     for prefix in ("dfs.namenode.rpc-address.", "dfs.client.failover.proxy.provider."):
         for entry in java.getPropsWithPrefix(prefix).items():
             conf[prefix + entry[0]] = entry[1]
+    s3a = [f"fs.s3a.{name}" for name in java.getPropsWithPrefix("fs.s3a.")]
+    conf |= {key: java.get(key) for key in s3a if is_s3a_setting(key) and _configured(java, key)}
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
 
 

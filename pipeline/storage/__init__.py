@@ -1,1 +1,1 @@
-"""Files on a local disk, HDFS and the web behind one interface, for drivers, tasks and the trainer. No Spark."""
+"""Files on a local disk, HDFS, object stores and the web behind one interface, for drivers, tasks and the trainer."""

@@ -16,9 +16,13 @@ STALL_S = float(os.environ.get("SHARDING_STALL_S", "90"))
 LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
 
 
+class LastingError(OSError):
+    """A failure of a file system that waiting does not mend: a bucket that is not there, a wrong region."""
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: a lost DataNode or connection, but no missing file or right."""
-    final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+    final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError, LastingError)
     return isinstance(error, OSError) and not isinstance(error, final) and error.errno not in LASTING
 
 

@@ -1,8 +1,8 @@
-"""Files on a local disk or on HDFS behind one small interface, for the driver and for tasks alike. No Spark.
+"""Files on a local disk, on HDFS or in an object store behind one small interface, for the driver and for tasks alike.
 
 A path without a scheme, or with ``file:``, is local; ``hdfs://`` goes through the native RPC client, which knows
-high-availability name services and Kerberos. Failures are Python's own: FileNotFoundError, PermissionError,
-FileExistsError, and OSError (with the address) for everything else.
+high-availability name services and Kerberos; ``s3://`` (and s3a, gs, abfs, az) goes through obstore. Failures are
+Python's own: FileNotFoundError, PermissionError, FileExistsError, and OSError (with the address) for everything else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pipeline.storage.files import FileInfo, Files
 from pipeline.storage.hadoop_conf import hadoop_conf
 from pipeline.storage.hdfs import _hdfs
 from pipeline.storage.local import LocalFiles
+from pipeline.storage.object_client import is_s3a_setting
+from pipeline.storage.objects import SCHEMES, object_files, object_uri
 from pipeline.storage.retries import is_transient, with_retries
 from pipeline.storage.uri import split_uri
 
@@ -27,12 +29,13 @@ from pipeline.storage.uri import split_uri
 class Store:
     """Every file system by URI; picklable, so that a task reaches what the driver reaches.
 
-    ``conf`` holds the Hadoop client settings that executors may lack (name services, default file system)."""
+    ``conf`` holds the Hadoop settings that executors may lack (name services, default file system, S3's keys); it is not
+    printed."""
 
-    conf: tuple[tuple[str, str], ...] = field(default=())
+    conf: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def resolve(self, uri: str) -> str:
-        """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS."""
+        """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS, ``s3://bucket/path``."""
         scheme, authority, path = split_uri(uri)
         if not uri:
             raise UsageError("an empty path names no file or folder")
@@ -40,8 +43,10 @@ class Store:
             if authority not in ("", "localhost"):
                 raise UsageError(f"{uri} names the host {authority!r}; a file: path is local, write file:///path")
             return "/" + os.path.abspath(path).lstrip("/")
+        if scheme in SCHEMES:
+            return object_uri(uri)
         if scheme != "hdfs":
-            raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file: or hdfs:")
+            raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file:, hdfs:// or s3://")
         authority = authority or split_uri(dict(self.conf).get("fs.defaultFS", ""))[1]
         if not authority:
             raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
@@ -50,9 +55,12 @@ class Store:
         return f"hdfs://{authority}/" + os.path.normpath(path or "/").lstrip("/")
 
     def files(self, uri: str) -> Files:
-        if not uri.startswith("hdfs://"):
-            return LocalFiles()
-        return _hdfs(split_uri(uri)[1], self.conf, os.getpid())  # a forked task needs a client of its own
+        scheme, authority, _ = split_uri(uri)
+        if scheme == "hdfs":
+            return _hdfs(authority, self.conf, os.getpid())  # a forked task needs a client of its own
+        if scheme in SCHEMES:
+            return object_files(f"{SCHEMES[scheme]}://{authority}", self.conf, os.getpid())
+        return LocalFiles()
 
     def info(self, uri: str) -> FileInfo:
         return self.files(uri).info(uri)
@@ -92,7 +100,7 @@ class Store:
         return self.files(uri).create(uri)
 
     def write_new(self, uri: str, data: bytes) -> None:
-        """Write a file that does not exist yet, again where a DataNode fails under it. Raises FileExistsError."""
+        """Write a file that does not exist yet, again where a server fails under it. Raises FileExistsError."""
 
         def write() -> None:
             try:
@@ -130,6 +138,12 @@ class Store:
 
 
 def configured_store() -> Store:
-    """A store for commands without Spark: HADOOP_CONF_DIR tells it of name services and the default file system."""
+    """A store for commands without Spark: HADOOP_CONF_DIR tells it of name services, the default file system and S3."""
+    return Store(configured())
+
+
+def configured() -> tuple[tuple[str, str], ...]:
+    """What HADOOP_CONF_DIR has of a store's settings."""
     conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
-    return Store(tuple(sorted((key, value) for key, value in conf.items() if key.startswith(("fs.defaultFS", "dfs.")))))
+    ours = {key for key in conf if key.startswith(("fs.defaultFS", "dfs.")) or is_s3a_setting(key)}
+    return tuple(sorted((key, conf[key]) for key in ours))

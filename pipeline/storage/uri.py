@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 
 
+def is_remote(path: str) -> bool:
+    """Whether a resolved path is of another place than the local disks."""
+    return "://" in path
+
+
 def split_uri(uri: str) -> tuple[str, str, str]:
     """(scheme, authority, path); the path as it stands, whatever #, ? or ; it holds."""
     with_authority = r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)"
-    without = r"(file|hdfs|[A-Za-z][A-Za-z0-9+.-]*(?=:/)):(?!//)"  # dbfs:/x is no folder that is named dbfs:
+    # dbfs:/x is no folder that is named dbfs:
+    without = r"(file|hdfs|s3[an]?|gs|abfss?|az|[A-Za-z][A-Za-z0-9+.-]*(?=:/)):(?!//)"
     match = re.fullmatch(rf"(?:{with_authority}|{without})?(.*)", uri, re.DOTALL)
     assert match, "the pattern matches every text"
     return match[1] or match[3] or "", match[2] or "", match[4]

@@ -50,7 +50,7 @@ def clean(store: Store, uri: str) -> int:
 def main(argv: Sequence[str]) -> None:
     """``python -m pipeline clean``: tell what killed runs have left beside a committed set, and with --yes delete it."""
     flags = command_line.parser("python -m pipeline clean", main.__doc__, "")
-    flags.add_argument("uri", metavar="URI", help="folder of a shard set, local or hdfs://")
+    flags.add_argument("uri", metavar="URI", help="folder of a shard set, local, hdfs:// or s3://")
     flags.add_argument("--yes", action="store_true", help="delete it")
 
     def run() -> int:

@@ -88,7 +88,7 @@ def workers_table(shards: ShardSet) -> str:
 def main(argv: Sequence[str]) -> None:
     """``python -m pipeline inspect``: tell what is in a committed set, from its manifest alone."""
     flags = command_line.parser("python -m pipeline inspect", main.__doc__, "")
-    flags.add_argument("uri", metavar="URI", help="folder of a committed set, local or hdfs://")
+    flags.add_argument("uri", metavar="URI", help="folder of a committed set, local, hdfs:// or s3://")
 
     def run() -> int:
         shards = open_committed(configured_store(), command_line.parse(flags, argv).uri)

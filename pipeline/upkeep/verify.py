@@ -31,7 +31,7 @@ def verify(shards: ShardSet, *, deep: bool) -> list[str]:
 def main(argv: Sequence[str]) -> None:
     """``python -m pipeline verify``: hold the files of a committed set against its manifest (exit code 3: damaged)."""
     flags = command_line.parser("python -m pipeline verify", main.__doc__, "")
-    flags.add_argument("uri", metavar="URI", help="folder of a committed set, local or hdfs://")
+    flags.add_argument("uri", metavar="URI", help="folder of a committed set, local, hdfs:// or s3://")
     flags.add_argument("--deep", action="store_true", help="read every file whole, and compare its SHA-256 too")
 
     def run() -> int:

@@ -12,6 +12,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.clusters.hdfs import Hdfs
+from tests.clusters.s3 import S3
 from tests.clusters.standalone import Standalone
 from tests.clusters.yarn import Yarn
 
@@ -81,6 +82,15 @@ def hdfs() -> Iterator[Hdfs]:
     """One NameNode and three DataNodes."""
     with Hdfs() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """One S3 server with an empty bucket, which every process of the tests finds by its environment."""
+    with S3() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.settings.items():
+            patch.setenv(name, value)
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ Shapes: N rows, C channels, H and W pixels."""
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +29,9 @@ from pipeline.shardset.schema import (
     raw_images,
 )
 from pipeline.shardset.versions import NAME
+from pipeline.storage.objects import is_object
 from pipeline.storage.retries import with_retries
+from pipeline.storage.store import configured
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
 from trainer.models.base import ModelInput
@@ -120,7 +121,7 @@ class Shards(ShardSet):
 
 
 def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
-    """The committed set at a local path, ``hdfs://`` or ``webhdfs://host:port/``, checked without reading a row.
+    """The committed set at a local path, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/``, checked without reading a row.
 
     Raises DataError where there is none or it is damaged, UsageError for another ``num_workers`` than it was made for.
     Costs one read and one listing a worker."""
@@ -161,13 +162,10 @@ def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: boo
 
 
 def store_of(uri: str) -> ReadStore:
-    """A store that reads a URI. Hadoop's own configuration is asked only by a URI that leaves the host to it."""
-    if split_uri(uri)[:2] != ("hdfs", ""):
+    """A store that reads a URI. Hadoop's own configuration is asked only by a URI that leaves it the host or the keys."""
+    if split_uri(uri)[:2] != ("hdfs", "") and not is_object(uri):
         return ReadStore()
-    from pipeline.storage.hadoop_conf import hadoop_conf
-
-    default = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", "")).get("fs.defaultFS")
-    return ReadStore((("fs.defaultFS", default),) if default else ())
+    return ReadStore(configured())
 
 
 def _reason(error: Exception) -> str:

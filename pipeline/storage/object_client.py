@@ -1,0 +1,142 @@
+"""Clients of object stores: where one is, who may use it, how long its answer is waited for, and what it refuses.
+
+S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings, which win. ~/.aws is not read. Google's and Azure's
+stores go by the variables that obstore reads (GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and others)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pipeline.storage.retries import LastingError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
+
+S3A_SETTINGS = (
+    "access.key", "secret.key", "session.token", "aws.credentials.provider", "endpoint", "endpoint.region",
+    "path.style.access", "connection.ssl.enabled",
+)  # fmt: skip
+_SETTING = re.compile(rf"fs\.s3a\.(bucket\..+\.)?({'|'.join(map(re.escape, S3A_SETTINGS))})")
+HADOOPS_DEFAULT = "s3.amazonaws.com"  # an endpoint that knows buckets of one region only
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fs.s3a.access.key and fs.s3a.secret.key"
+# An endpoint that is not there is told in seconds. One that is busy is asked again, for longer than S3 slows a caller down.
+RETRIES, RETRIED_S, CONNECT_S, SILENCE_S = 5, 15, 4, 30
+
+
+def is_s3a_setting(key: str) -> bool:
+    """Whether a Hadoop setting is one that ``s3_client`` reads: for all buckets or for one."""
+    return bool(_SETTING.fullmatch(key))
+
+
+def s3a_settings(bucket: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Hadoop's settings for a bucket, without their prefix; its own win over those for all."""
+    found = {}
+    for name in S3A_SETTINGS:
+        if value := conf.get(f"fs.s3a.bucket.{bucket}.{name}") or conf.get(f"fs.s3a.{name}"):
+            found[name] = value
+    return found
+
+
+def s3_config(settings: Mapping[str, str]) -> S3Config:
+    """obstore's configuration for Hadoop's settings; what they leave out, obstore takes from AWS_* variables."""
+    config: S3Config = {}
+    endpoint = settings.get("endpoint", "")
+    if endpoint and not endpoint.endswith(HADOOPS_DEFAULT):
+        plain = settings.get("connection.ssl.enabled") == "false"
+        config["endpoint"] = endpoint if "://" in endpoint else f"{'http' if plain else 'https'}://{endpoint}"
+    if region := settings.get("endpoint.region"):
+        config["region"] = region
+    if settings.get("path.style.access") == "false" and "endpoint" not in config:
+        config["virtual_hosted_style_request"] = True
+    if "Anonymous" in settings.get("aws.credentials.provider", ""):
+        config["skip_signature"] = True
+    return config
+
+
+def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
+    """A client of ``s3://bucket``, ``gs://bucket`` or ``abfs://container@account...``, and the place that it asks, for error
+    lines. Nothing is sent yet."""
+    from obstore.store import S3Store, from_url
+
+    retry: RetryConfig = {
+        "max_retries": RETRIES,
+        "retry_timeout": timedelta(seconds=RETRIED_S),
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
+    }
+    client: ClientConfig = {
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "read_timeout": timedelta(seconds=SILENCE_S),
+        "timeout": timedelta(minutes=10),  # of a whole transfer
+    }
+    if not root.startswith("s3://"):
+        return from_url(root, client_options=client, retry_config=retry), root
+    settings = s3a_settings(bucket := root.removeprefix("s3://"), conf)
+    config = s3_config(settings)
+    named = next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
+    endpoint = str(config.get("endpoint", named))
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True
+    keys = (lambda: s3_credential(settings)) if "access.key" in settings else None
+    store = S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
+    return store, endpoint or "AWS"
+
+
+def s3_credential(settings: Mapping[str, str]) -> S3Credential:
+    """Hadoop's three settings as one credential, so that none of them is mixed with an AWS_* variable."""
+    return {
+        "access_key_id": settings["access.key"],
+        "secret_access_key": settings.get("secret.key", ""),
+        "token": settings.get("session.token"),
+        "expires_at": None,
+    }
+
+
+@contextmanager
+def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
+    """Have obstore's failures be Python's own, in one line with the next step. path: asked for; place: who was asked."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (LastingError, FileExistsError, PermissionError):
+        raise
+    except (BaseError, OSError, ValueError) as error:
+        raise _plain(error, path, root, place) from error
+
+
+def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
+    text = str(error)
+    said = "; ".join(re.findall(r"<(?:Code|Message)>([^<]*)<", text.partition("Debug source")[0]))
+    status = next(iter(re.findall(r"status code: (\d{3})", text)), "")
+    kind = type(error).__name__
+    fact = said or _cause(text)
+    if "NoSuchBucket" in said or "ContainerNotFound" in said:
+        return LastingError(f"{path}: there is no bucket {root} at {place}; create it, or correct the path")
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{path} does not exist")
+    if kind == "AlreadyExistsError":
+        return FileExistsError(f"{path} exists")
+    if "169.254." in text or "metadata.google" in text:
+        return PermissionError(f"{path}: no credentials were found; set {CREDENTIALS}")
+    if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in said:
+        return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {CREDENTIALS}")
+    if status.startswith("3") or status == "400" or "redirect" in text:
+        return LastingError(f"{path}: {fact}; check AWS_REGION or fs.s3a.endpoint.region, and the endpoint {place}")
+    if isinstance(error, ValueError) or kind in ("InvalidPathError", "NotSupportedError") or status == "501":
+        return LastingError(f"{path}: {fact}")
+    if kind == "PreconditionError":
+        return OSError(f"{path} was replaced while it was read; read it again")
+    return OSError(f"{path}: {fact}; check that {place} is up and in reach (AWS_ENDPOINT_URL, fs.s3a.endpoint)")
+
+
+def _cause(text: str) -> str:
+    """The innermost reason that obstore's trace gives, else its first line without the request."""
+    reasons = re.findall(r'(?:error|message): "([^"]+)"', text) or re.findall(r"kind: (TimedOut|Timeout)", text)
+    first = text.splitlines()[0] if text else "no reason was given"
+    return str(reasons[-1]) if reasons else first.rpartition(" - ")[2].strip(": ")[:300]
