@@ -26,7 +26,8 @@ from pipeline.input.scan import WORD, fingerprint
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.schema import record_schema
 from pipeline.specs import Spec, add_flags, from_flags, option
-from pipeline.storage.store import Store
+from pipeline.storage.store import configured_store
+from pipeline.storage.uri import local_folder
 
 RECORD = "_derived.json"  # what the folder was made of, so that a rerun sees whether there is anything to do
 TRAIN, TEST = "train.parquet", "test.parquet"
@@ -76,7 +77,7 @@ def class_blocks(labels: npt.NDArray[np.int32], num_workers: int) -> Ints:
 def sides(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset | None]:
     """The training rows of an input, and the evaluation rows: those of a place of their own, else of a folder that has
     both. Raises DataError."""
-    store = Store()
+    store = configured_store()
     train = discover(store, source, run=serial)
     if evaluation is not None:
         return train, discover(store, evaluation, run=serial, evaluation=True)
@@ -177,7 +178,7 @@ def parser() -> Parser:
     flags = command_line.parser("python -m pipeline derive", main.__doc__, "")
     flags.add_argument("--input", required=True, metavar="URI", help="folder or file of labelled images")
     flags.add_argument("--eval-input", metavar="URI", help="evaluation images, where --input has none")
-    flags.add_argument("--to", required=True, type=Path, metavar="DIR", help="folder to be made")
+    flags.add_argument("--to", required=True, metavar="DIR", help="folder of this machine to be made")
     add_flags(flags.add_argument_group("what is done"), Derivation)
     return flags
 
@@ -187,7 +188,7 @@ def main(argv: Sequence[str]) -> None:
 
     def run() -> int:
         args = command_line.parse(parser(), argv)
-        made = derive(args.input, args.to, from_flags(Derivation, args), args.eval_input)
+        made = derive(args.input, local_folder(args.to, "--to"), from_flags(Derivation, args), args.eval_input)
         print(f"{args.to}: {'written' if made else 'there already, nothing to do'}")
         return 0
 

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import JobError, UsageError
+from pipeline.storage.uri import local_folder
 
 Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.int16]  # grey levels before clipping to 0..255
@@ -345,6 +346,6 @@ def main(argv: Sequence[str]) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     files = files_of(spec)
-    fresh = write(files, Path(args.to))
+    fresh = write(files, local_folder(args.to, "--to"))
     note = "written" if fresh else "already there, unchanged"
     print(f"sample: {spec.rows} training and {spec.test_rows} test images in {args.to}: {note}")

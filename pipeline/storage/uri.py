@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+from pipeline.errors import UsageError
+
+
+def local_folder(uri: str, flag: str) -> Path:
+    """The folder that a flag names. Raises UsageError where it is none of this machine, such as ``s3:/bucket``."""
+    scheme, authority, path = split_uri(uri)
+    if scheme not in ("", "file") or authority not in ("", "localhost"):
+        raise UsageError(f"{flag} {uri} must be a folder of this machine; copy it from there")
+    return Path(path)
 
 
 def is_remote(path: str) -> bool:
