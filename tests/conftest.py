@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
 from tests.clusters import QUICK_START
 
-pytest_plugins = ["tests.clusters.fixtures", "tests.cluster_runs", "tests.selection"]
+pytest_plugins = ["tests.clusters.fixtures", "tests.cluster_runs", "tests.places", "tests.selection"]
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
 

@@ -16,8 +16,8 @@ from xdist.workermanage import WorkerController
 
 # What starts such processes, by the name under which a test module imports it. run_job() starts none where the job
 # refuses its command line, which most of its callers are about; the others have the fixture spark.
-STARTERS = frozenset({"spark_submit", "run_application", "Training", "train_here", "Hdfs", "Standalone", "Yarn"})
-FIXTURES = frozenset({"spark", "hdfs", "standalone", "yarn", "quick"})
+STARTERS = frozenset({"spark_submit", "run_application", "Training", "train_here", "Hdfs", "Standalone", "Yarn", "S3"})
+FIXTURES = frozenset({"spark", "s3", "hdfs", "standalone", "yarn", "quick"})
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,33 +25,51 @@ from pipeline.shardset.attempt import LEASE_S, Attempt, _whoami
 from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, stamped, tidy
 from pipeline.shardset.damage import all_damage
 from pipeline.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
+from pipeline.storage.objects import ObjectFiles
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
+from tests.places import STORE, elsewhere, files_below, put
 
-FATAL = ("create", "makedirs", "rename", "delete")
+CHANGES = ("create", "makedirs", "rename", "delete")
+REQUESTS = ("put", "copy", "delete")  # of obstore: a rename takes two
 
 
 @dataclass
-class FatalFiles:
-    """A file system whose process is killed by SIGKILL just before change number ``countdown[0]``."""
+class Watched:
+    """Something of which some functions are looked up only after a step of a test's."""
 
     inner: Any
-    countdown: list[int]
+    names: tuple[str, ...]
+    step: Callable[[], None]
 
     def __getattr__(self, name: str) -> Any:
-        if name in FATAL:
-            self.countdown[0] -= 1
-            if self.countdown[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if name in self.names:
+            self.step()
         return getattr(self.inner, name)
+
+
+def watched(files: Any, step: Callable[[], None]) -> Any:
+    """Files that take a step before every change: of a file, and in an object store of an object."""
+    if not isinstance(files, ObjectFiles):
+        return Watched(files, CHANGES, step)
+    files = copy(files)
+    files.api = Watched(files.api, REQUESTS, step)
+    return files
 
 
 @dataclass(frozen=True)
 class FatalStore(Store):
+    """Whose process is killed by SIGKILL just before change number ``countdown[0]``."""
+
     countdown: list[int] = field(default_factory=list)
 
     def files(self, uri: str) -> Any:
-        return FatalFiles(super().files(uri), self.countdown)
+        return watched(super().files(uri), self.step)
+
+    def step(self) -> None:
+        self.countdown[0] -= 1
+        if self.countdown[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -87,7 +107,8 @@ def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict[str, A
     }
 
 
-def commit(store: Store, output: Path | str, name: str, workers: int, *, overwrite: bool = True) -> None:
+def commit(store: Store, output: Path | str, name: str, workers: int, *, overwrite: bool = True) -> int:
+    """Commit a set; the number of its version."""
     files = contents(name, workers)
 
     def supersedes(theirs: ShardSet) -> bool:
@@ -102,7 +123,8 @@ def commit(store: Store, output: Path | str, name: str, workers: int, *, overwri
             store.makedirs(staged.rpartition("/")[0])
             store.write_new(staged, data)
             moves.append((staged, path))
-        publish(attempt, manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
+        made = publish(attempt, manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
+    return int(made.manifest["version"])
 
 
 def killed_at(output: Path | str, name: str, workers: int, step: int) -> bool:
@@ -126,31 +148,29 @@ def killed_at(output: Path | str, name: str, workers: int, step: int) -> bool:
     return code != 0
 
 
-def whole(output: Path) -> str | None:
+def whole(output: Path | str) -> str | None:
     """The set a reader finds, every byte of it checked; None for none."""
-    found = read_committed(Store(), str(output))
+    found = read_committed(STORE, str(output))
     if found is None:
         return None
     assert missing_file(found) is None
     for file in found.files():
-        assert hashlib.sha256((output / file.path).read_bytes()).hexdigest() == file.sha256
+        assert hashlib.sha256(STORE.read(f"{output}/{file.path}")).hexdigest() == file.sha256
     return str(found.manifest["strategy"])
 
 
-def files_below(output: Path) -> set[str]:
-    return {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
-
-
-def files_of(output: Path) -> set[str]:
+def files_of(output: Path | str) -> set[str]:
     """Those of the committed set."""
-    found = open_committed(Store(), str(output))
+    found = open_committed(STORE, str(output))
     return found.paths() | {"manifest.json", f"_manifests/{found.manifest['version']:06d}.json"}
 
 
-def assert_nothing_else(output: Path) -> None:
+def assert_nothing_else(output: Path | str) -> None:
     """Nothing lies beside the committed set but numbers that were taken to keep dead runs out."""
     strays = files_below(output) - files_of(output)
-    assert {stray for stray in strays if not stray.startswith("_manifests") or (output / stray).stat().st_size} == set()
+    assert {
+        each for each in strays if not each.startswith("_manifests") or STORE.info(f"{output}/{each}").bytes
+    } == set()
 
 
 def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_an_error(
@@ -164,60 +184,75 @@ def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_
     assert "NotADirectoryError" in capfd.readouterr().err
 
 
+def commit_elsewhere(output: str, name: str, workers: int) -> None:
+    """In a forked process, so that this one has no client of a store, and can fork others."""
+    if (child := os.fork()) == 0:
+        commit(STORE, output, name, workers)
+        os._exit(17)
+    assert os.waitpid(child, 0)[1] == 17 << 8
+
+
+def kill_before_every_change(place: str, older: bool, workers: int) -> int:
+    """Commit into folders of their own, each time killed before another change; how many changes there are."""
+    step, killed = 0, True
+    while killed:
+        if older:
+            commit_elsewhere(f"{place}/{step}", "old", workers + 1)
+        killed = killed_at(f"{place}/{step}", "new", workers, step)
+        step += killed
+    return step
+
+
 @pytest.mark.parametrize("older", [False, True], ids=["first commit", "over an older set"])
 def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_one_whole(
-    tmp_path: Path, older: bool
+    place: str, older: bool
 ) -> None:
-    seen: set[str | None] = set()
-    step = 0
-    while True:
-        output = tmp_path / str(step)
-        if older:
-            commit(Store(), output, "old", 3)
-        killed = killed_at(output, "new", 2, step)
-        found = whole(output)
-        assert found in (("old" if older else None, "new") if killed else ("new",))
-        seen.add(found)
+    workers = 2 if place.startswith("/") else 1
+    steps = elsewhere(kill_before_every_change, place, older, workers)
+    assert steps > 15, "the commit has more steps than that"
+    before = "old" if older else None
+    seen = []
+    for step in range(steps + 1):
+        output = f"{place}/{step}"
+        seen.append(whole(output))
         # the next run takes over, though the dead one's heartbeat is a moment old, and leaves nothing of it
-        commit(Store(), output, "next", 2)
+        commit(STORE, output, "next", workers)
         assert whole(output) == "next"
         assert_nothing_else(output)
-        if not killed:
-            break
-        step += 1
-    assert step > 25, "the commit has more steps than that"
-    assert seen == ({"old", "new"} if older else {None, "new"})
+    # one change is the commit: before it the old set, after it the new
+    assert seen == [before] * seen.count(before) + ["new"] * seen.count("new")
+    assert set(seen) == {before, "new"}
 
 
 @pytest.mark.slow
-def test_a_writer_killed_at_random_moments_never_shows_a_mixture(tmp_path: Path) -> None:
+def test_a_writer_killed_at_random_moments_never_shows_a_mixture(place: str) -> None:
     began = time.monotonic()
-    commit(Store(), tmp_path, "old", 3)
+    commit(STORE, place, "old", 3)
     usual = time.monotonic() - began
     script = (
-        "import sys; from pathlib import Path\n"
+        "import sys\n"
         "from pipeline.storage.store import Store; from tests.test_commit import commit\n"
         "print('go', flush=True)\n"
-        "while True: commit(Store(), Path(sys.argv[1]), 'a', 3); commit(Store(), Path(sys.argv[1]), 'b', 2)"
+        "while True: commit(Store(), sys.argv[1], 'a', 3); commit(Store(), sys.argv[1], 'b', 2)"
     )
     rng = random.Random(7)
     found = set()
-    for _ in range(12):
-        writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    for _ in range(12 if place.startswith("/") else 4):
+        writer = subprocess.Popen([sys.executable, "-c", script, place], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         writer.stdout.readline()
         time.sleep(rng.uniform(0, 6 * usual))
         writer.kill()
         writer.communicate()
-        found.add(whole(tmp_path))
+        found.add(whole(place))
     assert found <= {"old", "a", "b"}
     assert len(found) > 1
-    commit(Store(), tmp_path, "next", 1)
+    commit(STORE, place, "next", 1)
     time.sleep(0.01)  # one killed while it wrote its very first heartbeat names no process, so it is given its lease
-    with Attempt(Store(), str(tmp_path), lease_s=0.001):
+    with Attempt(STORE, place, lease_s=0.001):
         pass
-    assert whole(tmp_path) == "next"
-    assert_nothing_else(tmp_path)
+    assert whole(place) == "next"
+    assert_nothing_else(place)
 
 
 def test_a_run_killed_before_its_first_heartbeat_leaves_nothing_to_the_next(tmp_path: Path) -> None:
@@ -244,12 +279,12 @@ def test_a_run_whose_folder_is_removed_before_its_first_heartbeat_makes_it_again
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_live_attempt_is_never_cleaned_away(tmp_path: Path) -> None:
-    with Attempt(Store(), str(tmp_path)) as alive:
-        Store().write_new(f"{alive.folder}/work", b"in progress")
-        commit(Store(), tmp_path, "other", 2)
-        assert Store().read(f"{alive.folder}/work") == b"in progress"
-    assert whole(tmp_path) == "other"
+def test_a_live_attempt_is_never_cleaned_away(place: str) -> None:
+    with Attempt(STORE, place) as alive:
+        STORE.write_new(f"{alive.folder}/work", b"in progress")
+        commit(STORE, place, "other", 2)
+        assert STORE.read(f"{alive.folder}/work") == b"in progress"
+    assert whole(place) == "other"
 
 
 def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
@@ -270,21 +305,34 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
         assert second.remove_abandoned() == [first.id]
 
 
-def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_not_been_heard(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's clock has whole seconds."""
+    monkeypatch.setattr("pipeline.shardset.attempt._whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1})
+    with Attempt(STORE, place, heartbeat_s=3600) as silent, Attempt(STORE, place, heartbeat_s=0.3) as living:
+        monkeypatch.undo()
+        with Attempt(STORE, place, lease_s=3.0) as other:
+            assert other.alive(silent.id)
+            assert other.remove_abandoned() == []
+            time.sleep(4.2)
+            assert other.alive(living.id)
+            assert other.remove_abandoned() == [silent.id]
+
+
+def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_not_been_heard(place: str) -> None:
     """A computation that holds the interpreter's lock, or a stalled write, holds the heartbeat up too."""
-    with Attempt(Store(), str(tmp_path), heartbeat_s=3600) as held_up, Attempt(Store(), str(tmp_path)) as other:
-        old = time.time() - 100 * LEASE_S
-        os.utime(f"{held_up.folder}/beat", (old, old))
+    with Attempt(STORE, place, heartbeat_s=3600) as held_up, Attempt(STORE, place, lease_s=-100) as other:
         assert other.alive(held_up.id)
         assert other.remove_abandoned() == []
 
 
-def test_another_process_of_the_same_number_is_not_the_one_that_died(tmp_path: Path) -> None:
-    with Attempt(Store(), str(tmp_path)) as other:
-        gone = f"{tmp_path}/_attempts/0123456789ab"
-        Store().makedirs(gone)
+def test_another_process_of_the_same_number_is_not_the_one_that_died(place: str) -> None:
+    with Attempt(STORE, place) as other:
+        gone = f"{place}/_attempts/0123456789ab"
         owner = _whoami() | {"started": "1"}  # this process began later
-        Store().write_new(f"{gone}/beat", json.dumps(owner).encode())
+        put(f"{gone}/beat", json.dumps(owner).encode())
         assert not other.alive("0123456789ab")
         assert other.remove_abandoned() == ["0123456789ab"]
 
@@ -293,19 +341,19 @@ def test_a_lease_outlasts_every_stall_that_a_live_driver_may_wait_for() -> None:
     assert LEASE_S > 2 * STALL_S
 
 
-def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_files_are_not(tmp_path: Path) -> None:
-    commit(Store(), tmp_path, "first", 2)
-    (tmp_path / "worker=000" / "mine.txt").write_text("keep")
-    committed = open_committed(Store(), str(tmp_path))
-    assert not has_leftovers(Store(), committed)
-    (tmp_path / "worker=001" / "part-00000-old.parquet").write_bytes(b"of an earlier set")
-    (tmp_path / "_report.html-01234567").write_bytes(b"half")
-    assert has_leftovers(Store(), committed)
-    with Attempt(Store(), str(tmp_path)) as attempt:
+def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_files_are_not(place: str) -> None:
+    commit(STORE, place, "first", 2)
+    put(f"{place}/worker=000/mine.txt", b"keep")
+    committed = open_committed(STORE, place)
+    assert not has_leftovers(STORE, committed)
+    put(f"{place}/worker=001/part-00000-old.parquet", b"of an earlier set")
+    put(f"{place}/_report.html-01234567", b"half")
+    assert has_leftovers(STORE, committed)
+    with Attempt(STORE, place) as attempt:
         assert tidy(attempt) == 2
-    assert not has_leftovers(Store(), committed)
-    assert (tmp_path / "worker=000" / "mine.txt").read_text() == "keep"
-    assert whole(tmp_path) == "first"
+    assert not has_leftovers(STORE, committed)
+    assert STORE.read(f"{place}/worker=000/mine.txt") == b"keep"
+    assert whole(place) == "first"
 
 
 def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,28 +392,28 @@ def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut", "gone", "none"])
-def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, tmp_path: Path) -> None:
-    commit(Store(), tmp_path, "first", 2)
-    victim = tmp_path / open_committed(Store(), str(tmp_path)).files()[-1].path
-    data = victim.read_bytes()
+def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, place: str) -> None:
+    commit(STORE, place, "first", 2)
+    victim = f"{place}/{open_committed(STORE, place).files()[-1].path}"
+    data = STORE.read(victim)
     if damage == "gone":
-        victim.unlink()
+        STORE.delete(victim)
     else:
-        victim.write_bytes({"bytes": data[:-1] + b"?", "cut": data[:-1], "none": data}[damage])
-    found = all_damage(open_committed(Store(), str(tmp_path)), serial)
+        put(victim, {"bytes": data[:-1] + b"?", "cut": data[:-1], "none": data}[damage])
+    found = all_damage(open_committed(STORE, place), serial)
     expected = {"bytes": "has other content than was committed", "cut": "bytes, not", "gone": "is missing"}
     assert [expected[damage] in line for line in found] == ([True] if damage != "none" else [])
 
 
-def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp_path: Path) -> None:
-    store, output = Store(), str(tmp_path)
+def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(place: str) -> None:
+    store, output = STORE, place
 
     def refuse(theirs: ShardSet) -> bool:
         refuse_unless(False, theirs, "run")
         return True
 
     with Attempt(store, output) as late:
-        commit(store, tmp_path, "first", 2)
+        commit(store, place, "first", 2)
         files = contents("late", 2)
         with pytest.raises(UsageError, match="already holds a committed set"):
             publish(
@@ -376,29 +424,27 @@ def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(tmp
                 supersedes=refuse,
             )
         kept = publish(late, manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
-    assert kept.manifest["strategy"] == whole(tmp_path) == "first"
+    assert kept.manifest["strategy"] == whole(place) == "first"
 
 
-def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "mine.txt").write_text("keep")
-    (tmp_path / "worker=000").mkdir()
-    (tmp_path / "worker=000" / "mine.parquet").write_text("keep")
-    commit(Store(), tmp_path, "a", 1)
-    commit(Store(), tmp_path, "b", 1)
-    assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
-    assert (tmp_path / "worker=000" / "mine.parquet").read_text() == "keep"
+def test_other_peoples_files_are_left_alone(place: str) -> None:
+    mine = [f"{place}/notes/mine.txt", f"{place}/worker=000/mine.parquet"]
+    for path in mine:
+        put(path, b"keep")
+    commit(STORE, place, "a", 1)
+    commit(STORE, place, "b", 1)
+    assert [STORE.read(path) for path in mine] == [b"keep", b"keep"]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(None, "no shards were ever committed"), ("{", "not a shard manifest"), ('{"format_version": 9}', "version 9")],
 )
-def test_what_is_not_a_committed_set_is_refused_in_one_line(tmp_path: Path, text: str | None, expected: str) -> None:
+def test_what_is_not_a_committed_set_is_refused_in_one_line(place: str, text: str | None, expected: str) -> None:
     if text is not None:
-        (tmp_path / "manifest.json").write_text(text)
+        put(f"{place}/manifest.json", text.encode())
     with pytest.raises(DataError, match=expected):
-        open_committed(Store(), str(tmp_path))
+        open_committed(STORE, place)
 
 
 def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path: Path) -> None:
@@ -424,10 +470,10 @@ def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path) -> 
     assert not any(tmp_path.iterdir())
 
 
-def test_a_report_does_not_outlive_the_set_it_tells_of(tmp_path: Path) -> None:
-    commit(Store(), tmp_path, "a", 1)
+def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:
+    commit(STORE, place, "a", 1)
     for name in ("report.html", "quality.json", "_report.html-0123abcd"):
-        (tmp_path / name).write_text("of a")
-    commit(Store(), tmp_path, "b", 1)
-    assert whole(tmp_path) == "b"
-    assert_nothing_else(tmp_path)
+        put(f"{place}/{name}", b"of a")
+    commit(STORE, place, "b", 1)
+    assert whole(place) == "b"
+    assert_nothing_else(place)

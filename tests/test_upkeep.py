@@ -19,7 +19,8 @@ from pipeline.strategies.stratified import Stratified
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
 from tests.conftest import make_rows, write_binary
-from tests.test_commit import commit, files_below, files_of, killed_at, whole
+from tests.places import files_below
+from tests.test_commit import commit, files_of, killed_at, whole
 
 Capture = pytest.CaptureFixture[str]
 

@@ -61,6 +61,9 @@ class ObjectFiles:
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         self.root = root
+        import obstore
+
+        self.api = obstore
         with told_plainly(root, root, root):
             self.client, self.place = client_of(root, dict(conf))
         self._keeps_first = False
@@ -81,28 +84,22 @@ class ObjectFiles:
 
     def _below(self, key: str) -> bool:
         """Whether anything lies under a prefix. One listing of up to 1,000 objects."""
-        import obstore
-
-        return any(map(bool, obstore.list(self.client, key or None, chunk_size=1)))
+        return any(map(bool, self.api.list(self.client, key or None, chunk_size=1)))
 
     def info(self, path: str) -> FileInfo:
-        import obstore
-
         key = self._key(path)
         with self._errors(path):
             if key:
                 with suppress(FileNotFoundError):
-                    return self._info(obstore.head(self.client, key))
+                    return self._info(self.api.head(self.client, key))
             if self._below(key) or not key:
                 return self._folder(key)
             raise FileNotFoundError(path)
 
     def list(self, path: str) -> list[FileInfo]:
-        import obstore
-
         key = self._key(path)
         with self._errors(path):
-            found = obstore.list_with_delimiter(self.client, key or None)
+            found = self.api.list_with_delimiter(self.client, key or None)
             folders = [self._folder(prefix) for prefix in found["common_prefixes"]]
             # one of the folder's own name is an empty object "folder/", as consoles make
             files = [self._info(meta) for meta in found["objects"] if meta["path"] != key]
@@ -120,24 +117,20 @@ class ObjectFiles:
         """Some bytes and what is known of the object, in one request; no bytes, and nothing known, beyond its end.
 
         tag: of the object that is meant. Raises OSError where another one has replaced it."""
-        import obstore
-
         with self._errors(path):
             try:
                 options: Any = {"range": (offset, offset + length)} | ({"if_match": tag} if tag else {})
-                found = obstore.get(self.client, self._key(path), options=options)
+                found = self.api.get(self.client, self._key(path), options=options)
                 return found.bytes().to_bytes(), found.meta
-            except obstore.exceptions.GenericError as error:
+            except self.api.exceptions.GenericError as error:
                 if "416 " in str(error).partition("Debug source")[0]:
                     return b"", None
                 raise
 
     def read_all(self, path: str) -> bytes:
         """An object as it is at one moment, in one request."""
-        import obstore
-
         with self._errors(path):
-            return obstore.get(self.client, self._key(path)).bytes().to_bytes()
+            return self.api.get(self.client, self._key(path)).bytes().to_bytes()
 
     def create(self, path: str) -> BinaryIO:
         return cast(BinaryIO, ObjectWriter(self, path))
@@ -154,18 +147,16 @@ class ObjectFiles:
             self._keeps_first = True
 
     def _put(self, path: str, data: bytes) -> None:
-        import obstore
-
         key, writer = self._key(path), uuid.uuid4().hex
         mine = {WRITER: writer}
         with self._errors(path):
             for _ in range(PUTS):
                 try:
-                    obstore.put(self.client, key, data, mode="create", attributes=mine, use_multipart=False)
+                    self.api.put(self.client, key, data, mode="create", attributes=mine, use_multipart=False)
                     return
-                except obstore.exceptions.AlreadyExistsError:
+                except self.api.exceptions.AlreadyExistsError:
                     with suppress(FileNotFoundError):  # S3 refuses one of two at once, and the other may be a deletion
-                        found = obstore.get(self.client, key, options={"head": True})
+                        found = self.api.get(self.client, key, options={"head": True})
                         if found.attributes.get(WRITER) == writer:
                             return
                         raise FileExistsError(f"{path} exists") from None
@@ -173,14 +164,12 @@ class ObjectFiles:
 
     def put_parts(self, path: str, file: IO[bytes]) -> None:
         """Upload a long file. That nothing is there is asked before, as a step of its own. A failure leaves no parts."""
-        import obstore
-
         key = self._key(path)
         with self._errors(path):
             with suppress(FileNotFoundError):
-                obstore.head(self.client, key)
+                self.api.head(self.client, key)
                 raise FileExistsError(f"{path} exists")
-            obstore.put(self.client, key, file, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
+            self.api.put(self.client, key, file, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
 
     def makedirs(self, path: str) -> None:
         """Nothing: a folder is what lies in it."""
@@ -196,26 +185,22 @@ class ObjectFiles:
             self._parents = {parent: time.monotonic()}  # a task asks of one
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
-        import obstore
-
         if overwrite:
             with self._errors(source):
-                obstore.copy(self.client, self._key(source), self._key(target))
+                self.api.copy(self.client, self._key(source), self._key(target))
         else:
             self.put_new(target, self.read_all(source))
         with self._errors(source):
-            obstore.delete(self.client, self._key(source))
+            self.api.delete(self.client, self._key(source))
 
     def delete(self, path: str) -> None:
-        import obstore
-
         key = self._key(path)
         with self._errors(path):
-            below = [meta["path"] for some in obstore.list(self.client, key or None) for meta in some]
-            obstore.delete(self.client, [each for each in below if each != key])
+            below = [meta["path"] for some in self.api.list(self.client, key or None) for meta in some]
+            self.api.delete(self.client, [each for each in below if each != key])
             if key:
                 with suppress(FileNotFoundError):  # Google's and Azure's stores say so
-                    obstore.delete(self.client, key)
+                    self.api.delete(self.client, key)
         self._parents.clear()
 
     def remove_empty(self, path: str) -> None:

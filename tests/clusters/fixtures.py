@@ -2,9 +2,10 @@
 
 A test that kills a server starts it again before the test ends. A test's files go into a folder of its own. Tests on
 clusters are in the files test_on_standalone, test_on_hdfs, test_on_yarn and test_chaos_shards. One elsewhere that needs HDFS
-has a name that begins with test_on_hdfs_.
+has a name that begins with test_on_hdfs_, or runs on every kind of store (tests/places.py).
 """
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -34,7 +35,8 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
     """How pytest-xdist deals out tests to processes: in the order of collection, some of them together.
 
     Tests on Spark's standalone cluster go to one process; all others on HDFS and those on YARN go to another. So each
-    cluster starts once, and HDFS twice. These tests mostly wait, beside others that compute. The trainer's tests, the
+    cluster starts once, and HDFS twice. Those on S3 go to one process
+    too. These tests mostly wait, beside others that compute. The trainer's tests, the
     benchmark's and those of BY_FILE go by file, because a file shares what takes long to make. All other tests go one by
     one.
 
@@ -54,8 +56,10 @@ def group_of(nodeid: str) -> str:
     file = nodeid.split("::")[0]
     if file.endswith(("test_on_standalone.py", "test_chaos_shards.py")):
         return "on standalone"
-    if file.endswith(("test_on_hdfs.py", "test_on_yarn.py")) or "::test_on_hdfs_" in nodeid:
+    if file.endswith(("test_on_hdfs.py", "test_on_yarn.py")) or re.search(r"::test_on_hdfs_|[\[-]hdfs[]-]", nodeid):
         return "on hdfs"
+    if re.search(r"test_on_s3\.py|[\[-]s3[]-]", nodeid):
+        return "on s3"
     return file if file.rpartition("/")[2].startswith(BY_FILE) else nodeid
 
 

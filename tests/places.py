@@ -1,0 +1,66 @@
+"""A folder on every kind of store for tests that must hold on all of them, and what such tests share: a pytest plugin.
+
+A test with the fixture ``place`` runs on a local disk, on HDFS and on S3. The last two count as slow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.storage.store import Store
+from tests.clusters.machine import ROOT
+
+STORE = Store()
+REMOTE = ("hdfs", "s3")
+KINDS = ["file", *(pytest.param(kind, marks=pytest.mark.slow) for kind in REMOTE)]
+
+
+def place_on(kind: str, request: pytest.FixtureRequest) -> str:
+    """A folder of one's own, which is not there yet."""
+    root = request.getfixturevalue("tmp_path") if kind == "file" else request.getfixturevalue(kind).uri
+    return f"{root}/set-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> str:
+    """A folder on each kind of store, which is not there yet."""
+    return place_on(request.param, request)
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) for kind in REMOTE])
+def remote_place(request: pytest.FixtureRequest) -> str:
+    """A folder on HDFS, and one on S3."""
+    return place_on(request.param, request)
+
+
+def put(path: str, data: bytes) -> None:
+    """Write a file, whether it is there or not, with its folder."""
+    STORE.makedirs(path.rpartition("/")[0])
+    if STORE.exists(path):
+        STORE.delete(path)
+    STORE.write_new(path, data)
+
+
+def files_below(folder: Path | str) -> set[str]:
+    """Every file below a folder, by its path in it."""
+    return {path.removeprefix(f"{folder}/") for path in STORE.walk(str(folder))}
+
+
+def elsewhere(function: Any, *arguments: object) -> Any:
+    """The result of a function of a test module in a process of its own, which has no client of a store yet: those that it
+    forks may make theirs."""
+    program = (
+        "import importlib, json, sys\n"
+        "module, name, arguments = json.loads(sys.argv[1])\n"
+        "print(json.dumps(getattr(importlib.import_module(module), name)(*arguments)))"
+    )
+    what = json.dumps(["tests." + function.__module__.rpartition(".")[2], function.__name__, arguments])
+    done = subprocess.run([sys.executable, "-c", program, what], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
