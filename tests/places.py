@@ -17,26 +17,14 @@ from pipeline.storage.store import Store
 from tests.clusters.machine import ROOT
 
 STORE = Store()
-REMOTE = ("hdfs", "s3")
-KINDS = ["file", *(pytest.param(kind, marks=pytest.mark.slow) for kind in REMOTE)]
 
 
-def place_on(kind: str, request: pytest.FixtureRequest) -> str:
-    """A folder of one's own, which is not there yet."""
+@pytest.fixture(params=["file", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hdfs", "s3"))])
+def place(request: pytest.FixtureRequest) -> str:
+    """A folder on each kind of store, which is not there yet. A test may name some (``indirect``)."""
+    kind = request.param
     root = request.getfixturevalue("tmp_path") if kind == "file" else request.getfixturevalue(kind).uri
     return f"{root}/set-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest) -> str:
-    """A folder on each kind of store, which is not there yet."""
-    return place_on(request.param, request)
-
-
-@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) for kind in REMOTE])
-def remote_place(request: pytest.FixtureRequest) -> str:
-    """A folder on HDFS, and one on S3."""
-    return place_on(request.param, request)
 
 
 def put(path: str, data: bytes) -> None:
@@ -60,7 +48,11 @@ def elsewhere(function: Any, *arguments: object) -> Any:
         "module, name, arguments = json.loads(sys.argv[1])\n"
         "print(json.dumps(getattr(importlib.import_module(module), name)(*arguments)))"
     )
-    what = json.dumps(["tests." + function.__module__.rpartition(".")[2], function.__name__, arguments])
+    module = sys.modules[function.__module__].__spec__
+    assert module
+    what = json.dumps(
+        [module.name if module.name.startswith("tests.") else f"tests.{module.name}", function.__name__, arguments]
+    )
     done = subprocess.run([sys.executable, "-c", program, what], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -22,7 +19,6 @@ from pyspark.sql import SparkSession
 
 from pipeline.errors import DataError
 from pipeline.input.files import input_files
-from pipeline.shardset import versions
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 from tests.application import run_application
@@ -33,11 +29,8 @@ from tests.cluster_runs import (
     STORE,
     Source,
     run_here,
-    strays,
-    whole,
 )
-from tests.clusters import ROOT, Hdfs
-from tests.test_commit import commit
+from tests.clusters import Hdfs
 
 MEGABYTE = os.urandom(1 << 20)
 RECORD_BYTES = 193
@@ -106,17 +99,10 @@ def test_hdfs_native_renames_onto_an_existing_file_only_when_told(hdfs: Hdfs) ->
     assert [Path(s.path).name for s in client.list_status("/rename")] == ["old"]
 
 
-def test_nothing_is_made_in_a_folder_that_is_not_there(hdfs: Hdfs) -> None:
-    store, gone = Store(), f"{hdfs.uri}/gone/attempt"
-    for make in (lambda: store.makedir(f"{gone}/task"), lambda: store.write_new(f"{gone}/beat", b"here")):
-        with pytest.raises(FileNotFoundError):
-            make()
-    assert not store.exists(f"{hdfs.uri}/gone")
-    store.makedirs(gone)
-    store.makedir(f"{gone}/task")
-    store.makedir(f"{gone}/task")
-    store.write_new(f"{gone}/beat", b"here")
-    assert sorted(entry.name for entry in store.list(gone)) == ["beat", "task"]
+def test_nothing_is_written_in_a_folder_that_is_not_there(hdfs: Hdfs) -> None:
+    with pytest.raises(FileNotFoundError):
+        Store().write_new(f"{hdfs.uri}/gone/attempt/beat", b"here")
+    assert not Store().exists(f"{hdfs.uri}/gone")
 
 
 def test_patterns_and_partition_folders_are_found(hdfs: Hdfs) -> None:
@@ -277,60 +263,3 @@ def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(
     assert STORE.walk(wrong) == before
     assert not STORE.exists(out)
     assert not STORE.exists(f"{wrong}/set")
-
-
-# The commit on HDFS
-
-# Never creates a client itself: a fork of one would share its connections.
-KILL_AT_EVERY_CHANGE = """
-import os, sys
-from pipeline.storage.store import Store
-from tests.test_commit import commit, killed_at
-steps, killed = 0, True
-while killed:
-    output = f"{sys.argv[1]}/{steps}"
-    child = os.fork()
-    if child == 0:
-        commit(Store(), output, "old", 2)
-        os._exit(17)
-    assert os.waitpid(child, 0)[1] == 17 << 8
-    killed = killed_at(output, "new", 1, steps)
-    steps += killed
-print(steps)
-"""
-
-
-def test_a_writer_killed_before_any_change_on_hdfs_leaves_the_old_set_or_the_new_one_whole(hdfs: Hdfs) -> None:
-    command = [sys.executable, "-c", KILL_AT_EVERY_CHANGE, f"{hdfs.uri}/steps"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    steps = int(done.stdout)
-    assert steps > 15
-    seen = []
-    for step in range(steps + 1):
-        output = f"{hdfs.uri}/steps/{step}"
-        seen.append(whole(output).manifest["strategy"])
-        commit(STORE, output, "next", 1)
-        assert whole(output).manifest["strategy"] == "next"
-        assert set(strays(output)) <= {"_attempts"}  # a folder without a heart yet is left for the length of a lease
-    # one change is the commit: before it the old set, after it the new
-    assert seen == sorted(seen, reverse=True)
-    assert set(seen) == {"old", "new"}
-
-
-def test_of_many_that_put_one_version_on_hdfs_one_succeeds(hdfs: Hdfs) -> None:
-    place = f"{hdfs.uri}/versions"
-    STORE.makedirs(place)
-    for number in (1, 2, 3):
-        staged = [f"{place}/{number}-{i}" for i in range(6)]
-        for path in staged:
-            STORE.write_new(path, path.encode())
-        with ThreadPoolExecutor(len(staged)) as pool:
-            won = list(pool.map(lambda path, number=number: versions.put(STORE, path, place, number), staged))
-        assert won.count(True) == 1
-        assert STORE.read(versions.path_of(place, number)).decode() == staged[won.index(True)]
-        assert not versions.withhold(STORE, place, number, f"{place}/mine")
-    older = tuple(versions.path_of(place, number) for number in (1, 2))
-    assert versions.withhold(STORE, place, 4, f"{place}/mine")
-    assert not versions.put(STORE, staged[won.index(False)], place, 4)
-    assert versions.taken(STORE, place) == versions.Taken(last=4, newest=3, older=older)

@@ -56,14 +56,13 @@ def object_uri(uri: str) -> str:
 
 
 class ObjectFiles:
-    """One bucket. Requests: info 1 or 2, open 1, read_range 1, create 1 (2 + one for 8 MiB beyond 8 MiB), list one for 1,000
-    entries, delete 2, rename 2 and no byte through this process, but without overwriting 3 and all bytes."""
+    """One bucket. Requests: info 1 (a folder: 2), open and read_range 1, list 1 for 1,000 entries, create 1 (beyond 8 MiB: 3 and
+    1 for each 8 MiB), delete 2, rename 2. A rename that overwrites moves no byte through this process, another one all."""
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
-        self.root = root
         import obstore
 
-        self.api = obstore
+        self.root, self.api = root, cast(Any, obstore)
         with told_plainly(root, root, root):
             self.client, self.place = client_of(root, dict(conf))
         self._keeps_first = False
@@ -121,7 +120,7 @@ class ObjectFiles:
             try:
                 options: Any = {"range": (offset, offset + length)} | ({"if_match": tag} if tag else {})
                 found = self.api.get(self.client, self._key(path), options=options)
-                return found.bytes().to_bytes(), found.meta
+                return bytes(found.bytes()), found.meta
             except self.api.exceptions.GenericError as error:
                 if "416 " in str(error).partition("Debug source")[0]:
                     return b"", None
@@ -130,7 +129,7 @@ class ObjectFiles:
     def read_all(self, path: str) -> bytes:
         """An object as it is at one moment, in one request."""
         with self._errors(path):
-            return self.api.get(self.client, self._key(path)).bytes().to_bytes()
+            return bytes(self.api.get(self.client, self._key(path)).bytes())
 
     def create(self, path: str) -> BinaryIO:
         return cast(BinaryIO, ObjectWriter(self, path))
@@ -211,8 +210,7 @@ class ObjectFiles:
 
 
 class ObjectReader(io.RawIOBase):
-    """An object being read, with what follows read ahead. Where another one replaces it, reading on is an
-    error."""
+    """An object being read, with what follows read ahead. Where another one replaces it, reading on is an error."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
         self.files, self.path, self._at, self._start = files, path, 0, 0
