@@ -15,7 +15,7 @@ ACTS = {
     "kill datanode": 0.14,
     "kill namenode": 0.1,
 }
-WAYS = (("file", "local"), ("hdfs", "local"), ("hdfs", "standalone"))
+WAYS = (("file", "local"), ("hdfs", "local"), ("hdfs", "standalone"), ("s3", "local"))
 MORE = 0.75  # the chance that a run meets another act
 
 

@@ -1,8 +1,8 @@
 """Kill, freeze and starve real sharding runs at random moments, and hold what readers find against undisturbed ones.
 
 ``python -m tests.chaos_shards --kills 200``: jobs/distribution_aware.py replaces a set by one for another number of workers,
-in a local folder or on HDFS, on a local Spark or on a standalone cluster with executors of its own. What happens next is
-drawn from a seed, which is printed: the same seed draws the same runs and acts in the same order.
+in a local folder, on HDFS or on S3, on a local Spark or on a standalone cluster with executors of its own. What happens next
+is drawn from a seed, which is printed: the same seed draws the same runs and acts in the same order.
 
 - SIGKILL of the driver with all its processes, of an executor, of a Python worker
 - SIGSTOP of a driver for longer than its lease, while another run, as on another host, commits there; then it goes on
@@ -34,10 +34,11 @@ from pipeline.upkeep.clean import clean
 from tests.chaos_plans import ACTS, WAYS, Act, Plan, plans
 from tests.chaos_readers import Failed, Reader, check_plain, heartless
 from tests.cluster_runs import FIT, LAYOUT, QUIET, STORE, digests, whole
-from tests.clusters import ROOT, Hdfs, Standalone, end_tree
+from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree
 from tests.clusters.servers import Server
 from tests.clusters.submit import start_submit
 from tests.conftest import make_rows, write_binary
+from tests.places import put
 
 ROWS, PIXELS = 8000, 192
 PATIENCE_S = 300.0  # of a job that nobody disturbs any more
@@ -53,12 +54,13 @@ class Site:
     folder: Path
     hdfs: Hdfs
     standalone: Standalone
+    s3: S3
     expected: dict[int, dict[str, str]] = field(default_factory=dict)
     usual_s: dict[str, float] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
     def input(self, store: str) -> str:
-        return str(self.folder / "in") if store == "file" else f"{self.hdfs.uri}/chaos/in"
+        return f"{self.root(store)}/in"
 
     def master(self, spark: str) -> str:
         return "local[2]" if spark == "local" else self.standalone.master_url
@@ -69,7 +71,9 @@ class Site:
         images[[17, 400, ROWS - 1]] = np.random.default_rng(3).integers(0, 2, (3, PIXELS)) * 255
         write_binary(self.folder / "in", labels, images, files=3)
         self.hdfs.client().upload("/chaos/in", str(self.folder / "in"))
-        for (store, spark), workers in ((WAYS[0], 2), (WAYS[0], 3), (WAYS[1], 2), (WAYS[2], 3)):
+        for path in (self.folder / "in").iterdir():
+            put(f"{self.input('s3')}/{path.name}", path.read_bytes())
+        for (store, spark), workers in ((WAYS[0], 2), (WAYS[0], 3), (WAYS[1], 2), (WAYS[2], 3), (WAYS[3], 2)):
             began = time.monotonic()
             job = Job(self, store, spark, workers)
             if job.wait() != 0 or digests(job.output) != self.expected.setdefault(workers, digests(job.output)):
@@ -80,7 +84,10 @@ class Site:
             self.held[store] = workers
 
     def output(self, store: str) -> str:
-        return str(self.folder / "set") if store == "file" else f"{self.hdfs.uri}/chaos/set"
+        return f"{self.root(store)}/set"
+
+    def root(self, store: str) -> str:
+        return {"file": str(self.folder), "hdfs": f"{self.hdfs.uri}/chaos", "s3": f"{self.s3.uri}/chaos"}[store]
 
     def start_again(self, server: Server) -> None:
         server.kill()
@@ -320,9 +327,12 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="chaos-shards-"))
     began = time.monotonic()
     with ExitStack() as stack:
-        hdfs, standalone = stack.enter_context(Hdfs()), stack.enter_context(Standalone())
+        hdfs, standalone, s3 = Hdfs(), Standalone(), S3()
+        for cluster in (hdfs, standalone, s3):
+            stack.enter_context(cluster)
+        os.environ.update(s3.settings)
         try:
-            tally = campaign(Site(folder, hdfs, standalone), args.kills, seed, lambda line: print(line, flush=True))
+            tally = campaign(Site(folder, hdfs, standalone, s3), args.kills, seed, lambda line: print(line, flush=True))
         except Failed as error:
             print(f"FAILED: {error}\nits folder is {folder}; seed {seed}", file=sys.stderr)
             return 1

@@ -14,7 +14,7 @@ from tests.chaos_plans import ACTS, plans
 from tests.chaos_readers import Failed, Reader, check_plain
 from tests.chaos_shards import Site
 from tests.cluster_runs import STORE, digests
-from tests.clusters import Hdfs, Standalone
+from tests.clusters import S3, Hdfs, Standalone
 from tests.test_commit import commit
 
 
@@ -27,11 +27,11 @@ def test_the_same_seed_draws_the_same_runs_and_acts() -> None:
 
 @pytest.mark.timeout(900)
 def test_twenty_kills_leave_whole_sets_and_nothing_else(
-    hdfs: Hdfs, standalone: Standalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hdfs: Hdfs, standalone: Standalone, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in chaos_shards.STALL.items():
         monkeypatch.setenv(name, value)
-    tally = chaos_shards.campaign(Site(tmp_path, hdfs, standalone), kills=20, seed=9964)
+    tally = chaos_shards.campaign(Site(tmp_path, hdfs, standalone, s3), kills=20, seed=9969)
     assert tally["kill driver"] >= 2
     assert tally["reads"] >= tally["runs"]
 

@@ -127,8 +127,8 @@ def commit(store: Store, output: Path | str, name: str, workers: int, *, overwri
     return int(made.manifest["version"])
 
 
-def killed_at(output: Path | str, name: str, workers: int, step: int) -> bool:
-    """Commit in a forked process that is killed before file change number ``step``.
+def killed_at(output: Path | str, name: str, workers: int, step: int, older: bool = False) -> bool:
+    """Commit in a forked process, over an older set of its own if asked, that is killed before file change number ``step``.
 
     Returns False where the whole commit takes no more than ``step`` changes, and was therefore never killed. Raises
     AssertionError where the process ended in any other way; its stack trace is on stderr."""
@@ -136,6 +136,8 @@ def killed_at(output: Path | str, name: str, workers: int, step: int) -> bool:
     if child == 0:
         code = 1
         try:
+            if older:
+                commit(STORE, output, "old", workers + 1)
             commit(FatalStore(countdown=[step]), output, name, workers)
             code = 0
         except BaseException:
@@ -184,22 +186,11 @@ def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_
     assert "NotADirectoryError" in capfd.readouterr().err
 
 
-def commit_elsewhere(output: str, name: str, workers: int) -> None:
-    """In a forked process, so that this one has no client of a store, and can fork others."""
-    if (child := os.fork()) == 0:
-        commit(STORE, output, name, workers)
-        os._exit(17)
-    assert os.waitpid(child, 0)[1] == 17 << 8
-
-
 def kill_before_every_change(place: str, older: bool, workers: int) -> int:
     """Commit into folders of their own, each time killed before another change; how many changes there are."""
-    step, killed = 0, True
-    while killed:
-        if older:
-            commit_elsewhere(f"{place}/{step}", "old", workers + 1)
-        killed = killed_at(f"{place}/{step}", "new", workers, step)
-        step += killed
+    step = 0
+    while killed_at(f"{place}/{step}", "new", workers, step, older):
+        step += 1
     return step
 
 

@@ -14,6 +14,7 @@ from pipeline.shardset.manifest import read_committed
 from tests.application import run_application
 from tests.cluster_runs import (
     FIT,
+    JOB,
     LAYOUT,
     QUIET,
     READ,
@@ -29,8 +30,10 @@ from tests.cluster_runs import (
     whole,
     writing,
 )
-from tests.clusters import ROOT, Hdfs, Standalone, end_tree, spark_submit
+from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree, spark_submit
 from tests.clusters.submit import start_submit
+from tests.places import put
+from trainer.data.shards import load_worker, open_shards
 
 # How long a task, and the driver, waits for a DataNode that died under its write.
 STALL = {"SHARDING_STALL_S": "8"}
@@ -176,3 +179,23 @@ def test_a_job_on_standalone_survives_a_killed_executor(
     assert READ in result.stdout, result.stderr
     assert result.returncode == 3
     assert "Lost executor" in result.stderr
+
+
+def test_executors_without_keys_of_their_own_shard_on_s3_and_a_trainer_reads_that(
+    standalone: Standalone, s3: S3, small_set: Source
+) -> None:
+    """The driver's variables travel with the tasks."""
+    source, output = f"{s3.uri}/standalone/in", f"{s3.uri}/standalone/out"
+    for path in small_set.folder.iterdir():
+        put(f"{source}/{path.name}", path.read_bytes())
+    arguments = (JOB, "--input", source, "--output", output, "--workers", 3, *LAYOUT, *FIT)
+    done = spark_submit(*arguments, master=standalone.master_url, env=QUIET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(output) == small_set.digests
+    assert strays(output) == []
+    assert STORE.exists(f"{output}/report.html")
+    everything = b"".join(STORE.read(path) for path in STORE.walk(output) if not path.endswith(".parquet"))
+    secret = s3.settings["AWS_SECRET_ACCESS_KEY"]
+    assert secret not in done.stdout + done.stderr + everything.decode(errors="replace")
+    shards = open_shards(output)
+    assert sum(len(load_worker(shards, worker).labels) for worker in range(3)) == 2000 + small_set.copies

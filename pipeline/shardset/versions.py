@@ -3,9 +3,9 @@
 OUTPUT/_manifests/000042.json   a committed manifest; an empty file: a number that nobody may commit as any more
 OUTPUT/manifest.json            a copy of the newest, for readers of one file; behind it for a moment at most
 
-link() on a local disk and a rename without overwriting on HDFS put a file if absent, so of any number of processes that
-commit as one number one succeeds, however long another was frozen. Numbers only grow: files below the newest manifest are
-deleted, what lies above it stays."""
+link() on a local disk, a rename without overwriting on HDFS and a conditional PUT on S3 put a file if absent, so of any
+number of processes that commit as one number one succeeds, however long another was frozen. Numbers only grow: files below
+the newest manifest are deleted, what lies above it stays."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from pyspark import SparkContext
@@ -30,7 +31,15 @@ def open_store(context: SparkContext) -> Store:
             conf[prefix + entry[0]] = entry[1]
     s3a = [f"fs.s3a.{name}" for name in java.getPropsWithPrefix("fs.s3a.")]
     conf |= {key: java.get(key) for key in s3a if is_s3a_setting(key) and _configured(java, key)}
+    # Spark takes keys and endpoint from the driver's AWS_* variables into these, but not the region.
+    if any(key.startswith("fs.s3a.") for key in conf) and (region := _first("AWS_REGION", "AWS_DEFAULT_REGION")):
+        conf.setdefault("fs.s3a.endpoint.region", region)
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
+
+
+def _first(*names: str) -> str | None:
+    """The value of the first of some variables that is set."""
+    return next((value for name in names if (value := os.environ.get(name))), None)
 
 
 def _configured(java: Any, key: str) -> bool:

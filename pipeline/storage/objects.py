@@ -56,8 +56,8 @@ def object_uri(uri: str) -> str:
 
 
 class ObjectFiles:
-    """One bucket. Requests: info 1 (a folder: 2), open and read_range 1, list 1 for 1,000 entries, create 1 (beyond 8 MiB: 3 and
-    1 for each 8 MiB), delete 2, rename 2. A rename that overwrites moves no byte through this process, another one all."""
+    """One bucket. Requests: info 1 (a folder: 2), open and read_range 1, list 1 for 1,000 entries, create 1 (beyond 8 MiB: 3
+    and 1 for each 8 MiB), delete 2, rename 2. One that overwrites moves no byte through this process, another all."""
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         import obstore

@@ -131,11 +131,12 @@ def hadoop_command(java: Path, folder: Path, classpath: Sequence[Path]) -> list[
 
 
 def server_environment(java: Path) -> dict[str, str]:
-    """The environment of a server: this process's own without Spark's, Hadoop's and Python's variables.
+    """The environment of a server: this process's own without Spark's, Hadoop's, Python's and Amazon's variables.
 
-    HADOOP_USER_NAME would change the superuser. PYTHONPATH would reach the executors, and this project with it.
+    HADOOP_USER_NAME would change the superuser. PYTHONPATH would reach the executors, and this project with it. Executors
+    are to have the keys of S3 from the driver.
     """
-    dropped = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_", "PYTHONPATH")
+    dropped = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_", "PYTHONPATH", "AWS_")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return {
         **inherited,
