@@ -13,10 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 
 from pipeline.errors import JobError
-from tests.clusters.machine import HOST, ROOT, cache_folder, free_ports, locked
+from tests.clusters.machine import HOST, cache_folder, free_ports, locked
 from tests.clusters.servers import Cluster, Server, wait_until
 
-REQUIREMENTS = ROOT / "conf" / "moto.txt"
+REQUIREMENTS = Path(__file__).with_name("moto.txt")
 SERVER = Path(__file__).with_name("s3_server.py")
 START_TIMEOUT = timedelta(seconds=60)
 
