@@ -116,6 +116,9 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
     status = next(iter(re.findall(r"status code: (\d{3})", text)), "")
     kind = type(error).__name__
     fact = said or _cause(text)
+    amazon = root.startswith("s3:")
+    keys = CREDENTIALS if amazon else "the variables that obstore reads"
+    endpoint = "AWS_ENDPOINT_URL, fs.s3a.endpoint" if amazon else keys
     if "NoSuchBucket" in said or "ContainerNotFound" in said:
         return LastingError(f"{path}: there is no bucket {root} at {place}; create it, or correct the path")
     if isinstance(error, FileNotFoundError):
@@ -123,16 +126,16 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
     if kind == "AlreadyExistsError":
         return FileExistsError(f"{path} exists")
     if "169.254." in text or "metadata.google" in text:
-        return PermissionError(f"{path}: no credentials were found; set {CREDENTIALS}")
+        return PermissionError(f"{path}: no credentials were found; set {keys}")
     if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in said:
-        return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {CREDENTIALS}")
+        return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {keys}")
     if status.startswith("3") or status == "400" or "redirect" in text:
         return LastingError(f"{path}: {fact}; check AWS_REGION or fs.s3a.endpoint.region, and the endpoint {place}")
     if isinstance(error, ValueError) or kind in ("InvalidPathError", "NotSupportedError") or status == "501":
         return LastingError(f"{path}: {fact}")
     if kind == "PreconditionError":
         return OSError(f"{path} was replaced while it was read; read it again")
-    return OSError(f"{path}: {fact}; check that {place} is up and in reach (AWS_ENDPOINT_URL, fs.s3a.endpoint)")
+    return OSError(f"{path}: {fact}; check that {place} is up and in reach ({endpoint})")
 
 
 def _cause(text: str) -> str:

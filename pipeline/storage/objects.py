@@ -65,7 +65,7 @@ class ObjectFiles:
         self.root, self.api = root, cast(Any, obstore)
         with told_plainly(root, root, root):
             self.client, self.place = client_of(root, dict(conf))
-        self._keeps_first = False
+        self._trusted: list[str] = []  # this place, once it has refused to overwrite
         self._parents: dict[str, float] = {}
 
     def _errors(self, path: str) -> AbstractContextManager[None]:
@@ -137,13 +137,13 @@ class ObjectFiles:
     def put_new(self, path: str, data: bytes) -> None:
         """Put an object where none is, in one step. Raises FileExistsError, and LastingError where the store overwrites."""
         self._put(path, data)
-        if not self._keeps_first:  # a store that ignores the condition would have commits overwrite each other
+        if not self._trusted:  # a store that ignores the condition would have commits overwrite each other
             with suppress(FileExistsError):
                 self._put(path, data)
                 raise LastingError(
                     f"{path}: {self.place} ignores If-None-Match, which commits rest on; use a store that honours it"
                 )
-            self._keeps_first = True
+            self._trusted.append(self.place)
 
     def _put(self, path: str, data: bytes) -> None:
         key, writer = self._key(path), uuid.uuid4().hex

@@ -12,6 +12,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import BinaryIO
 
 from pipeline.errors import UsageError
@@ -33,6 +34,11 @@ class Store:
     printed."""
 
     conf: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @cached_property
+    def hdfs_conf(self) -> tuple[tuple[str, str], ...]:
+        """The settings without S3's keys, which are none of HDFS's business."""
+        return tuple(setting for setting in self.conf if not is_s3a_setting(setting[0]))
 
     def resolve(self, uri: str) -> str:
         """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS, ``s3://bucket/path``."""
@@ -57,7 +63,7 @@ class Store:
     def files(self, uri: str) -> Files:
         scheme, authority, _ = split_uri(uri)
         if scheme == "hdfs":
-            return _hdfs(authority, self.conf, os.getpid())  # a forked task needs a client of its own
+            return _hdfs(authority, self.hdfs_conf, os.getpid())  # a forked task needs a client of its own
         if scheme in SCHEMES:
             return object_files(f"{SCHEMES[scheme]}://{authority}", self.conf, os.getpid())
         return LocalFiles()
