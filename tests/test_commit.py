@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -224,37 +222,6 @@ def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_on
     # one change is the commit: before it the old set, after it the new
     assert seen == [before] * seen.count(before) + ["new"] * seen.count("new")
     assert set(seen) == {before, "new"}
-
-
-@pytest.mark.slow
-def test_a_writer_killed_at_random_moments_never_shows_a_mixture(place: str) -> None:
-    began = time.monotonic()
-    commit(STORE, place, "old", 3)
-    usual = time.monotonic() - began
-    script = (
-        "import sys\n"
-        "from pipeline.storage.store import Store; from tests.test_commit import commit\n"
-        "print('go', flush=True)\n"
-        "while True: commit(Store(), sys.argv[1], 'a', 3); commit(Store(), sys.argv[1], 'b', 2)"
-    )
-    rng = random.Random(7)
-    found = set()
-    for _ in range(12 if place.startswith("/") else 4):
-        writer = subprocess.Popen([sys.executable, "-c", script, place], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        time.sleep(rng.uniform(0, 6 * usual))
-        writer.kill()
-        writer.communicate()
-        found.add(whole(place))
-    assert found <= {"old", "a", "b"}
-    assert len(found) > 1
-    commit(STORE, place, "next", 1)
-    time.sleep(0.01)  # one killed while it wrote its very first heartbeat names no process, so it is given its lease
-    with Attempt(STORE, place, lease_s=0.001):
-        pass
-    assert whole(place) == "next"
-    assert_nothing_else(place)
 
 
 def test_a_run_killed_before_its_first_heartbeat_leaves_nothing_to_the_next(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pipeline.shardset.commit import has_leftovers, tidy
 from pipeline.shardset.manifest import missing_file, open_committed, read_committed
 from pipeline.storage.local import LocalFiles
 from pipeline.storage.store import Store
+from tests.chaos_commits import campaign
 from tests.places import STORE, elsewhere, put
 from tests.test_commit import assert_nothing_else, commit, watched, whole
 
@@ -172,6 +173,14 @@ def test_of_eight_that_commit_at_once_readers_see_whole_sets_and_nobody_is_undon
     assert whole(place) == f"run{next(i for i, lines in enumerate(told) if last in lines)}"
     assert_nothing_else(place)
     assert not has_leftovers(STORE, open_committed(STORE, place))
+
+
+def test_processes_killed_at_random_moments_of_their_commits_leave_whole_sets(place: str) -> None:
+    """A short campaign of ``python -m tests.chaos_commits``."""
+    done = elsewhere(campaign, place, 12, 7)
+    assert done["kills"] >= 12
+    assert done["taken over"] >= 1
+    assert done["sets read"] > 0
 
 
 def staged(folder: str, count: int) -> list[str]:
