@@ -16,6 +16,7 @@ from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
+from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
 
@@ -29,9 +30,7 @@ def flags(description: str | None) -> Parser:
     parser = cli.parser("benchmark.py", description)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--output", required=True, metavar="DIR", help="local folder of figures and report")
-    group.add_argument(
-        "--data", metavar="URI", help="folder of the data sets, local, hdfs:// or s3:// (default: OUTPUT/data)"
-    )
+    group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
     group.add_argument("--quick", action="store_true", help="each configuration on little data, once: three minutes")
     add_experiment_flags(group)
     run_group = parser.add_argument_group("run")
@@ -48,6 +47,10 @@ def run_benchmark(args: argparse.Namespace) -> int:
     """Returns the exit code: 0 also where runs failed, which their records say. Raises UsageError."""
     experiment = experiment_from_flags(args)
     output = _check_output(args.output)
+    if is_object(args.data or ""):
+        raise UsageError(
+            f"--data {args.data}: Spark's own readers, MLlib's among them, read no object store here; use hdfs://"
+        )
     _check_installed()
     from pipeline.benchmark.records import delete_records
     from pipeline.benchmark.results.report import render
@@ -69,9 +72,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
 def _check_output(uri: str) -> Path:
     """The local folder of --output. Raises UsageError for another store."""
     if split_uri(uri)[0] not in ("", "file"):
-        raise UsageError(
-            f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs:// or s3://"
-        )
+        raise UsageError(f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs://")
     return Path(Store().resolve(uri).removeprefix("file:"))
 
 
