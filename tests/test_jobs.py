@@ -129,8 +129,9 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source: Path, tm
     done = run_job("stratified.py", "--input", source, "--output", tmp_path / "link", *flags)
     assert_one_line(done, 2, "overlap")
     (tmp_path / "link").unlink()
-    done = run_job("stratified.py", "--input", "s3://bucket/x", "--output", tmp_path / "o", *flags)
-    assert_one_line(done, 2, "'s3' is not supported")
+    for uri, fact in (("ftp://host/x", "'ftp' is not supported"), ("s3:/bucket/x", "write s3://bucket/path")):
+        done = run_job("stratified.py", "--input", uri, "--output", tmp_path / "o", *flags)
+        assert_one_line(done, 2, fact)
     done = run_job("stratified.py", "--input", source, "--output", tmp_path / "{ds}", *flags)
     assert_one_line(done, 2, "--ds is not given")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

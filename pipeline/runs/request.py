@@ -56,9 +56,11 @@ def preflight(request: Request, *strategies: Strategy) -> None:
         for strategy in strategies:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    store = Store()
+    for uri in filter(is_object, uris):
+        store.resolve(uri)
     if any(only_spark_knows(uri) for uri in uris):
         return
-    store = Store()
     check_output(store, request)
     for uri in uris[1:]:
         named(store, store.resolve(uri))
