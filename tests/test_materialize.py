@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -123,6 +125,10 @@ def test_anybody_s_table_becomes_a_set(spark: SparkSession, source: Path, tmp_pa
     assert not pipeline.materialize(
         spark, assignment=str(tmp_path / "table"), input=str(source), output=str(tmp_path / "made"), **DATA, **QUIET
     ).fresh
+    again = materialized(spark, source, tmp_path / "made", tmp_path / "again")
+    assert contents(again) == contents(made)
+    lines = materialized(spark, source, tmp_path / "made" / "_assignment", tmp_path / "lines")
+    assert [file.sha256 for file in lines.files()] == [file.sha256 for file in made.files()]
     with pytest.raises(DataError, match=r"was made from a table of workers; make another with jobs/materialize.py"):
         pipeline.reshard(spark, input=str(tmp_path / "made"), output=str(tmp_path / "r"), num_workers=2, **QUIET)
     with pytest.raises(UsageError, match="1 of 5 workers would get no rows"):
@@ -152,7 +158,9 @@ def with_line(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
         (lambda t: t[(t.id != 7) & (t.id != 9)], "row 7 has no worker, nor have 1 others"),
         (lambda t: with_line(t, id=8, worker=2), "row 8 is twice for worker 2"),
         (lambda t: with_line(t, id=ROWS, worker=0), f"id {ROWS} is not one of the rows 0..{ROWS - 1}"),
-        (lambda t: with_line(t, id=-1, worker=0), "id -1 is negative"),
+        (lambda t: with_line(t, id=-1, worker=0), "id -1 is not in 0.."),
+        (lambda t: t.assign(group=1 << 40), r"group 1099511627776 is not in 0..2147483647"),
+        (lambda t: with_line(t, id=8, worker=2, copy=1), "the table has a copy for row 8 and none for others|nulls"),
         (lambda t: t.assign(worker=t.worker.replace(2, 3)), "is for worker 3, and there are 0..2"),
         (lambda t: t.assign(worker=t.worker + 0.5), "column worker holds double, not whole numbers"),
         (lambda t: t.assign(worker=t.worker.astype("Int64").replace(2, None)), "column worker holds nulls"),
@@ -182,6 +190,59 @@ def test_an_assignment_of_other_rows_or_a_damaged_one_is_refused(
     table = pq.read_table(path)
     pq.write_table(table.set_column(1, "worker", pa.array(np.zeros(len(table), np.int32))), path)
     with pytest.raises(DataError, match=r"bytes, not|has other content than was committed"):
+        materialized(spark, source, tmp_path / "alone", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_worker_beyond_the_rows_is_told_by_its_number(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": np.arange(ROWS), "worker": np.arange(ROWS) % 3})
+    table.loc[7, "worker"] = 1 << 20
+    table.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=rf"t.parquet names worker {1 << 20}, and there are {ROWS} rows"):
+        materialized(spark, source, tmp_path / "t.parquet", tmp_path / "made")
+    with pytest.raises(DataError, match=r"nowhere does not exist; check --assignment"):
+        materialized(spark, source, tmp_path / "nowhere", tmp_path / "made")
+
+
+def test_files_with_copies_and_files_without_are_told_apart(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": np.arange(ROWS), "worker": np.arange(ROWS) % 3})
+    (tmp_path / "t").mkdir()
+    table[:100].assign(copy=0).to_parquet(tmp_path / "t" / "a.parquet")
+    table[100:].to_parquet(tmp_path / "t" / "b.parquet")
+    with pytest.raises(DataError, match="the table has a copy for row 0 and none for others"):
+        materialized(spark, source, tmp_path / "t", tmp_path / "made")
+
+
+def test_a_set_of_an_older_version_is_current_and_gets_its_assignment_when_it_is_made_again(
+    spark: SparkSession, source: Path, tmp_path: Path
+) -> None:
+    first = shard(spark, source, tmp_path / "old", "random", 3)
+    for path in [tmp_path / "old" / "manifest.json", *(tmp_path / "old" / "_manifests").iterdir()]:
+        manifest = json.loads(path.read_text())
+        path.write_text(
+            json.dumps({k: v for k, v in manifest.items() if k not in ("assignment", "assignment_only", "ratios")})
+        )
+    arguments: dict[str, Any] = {"input": str(source), "output": str(tmp_path / "old"), "strategy": "random", **DATA}
+    assert not pipeline.shard(spark, **arguments, num_workers=3, quiet=True).fresh
+    with pytest.raises(
+        DataError, match="made by an older version, without its assignment; make it again with --overwrite"
+    ):
+        materialized(spark, source, tmp_path / "old", tmp_path / "made")
+    again = pipeline.shard(spark, **arguments, num_workers=3, overwrite=True, **QUIET)
+    assert again.fresh
+    assert contents(again.shards) == contents(first)
+
+
+def test_evaluation_rows_are_for_the_job_that_writes_shards(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="writes no evaluation rows; give --eval-input to jobs/materialize"):
+        shard(spark, source, tmp_path / "a", "random", 3, assignment_only=True, eval_input=str(tmp_path))
+
+
+def test_an_assignment_whose_model_is_gone_is_damaged(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    alone = shard(spark, source, tmp_path / "alone", make("distribution_aware"), 4, assignment_only=True)
+    next((tmp_path / "alone").glob("_model/*/pca/arrays.npz")).unlink()
+    assert alone.manifest["model"]
+    with pytest.raises(DataError, match=r"arrays.npz is missing; the set is damaged"):
         materialized(spark, source, tmp_path / "alone", tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
@@ -230,6 +291,11 @@ def test_a_notebook_assigns_a_data_frame_by_its_own_ids(spark: SparkSession, tmp
         pipeline.assign(frame.drop("id"), "random", 2)
     with pytest.raises(UsageError, match="the column id is of string"):
         pipeline.assign(frame.withColumn("id", F.col("id").cast("string")), "random", 2)
+    nulls = frame.withColumn("id", F.when(F.col("id") > 1200, F.col("id")))
+    with pytest.raises(PySparkException, match="the DataFrame's column id holds nulls"):
+        pipeline.assign(nulls, "random", 2, image_shape=SHAPE).count()
+    with pytest.raises(UsageError, match="which reaches no object store here; use hdfs://"):
+        pipeline.assign(frame, "random", 2, scratch="s3://bucket/scratch")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(UsageError, match="is not empty; name a folder of its own"):

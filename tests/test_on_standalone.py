@@ -109,7 +109,7 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     assert strays(output) == []
     assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
     assert found.manifest["eval"]["rows"] == 667
-    assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval"}
+    assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval", "_assignment"}
 
 
 def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(
@@ -124,7 +124,7 @@ def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(
     done = spark_submit(ROOT / "jobs" / "stratified.py", *arguments, master=standalone.master_url, env=env)
     assert done.returncode == 0, done.stderr
     files = [path for path in STORE.walk(f"{hdfs.uri}{output}") if path.endswith(".parquet")]
-    assert len(files) == 2
+    assert len(files) == 3, "of two workers, and their assignment"
     assert {client.status(path.removeprefix(hdfs.uri))["owner"] for path in files} == {"alice"}
 
 

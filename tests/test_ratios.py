@@ -99,7 +99,7 @@ def test_equal_ratios_are_none_and_others_are_in_lowest_terms() -> None:
     assert parse_ratios("4:2:1:1") == (4, 2, 1, 1)
 
 
-@pytest.mark.parametrize("text", ["", "4", "4:x", "4::1", "4:-1", "1.5:1", "4:2:", "٤:1"])
+@pytest.mark.parametrize("text", ["", "4", "4:x", "4::1", "4:-1", "1.5:1", "4:2:", "٤:1", "9" * 5000 + ":1"])
 def test_what_is_no_ratio_is_refused_in_a_line(text: str) -> None:
     with pytest.raises(UsageError, match="--ratios"):
         lowest_terms(parse_ratios(text), 2)
@@ -110,7 +110,7 @@ def test_what_is_no_ratio_is_refused_in_a_line(text: str) -> None:
     [
         ((1, 2, 3), "must name 2 numbers, one a worker, got 3"),
         ((0, 2), "at least 1, got 0:2"),
-        ((99_991, 99_989), "add up to at most 65,536 in lowest terms, got 99991:99989 with 199,980; round them"),
+        ((99_991, 99_989), "add up to at most 16,384 in lowest terms, got 99991:99989 with 199,980; round them"),
     ],
 )
 def test_ratios_that_cannot_be_dealt_in_are_refused(ratios: tuple[int, ...], line: str) -> None:
@@ -139,6 +139,9 @@ def test_measured_speeds_are_examples_over_seconds_of_their_steps(tmp_path: Path
     with (run / "pushes.csv").open("a") as file:
         file.write("3,7,1")  # a full disk
     assert measured_ratios(str(run)) == (100, 50, 25)
+    with (run / "pushes.csv").open("a") as file:
+        file.write("\n" + ",".join(["1"] * (len(COLUMNS.split(",")) - 2) + ["inf", "0"]) + "\n")
+    assert measured_ratios(str(run)) == (100, 50, 25)
 
 
 def test_speeds_of_very_many_workers_still_add_up_to_ratios_that_can_be_dealt_in() -> None:
@@ -147,10 +150,13 @@ def test_speeds_of_very_many_workers_still_add_up_to_ratios_that_can_be_dealt_in
 
 
 def test_a_run_that_tells_no_speeds_is_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"pushes.csv does not exist; --ratios-from names the --output of a training"):
+    with pytest.raises(UsageError, match=r"pushes.csv is no file; --ratios-from names the --output of a training"):
         measured_ratios(str(tmp_path / "none"))
     with pytest.raises(DataError, match="no timed steps of worker 1"):
         measured_ratios(str(log_of(tmp_path / "gap", [(0, 10, 0.1), (2, 10, 0.1)])))
+    (tmp_path / "folder" / "pushes.csv").mkdir(parents=True)
+    with pytest.raises(UsageError, match="is no file"):
+        measured_ratios(str(tmp_path / "folder"))
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "pushes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="is not the log of a training run"):

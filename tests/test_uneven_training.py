@@ -16,7 +16,7 @@ from trainer import Options, train
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Facts
 from trainer.coordination.weights import Weights
-from trainer.plan import check_shares, describe, plan
+from trainer.plan import check_shares, describe, plan, usual_batch
 from trainer.protocols.asp import ASP
 from trainer.protocols.bsp import BSP
 from trainer.run_files import CHECKPOINTS
@@ -101,6 +101,16 @@ def test_mini_batches_are_cut_in_the_ratios() -> None:
     with pytest.raises(UsageError, match=r"--batch-size 7 in the set's ratios 4:2:1:1 leaves .* give at least 8"):
         check_shares(make_config(batch_size=7), 4, (4, 2, 1, 1))
     check_shares(make_config(batch_size=8), 4, (4, 2, 1, 1))
+
+
+def test_under_bernoulli_sampling_updates_stay_means_and_single_gradients_count_by_what_is_drawn_on_average() -> None:
+    facts = Facts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
+    assert usual_batch(make_config(batch_size=61, epochs=1), facts) == 59 / 4
+    assert usual_batch(make_config(batch_size=61, epochs=1, sampling="bernoulli"), facts) == 61 / 4
+    assert usual_batch(make_config(batch_size=61, epochs=1), Facts(4, 1000, 10, 0)) is None
+    several = Weights(BSP(), 4, by_examples=True, usual=61 / 4)
+    assert several.of([0] * 4, [30, 10, 10, 10]) == [2.0, 2 / 3, 2 / 3, 2 / 3], "the mean over all"
+    assert Weights(ASP(), 4, by_examples=True, usual=10.0).of([0], [25]) == [2.5]
 
 
 @pytest.mark.parametrize("protocol", [ASP(), BSP()])

@@ -94,7 +94,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     third_party = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (here.packages / "third_party.pth").write_text("\n".join(third_party))
     guard = GUARD.format(root=f"{ROOT}/", allowed=f"{ROOT}/.venv/")
-    (here.packages / "sitecustomize.py").write_text(guard)
+    (here.packages / "checkout_guard.py").write_text(guard)
+    (here.packages / "checkout_guard.pth").write_text(
+        "import checkout_guard\n"
+    )  # a distribution may have a sitecustomize
     settings = here.packages / "pipeline" / "conf" / "trainer.toml"
     settings.write_text(settings.read_text().replace("weight_decay = 2e-4", f"weight_decay = {WEIGHT_DECAY}"))
     return here

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pipeline.arrays import Ints
 from pipeline.assignment.uneven import RatioDeal
-from pipeline.shardset.ratios import Ratios, largest_remainder
+from pipeline.shardset.ratios import Ratios, rounded_up
 
 MOST_COUNTS = 1 << 20  # of groups by worker that a manifest tells, about ten bytes each
 Start = Literal["zero", "carry"]
@@ -45,7 +45,7 @@ def rows_by_worker(table: GroupTable) -> Ints:
     """int64 [workers, groups]: the rows of each group that a worker holds, copies included, where ``table.owners`` deals
     them."""
     if table.uneven:
-        dealt = table.uneven.counts.T
+        dealt = np.array([table.uneven.counts(group) for group in range(len(table.sizes))]).T
     else:
         places = (np.arange(table.num_workers)[:, None] - table.starts) % table.num_workers
         dealt = table.sizes // table.num_workers + (places < table.sizes % table.num_workers)
@@ -76,7 +76,7 @@ def group_table(
 
 def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
     """Every worker has all of a sparse group, so those hand nothing on."""
-    counts = largest_remainder(sizes, ratios)
+    up = rounded_up(sizes, ratios)
     if carry:
-        counts[~sparse] = largest_remainder(sizes[~sparse], ratios, carry=True)
-    return RatioDeal(ratios, sizes, counts)
+        up[~sparse] = rounded_up(sizes[~sparse], ratios, carry=True)
+    return RatioDeal.of(ratios, sizes, up)

@@ -24,11 +24,12 @@ def measured_speeds(store: Store, run: str) -> Floats:
     try:
         with store.open(path) as file:
             pushes = pd.read_csv(file, usecols=["worker", "examples", "step_s"], on_bad_lines="skip", index_col=False)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{path} does not exist; --ratios-from names the --output of a training run") from None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UsageError(f"{path} is no file; --ratios-from names the --output of a training run") from None
     except (ValueError, UnicodeDecodeError) as error:  # pandas' own errors are among them
         raise DataError(f"{path} is not the log of a training run: {' '.join(str(error).split())[:200]}") from None
-    pushes = pushes.apply(pd.to_numeric, errors="coerce").dropna()  # a line that a full disk cut off
+    pushes = pushes.apply(pd.to_numeric, errors="coerce")
+    pushes = pushes[np.isfinite(pushes).all(axis=1)]  # not what a full disk cut off
     sums = pushes[(pushes.examples > 0) & (pushes.step_s > 0)].groupby("worker").sum()
     found = sums.index.to_numpy()
     if not len(found) or not np.array_equal(found, np.arange(len(found))):

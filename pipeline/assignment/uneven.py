@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Ints
-from pipeline.shardset.ratios import Ratios
+from pipeline.assignment.ranks import runs
+from pipeline.shardset.ratios import Ratios, rounded_down
 
 
 def spread(counts: Sequence[int] | Ints) -> Ints:
@@ -39,33 +40,43 @@ def spread(counts: Sequence[int] | Ints) -> Ints:
     return order
 
 
+@lru_cache(maxsize=1 << 13)  # of at most 32 KB each: the tasks that a process runs ask for the same ones
+def _spread(counts: bytes) -> npt.NDArray[np.uint16]:
+    return spread(np.frombuffer(counts, np.int64)).astype(np.uint16)
+
+
 @dataclass(frozen=True)
 class RatioDeal:
-    """Which worker has the row of a rank in a group. sizes: int64 [groups]; counts: int64 [groups, workers].
+    """Which worker has the row of a rank in a group. sizes: int64 [groups]; up: whose share of a group is rounded up, a bit
+    each, uint8 [groups, workers / 8].
 
-    A group is dealt in whole cycles of sum(ratios) rows, all alike; what is left over in an order of its own. Memory: at
-    most sum(ratios) small numbers a group, and no more than there are rows."""
+    A group is dealt in whole cycles of sum(ratios) rows, all alike; what is left over is mixed by itself, where rows of it
+    come."""
 
     ratios: Ratios
     sizes: Ints
-    counts: Ints
+    up: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, ratios: Ratios, sizes: Ints, up: npt.NDArray[np.bool_]) -> RatioDeal:
+        """up: bool [groups, workers]."""
+        return cls(ratios, sizes, np.packbits(up, axis=1))
+
+    def counts(self, group: int) -> Ints:
+        """Rows by worker of a group, int64 [workers]."""
+        down, _ = rounded_down(int(self.sizes[group]), self.ratios)
+        return down + np.unpackbits(self.up[group], count=len(self.ratios))
 
     def owners(self, groups: Ints, ranks: Ints) -> Ints:
-        """int64 [rows]. O(rows)."""
-        cycle, ends, begins = self._tables
-        owners = cycle[ranks % len(cycle)]
-        whole = self.sizes[groups] // len(cycle) * len(cycle)
-        late = ranks >= whole
-        owners[late] = ends[begins[groups[late]] + (ranks - whole)[late]]
+        """int64 [rows]. O(rows), and about 1 us for each row of the last cycle of the groups that end among these."""
+        parts = np.array(self.ratios, np.int64)
+        cycle = _spread(parts.tobytes())
+        owners = cycle[ranks % len(cycle)].astype(np.int64)
+        rounds = self.sizes[groups] // len(cycle)
+        late = np.flatnonzero(ranks >= rounds * len(cycle))
+        late = late[np.argsort(groups[late], kind="stable")]
+        for group, first, end in runs(groups[late]):
+            rows = late[first:end]
+            last = _spread((self.counts(group) - rounds[rows[0]] * parts).tobytes())
+            owners[rows] = last[(ranks - rounds * len(cycle))[rows]]
         return owners
-
-    @cached_property
-    def _tables(self) -> tuple[Ints, npt.NDArray[np.uint16], Ints]:
-        """The cycle, the ends of all groups, and where each begins among them."""
-        cycle = spread(self.ratios)
-        ends = [
-            spread(counts - size // len(cycle) * np.array(self.ratios)).astype(np.uint16)
-            for size, counts in zip(self.sizes.tolist(), self.counts, strict=True)
-        ]
-        lengths = self.sizes % len(cycle)
-        return cycle, np.concatenate([*ends, np.empty(0, np.uint16)]), np.cumsum(lengths) - lengths

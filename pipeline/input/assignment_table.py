@@ -21,6 +21,7 @@ from pipeline.storage.store import Store
 COLUMNS = ("id", "worker", "copy", "group")  # the last two may be absent
 ABSENT = -1
 BATCH_ROWS = 1 << 18
+MOST_ROWS = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class AssignmentTable:
 def open_table(store: Store, uri: str) -> AssignmentTable:
     """The assignment at a place: a committed set, a file, a folder or a pattern. Raises DataError where there is none."""
     uri = store.resolve(uri)
-    found = named(store, uri)
+    found = named(store, uri, flag="--assignment")
     if len(found) == 1 and found[0].is_dir and (committed := read_committed(store, uri)):
         files = tuple(f"{committed.uri}/{file.path}" for file in committed.assignment_files())
         if not files:
-            raise DataError(f"{uri} was made by an older version, without its assignment; make the set again")
+            raise DataError(
+                f"{uri} was made by an older version, without its assignment; make it again with --overwrite"
+            )
         return AssignmentTable(store, uri, files, committed)
     below = [file for entry in found for file in (store.list(entry.path) if entry.is_dir else [entry])]
     paths = sorted(file.path for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes)
@@ -84,7 +87,8 @@ def _columns(batch: pa.RecordBatch, path: str) -> Ints:
             kind = "nulls" if values.null_count else f"{values.type}, not whole numbers"
             raise DataError(f"{path}: column {name} holds {kind}; write every row's {name} as a whole number")
         lines[place] = values.cast(pa.int64()).to_numpy()
-        if len(batch) and lines[place].min() < 0:
-            at = int(lines[place].argmin())
-            raise DataError(f"{path}: {name} {lines[place][at]} is negative")
+        most = MOST_ROWS if name == "id" else np.iinfo(np.int32).max
+        odd = np.flatnonzero((lines[place] < 0) | (lines[place] > most))
+        if len(odd):
+            raise DataError(f"{path}: {name} {lines[place][odd[0]]} is not in 0..{most}")
     return lines

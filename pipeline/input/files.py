@@ -34,7 +34,7 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
     return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)
 
 
-def named(store: Store, uri: str) -> list[FileInfo]:
+def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
     """The file or folder of a path, or those that a pattern matches. Raises DataError where there is none, or it may not be
     seen."""
     try:
@@ -42,14 +42,14 @@ def named(store: Store, uri: str) -> list[FileInfo]:
             return [store.info(uri)]
         if matched := sorted(_matched(store, uri), key=lambda entry: entry.path):
             return matched
-        raise DataError(f"{uri} matches no file or folder; check --input")
+        raise DataError(f"{uri} matches no file or folder; check {flag}")
     except FileNotFoundError:
-        raise DataError(f"{uri} does not exist; check --input") from None
+        raise DataError(f"{uri} does not exist; check {flag}") from None
     except PermissionError as error:
         raise DataError(f"{uri} cannot be read: permission denied ({error})") from None
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
-            raise DataError(f"{uri} does not exist: {error.strerror}; check --input") from None
+            raise DataError(f"{uri} does not exist: {error.strerror}; check {flag}") from None
         raise
 
 

@@ -67,8 +67,12 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
         return lines, f"row {ids[at]} is twice for worker {workers[at]}"
     firsts = np.flatnonzero(np.diff(ids, prepend=low - 1))
     counted = np.arange(len(ids)) - np.repeat(firsts, np.diff([*firsts, len(ids)]))
-    if (lines[COPY] == ABSENT).all():
+    unsaid = lines[COPY] == ABSENT
+    if unsaid.any() and not unsaid.all():
+        return lines, f"the table has a copy for row {ids[np.flatnonzero(~unsaid)[0]]} and none for others"
+    if unsaid.all():
         lines[COPY] = counted
+    lines[GROUP][lines[GROUP] == ABSENT] = 0
     if len(odd := np.flatnonzero(lines[COPY] != counted)):
         return lines, f"the copies of row {ids[odd[0]]} are not numbered 0, 1, 2 and so on"
     return lines, None

@@ -69,7 +69,7 @@ def shard(
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=dict(interval) if interval else None,
-        ratios=tuple(ratios) if ratios else None,
+        ratios=None if ratios is None else tuple(ratios),
         assignment_only=assignment_only,
     )
     chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
@@ -99,7 +99,7 @@ def reshard(
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=dict(interval) if interval else None,
-        ratios=tuple(ratios) if ratios else None,
+        ratios=None if ratios is None else tuple(ratios),
     )
     return reshard_request(request, spark=spark, report=report, quiet=quiet)
 
@@ -213,7 +213,7 @@ def _run(
             Thread(target=load_report, daemon=True).start()
         progress = PhaseLog(context, quiet=quiet, title=title)
         result = work(context, progress)
-        report = report and not result.shards.manifest["assignment_only"]
+        report = report and not result.shards.manifest.get("assignment_only")
         place = f"{result.shards.uri}/{REPORT}"
         reported = not result.fresh and result.shards.store.exists(place)
         if report and not reported:

@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.arrays import Ints
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset
 from pipeline.output.assignment import SCHEMA, lines_of
 from pipeline.output.writer import ChunkJob
@@ -28,6 +28,7 @@ from pipeline.spark.session import spark_context
 from pipeline.spark.source import scanned
 from pipeline.spark.store import open_store
 from pipeline.specs import find
+from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES, Context, Strategy
 
@@ -52,9 +53,9 @@ def assign(
 
     data: a path as in ``shard``, whose ids are the rows' places in it, or a DataFrame with a whole-number column ``id``, a
     column ``image`` of binaries and ``label``. A DataFrame's rows are written to ``scratch`` once, in the order of its
-    partitions, and dealt in that order. seed: instead of the strategy's own. scratch: a folder that all executors reach,
-    needed on a cluster; what is left there the caller deletes once the result is not used any more. By default a temporary
-    folder, until Python ends.
+    partitions, and dealt in that order; ids that are there twice stay so. seed: instead of the strategy's own. scratch: a
+    folder that all executors reach, needed on a cluster; what is left there the caller deletes once the result is not used
+    any more. By default a temporary folder, until Python ends.
 
     The fit runs now, the lines are made whenever the result is used. Raises UsageError and DataError."""
     spark = data.sparkSession if isinstance(data, DataFrame) else SparkSession.builder.getOrCreate()
@@ -71,7 +72,7 @@ def assign(
         shape=image_shape,
         num_classes=num_classes,
         unlabelled=unlabelled,
-        ratios=tuple(ratios) if ratios else None,
+        ratios=None if ratios is None else tuple(ratios),
     )
     if unlabelled:
         chosen.check_without_labels()
@@ -100,6 +101,8 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
         atexit.register(shutil.rmtree, made, ignore_errors=True)
         return made
     folder = store.resolve(scratch)
+    if is_object(folder):
+        raise UsageError(f"scratch {folder}: Spark writes rows there, which reaches no object store here; use hdfs://")
     if store.list(folder):
         raise UsageError(f"scratch {folder} is not empty; name a folder of its own")
     store.makedirs(folder)
@@ -144,5 +147,8 @@ def _ids(dataset: Dataset, places: Ints) -> Ints:
 @lru_cache(maxsize=2)  # a task reads on from row to row
 def _id_column(store: Store, path: str) -> Ints:
     with store.open(path) as file:
-        ids: Ints = pq.read_table(file, columns=["id"]).column("id").to_numpy().astype(np.int64)
+        column = pq.read_table(file, columns=["id"]).column("id")
+        if column.null_count:
+            raise DataError("the DataFrame's column id holds nulls; give every row a whole number")
+        ids: Ints = column.to_numpy().astype(np.int64)
     return ids

@@ -63,7 +63,7 @@ def run_materializing(args: argparse.Namespace) -> int:
     return print_result(
         materialize_request(
             cli.read_request(args),
-            args.assignment,
+            cli.fill_in(args.assignment, args),
             args.workers,
             report=not args.no_report,
             quiet=args.quiet,

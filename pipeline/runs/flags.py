@@ -130,7 +130,7 @@ def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, typ
 
 def read_request(args: argparse.Namespace) -> Request:
     """What the flags ask for, {ds} and {run_id} filled in. Raises UsageError."""
-    interval = {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
+    interval = _interval(args)
     if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
         raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
 
@@ -138,15 +138,7 @@ def read_request(args: argparse.Namespace) -> Request:
         raise UsageError(f"--run-id {args.run_id!r} may hold letters, digits and _ : + . - only")
 
     def filled(uri: str | None) -> str | None:
-        if uri is None:
-            return None
-        for key in re.findall(r"\{(ds|run_id)\}", uri):
-            if key not in interval:
-                raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
-            # HDFS has no colon in names, and Airflow's run ids have; what is committed tells the id as it is.
-            value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
-            uri = uri.replace(f"{{{key}}}", value)
-        return uri
+        return None if uri is None else fill_in(uri, args)
 
     output = filled(args.output)
     source = filled(args.input)
@@ -172,12 +164,33 @@ def read_request(args: argparse.Namespace) -> Request:
     )
 
 
+def _interval(args: argparse.Namespace) -> dict[str, str]:
+    return {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
+
+
+def fill_in(uri: str, args: argparse.Namespace) -> str:
+    """A path with {ds} and {run_id} filled in. Raises UsageError where they are not given."""
+    interval = _interval(args)
+    for key in re.findall(r"\{(ds|run_id)\}", uri):
+        if key not in interval:
+            raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
+        # HDFS has no colon in names, and Airflow's run ids have; what is committed tells the id as it is.
+        value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
+        uri = uri.replace(f"{{{key}}}", value)
+    return uri
+
+
 def _ratios(args: argparse.Namespace) -> Ratios | None:
     """As they are given, or as a training run has measured them."""
-    if getattr(args, "ratios", None) is not None:
-        return parse_ratios(args.ratios)
-    run = getattr(args, "ratios_from", None)
-    return measured_ratios(run, configured_store()) if run is not None else None
+    given, run = getattr(args, "ratios", None), getattr(args, "ratios_from", None)
+    if given is not None and run is not None:  # one of them by the configuration file
+        raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; give one")
+    if run is None:
+        return None if given is None else parse_ratios(given)
+    measured = measured_ratios(run, configured_store())
+    if args.workers not in (None, len(measured)):
+        raise UsageError(f"--ratios-from {run} has measured {len(measured)} workers, and --workers is {args.workers}")
+    return measured
 
 
 def execute(main: Callable[[], int]) -> NoReturn:

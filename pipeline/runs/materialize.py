@@ -59,13 +59,25 @@ def materialize(
         workers = _num_workers(context, table, num_workers)
         request = replace(request, num_workers=workers, ratios=_ratios(table))
         progress.report(f"{dataset.rows:,} rows for {workers} workers by {len(table.files)} files of {table.uri}")
+    if not table.made_by and num_workers is None and workers > dataset.rows:
+        raise DataError(
+            f"{table.uri} names worker {workers - 1}, and there are {dataset.rows} rows; number them from 0"
+        )
     check_num_workers(request, dataset)
-    strategy = read_strategy(table.made_by) if table.made_by else Tables(table=_digest(context, table))
+    strategy = _strategy(context, table)
     place = partial(_place, context, table, workers, progress)
     models = carried_models(table.made_by) if table.made_by else ()
     return ShardingRun(
         context, request, strategy, progress, store, output, dataset, evaluation, place=place, models=models
     ).carry_out()
+
+
+def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:
+    """What the manifest is to say of how the assignment came about."""
+    if not table.made_by:
+        return Tables(table=_digest(context, table))
+    manifest = table.made_by.manifest
+    return Tables(**manifest["asked"]) if manifest["strategy"] == ASSIGNED else read_strategy(table.made_by)
 
 
 def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:

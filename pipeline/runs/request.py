@@ -46,6 +46,10 @@ class Request:
             object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
             raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
+        if self.assignment_only and self.eval_input:
+            raise UsageError(
+                "--assignment-only writes no evaluation rows; give --eval-input to jobs/materialize.py instead"
+            )
         if self.unlabelled and self.num_classes is not None:
             raise UsageError("--unlabelled and --num-classes exclude each other")
 

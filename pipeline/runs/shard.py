@@ -238,7 +238,7 @@ class ShardingRun:
             sparse = sum(entry["sparse"] for entry in placed.neighbourhoods or [])
             progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
         written_eval = None
-        if inputs.evaluation and not self.request.assignment_only:
+        if inputs.evaluation:
             with progress.phase("eval"):
                 written_eval = self._write_evaluation(inputs.evaluation, staging)
         return Dealt(placed, written, written_eval)
@@ -312,6 +312,8 @@ class ShardingRun:
         """Whether the committed set is what this run would make: by listing alone, or by content once it was scanned."""
         manifest = before.manifest
         if manifest.get("identity") != self.identity or missing_file(before):
+            return False
+        if self.request.overwrite and "assignment" not in manifest:  # of an older version
             return False
         beside = (manifest.get("eval") or {}).get("input", {})
         if inputs is None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
-from pipeline.errors import JobError
+from pipeline.errors import DataError, JobError
 from pipeline.input.scan import WORD, Scan
 from pipeline.output.assignment import AssignmentFile, Tally
 from pipeline.output.placement import Placement
@@ -123,6 +123,9 @@ def copy_models(store: Store, models: tuple[tuple[str, str], ...], staging: str)
     for source, name in models:
         path = f"_model/{name}"
         store.makedirs(f"{staging}/{path}".rpartition("/")[0])
-        store.write_new(f"{staging}/{path}", store.read(source))
+        try:
+            store.write_new(f"{staging}/{path}", store.read(source))
+        except FileNotFoundError:
+            raise DataError(f"{source} is missing; the set is damaged") from None
         moves.append((f"{staging}/{path}", path))
     return moves

@@ -11,12 +11,13 @@ class Weights:
     """by_examples: an update of several gradients weighs each by its number of examples, so that it is the mean over all
     of them; such numbers differ under Bernoulli sampling. usual: the mean mini-batch of a worker, where workers draw
     different ones on purpose: every gradient then counts by its number of examples over it, be it alone in its update, so
-    that every example counts the same. holds: whether the gradients of an update must be there before the first factor is
-    known."""
+    that every example counts the same; without effect where by_examples sees to that. holds: whether the gradients of an
+    update must be there before the first factor is known."""
 
     def __init__(self, protocol: Protocol, num_workers: int, *, by_examples: bool, usual: float | None = None) -> None:
-        self.protocol, self.num_workers, self.usual = protocol, num_workers, usual
-        self._counts = by_examples and usual is None and protocol.update_size(num_workers) > 1
+        self.protocol, self.num_workers = protocol, num_workers
+        self._counts = by_examples and protocol.update_size(num_workers) > 1
+        self.usual = None if self._counts else usual
         self.holds = self._counts and protocol.in_worker_order
 
     def of(self, staleness: Sequence[int], examples: Sequence[int]) -> list[float]:

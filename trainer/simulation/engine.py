@@ -79,7 +79,7 @@ class Engine:
         self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)
         self.network = _network(config, facts, simulated)
-        # A step takes as long as it has examples: those of a set in ratios have different numbers.
+        # A step takes as long as it has examples, of which a set in ratios has different numbers; a trace's what it took.
         batches = config.worker_batches(facts.num_workers, facts.ratios) if facts.ratios else (1,) * facts.num_workers
         self.shares = [batch * facts.num_workers / sum(batches) for batch in batches]
         self.queue: list[Event] = []
