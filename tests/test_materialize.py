@@ -300,3 +300,17 @@ def test_a_notebook_assigns_a_data_frame_by_its_own_ids(spark: SparkSession, tmp
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(UsageError, match="is not empty; name a folder of its own"):
         pipeline.assign(frame, "random", 2, scratch=str(tmp_path / "full"))
+
+
+def test_the_report_of_a_set_in_ratios_tells_them(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "input": str(source),
+        "strategy": "stratified",
+        "num_workers": 3,
+        "quiet": True,
+        **DATA,
+    }
+    for name, ratios in (("uneven", (4, 2, 1)), ("even", None)):
+        done = pipeline.shard(spark, output=str(tmp_path / name), ratios=ratios, **arguments)
+        assert done.report
+        assert ("<td>4:2:1</td>" in Path(done.report).read_text()) is (name == "uneven")
