@@ -72,7 +72,7 @@ def assign(
         shape=image_shape,
         num_classes=num_classes,
         unlabelled=unlabelled,
-        ratios=None if ratios is None else tuple(ratios),
+        ratios=ratios,
     )
     if unlabelled:
         chosen.check_without_labels()

@@ -158,7 +158,7 @@ def read_request(args: argparse.Namespace) -> Request:
         unlabelled=getattr(args, "unlabelled", False),
         overwrite=args.overwrite,
         allow_empty=args.allow_empty,
-        interval=interval or None,
+        interval=interval,
         ratios=ratios,
         assignment_only=getattr(args, "assignment_only", False),
     )

@@ -6,13 +6,14 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
 from pipeline.input.files import is_pattern, may_match, named
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
-from pipeline.shardset.ratios import Ratios, lowest_terms
+from pipeline.shardset.ratios import lowest_terms
 from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
 from pipeline.storage.uri import is_remote, split_uri
@@ -35,8 +36,8 @@ class Request:
     unlabelled: bool = False
     overwrite: bool = False
     allow_empty: bool = False
-    interval: dict[str, str] | None = None
-    ratios: Ratios | None = None
+    interval: Mapping[str, str] | None = None
+    ratios: Sequence[int] | None = None
     assignment_only: bool = False
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class Request:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
         if self.ratios is not None:
             object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
+        object.__setattr__(self, "interval", dict(self.interval) if self.interval else None)
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
             raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
         if self.assignment_only and self.eval_input:

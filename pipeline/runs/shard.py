@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -40,7 +40,6 @@ from pipeline.shardset.attempt import Attempt
 from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.shardset.damage import first_damage
 from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
-from pipeline.shardset.ratios import Ratios
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source, scanned
@@ -133,10 +132,12 @@ class Placed:
     models: dict[str, Any] = field(default_factory=dict)
 
 
-def deal(fitted: Fitted, num_workers: int, ratios: Ratios | None) -> Placed:
+def deal(fitted: Fitted, num_workers: int, ratios: Sequence[int] | None) -> Placed:
     """The groups of a fit, dealt."""
     grouping = fitted.grouping
-    table = group_table(fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, ratios)
+    table = group_table(
+        fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, tuple(ratios) if ratios else None
+    )
     told = grouping.neighbourhoods and num_workers * len(table.sizes) <= MOST_COUNTS
     return Placed(
         Dealing(grouping, table, offsets_by_chunk(fitted.counts)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,24 @@ class FileInfo:
     @property
     def name(self) -> str:
         return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+class RemoteReader(io.RawIOBase):
+    """A file of another machine being read; ``read``, ``seek`` and ``tell`` are the store's own."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readall(self) -> bytes:
+        return self.read() or b""
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer)) or b""
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class Files(Protocol):

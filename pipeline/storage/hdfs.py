@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
-from pipeline.storage.files import FileInfo
+from pipeline.storage.files import FileInfo, RemoteReader
 from pipeline.storage.retries import STALL_S, within
 from pipeline.storage.uri import split_uri
 
@@ -118,17 +118,11 @@ class HdfsFiles:
         """The NameNode's journal is on its disks when it answers."""
 
 
-class HdfsReader(io.RawIOBase):
+class HdfsReader(RemoteReader):
     """A file being read, whose failures are OSErrors too."""
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
         self.files, self.path, self.inner = files, path, inner
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self.inner.seek(offset, whence)
@@ -140,14 +134,6 @@ class HdfsReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         with self.files._errors(self.path):
             return bytes(self.inner.read(size))
-
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 class HdfsWriter(io.RawIOBase):

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from pipeline.errors import UsageError
-from pipeline.storage.files import FileInfo
+from pipeline.storage.files import FileInfo, RemoteReader
 from pipeline.storage.object_client import client_of, told_plainly
 from pipeline.storage.retries import LastingError
 from pipeline.storage.uri import split_uri
@@ -209,19 +209,13 @@ class ObjectFiles:
         """Nothing: what was put is safe when the store answers."""
 
 
-class ObjectReader(io.RawIOBase):
+class ObjectReader(RemoteReader):
     """An object being read, with what follows read ahead. Where another one replaces it, reading on is an error."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
         self.files, self.path, self._at, self._start = files, path, 0, 0
         self._held, meta = files._get(path, 0, FIRST_BYTES)
         self._size, self._tag = (meta["size"], meta["e_tag"]) if meta else (0, None)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def tell(self) -> int:
         return self._at
@@ -251,14 +245,6 @@ class ObjectReader(io.RawIOBase):
         self._held = self.files._get(self.path, self._at, max(size, AHEAD_BYTES), self._tag)[0]
         if len(self._held) < size:
             raise OSError(f"{self.path}: {len(self._held)} bytes came of {size}; read it again")
-
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 class ObjectWriter(io.RawIOBase):
