@@ -313,4 +313,7 @@ def test_the_report_of_a_set_in_ratios_tells_them(spark: SparkSession, source: P
     for name, ratios in (("uneven", (4, 2, 1)), ("even", None)):
         done = pipeline.shard(spark, output=str(tmp_path / name), ratios=ratios, **arguments)
         assert done.report
-        assert ("<td>4:2:1</td>" in Path(done.report).read_text()) is (name == "uneven")
+        page = Path(done.report).read_text()
+        assert ("<td>4:2:1</td>" in page) is (name == "uneven")
+        assert ("Spread of each class over the workers" in page) is (name == "even")
+        assert ("A flat box is an even spread" in page) is (name == "even"), "its band is that of equal shares"

@@ -37,8 +37,10 @@ def draw_figures(
             owners, copies = [shard.owners for shard in shards], [shard.rows - shard.owners for shard in shards]
             drawn["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
             if labelled:
-                heat, boxes = figures.class_heat_map(measured.class_table), figures.class_boxes(measured.class_table)
+                heat = figures.class_heat_map(measured.class_table)
                 drawn["heat"] = embed_figure(heat, "Examples per worker and class")
+            if labelled and not manifest.get("ratios"):  # its band is that of equal shares
+                boxes = figures.class_boxes(measured.class_table)
                 drawn["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
         if measured.mmd_ratio is not None:
             ratios = [shard.mmd_ratio for shard in shards]
