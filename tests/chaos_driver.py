@@ -15,8 +15,8 @@ if __name__ == "__main__":
     if host := os.environ.get("CHAOS_HOST"):
         from pipeline.shardset import attempt
 
-        here = attempt._whoami
-        attempt._whoami = lambda: here() | {"host": host}
+        here = attempt.whoami
+        attempt.whoami = lambda: here() | {"host": host}
         assert attempt.Attempt.__init__.__kwdefaults__
         attempt.Attempt.__init__.__kwdefaults__.update(lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)
     runpy.run_path(str(ROOT / "jobs" / "distribution_aware.py"), run_name="__main__")

@@ -22,8 +22,8 @@ UPPER_FLOORS = (
     "benchmark",
 )  # fmt: skip
 TRAINER = (
-    "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "checkpoints",
-    "runlog", "report", "server", "worker", "evaluation", "options", "launch", "simulation", "flags", "api",
+    "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",
+    "checkpoints", "runlog", "report", "server", "worker", "evaluation", "options", "launch", "simulation", "flags", "api",
     "simulate", "study",
 )  # fmt: skip
 # What the study, which stands above both packages, enters of the pipeline beside the ground floor: its commands.

@@ -19,7 +19,7 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import serial
-from pipeline.shardset.attempt import LEASE_S, Attempt, _whoami
+from pipeline.shardset.attempt import LEASE_S, Attempt, whoami
 from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, stamped, tidy
 from pipeline.shardset.damage import all_damage
 from pipeline.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
@@ -260,7 +260,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pipeline.shardset.attempt._whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
+        "pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
     )
     first = Attempt(Store(), str(tmp_path))
     Store().makedirs(first.folder)
@@ -279,7 +279,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3's clock has whole seconds."""
-    monkeypatch.setattr("pipeline.shardset.attempt._whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1})
+    monkeypatch.setattr("pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1})
     with Attempt(STORE, place, heartbeat_s=3600) as silent, Attempt(STORE, place, heartbeat_s=0.3) as living:
         monkeypatch.undo()
         with Attempt(STORE, place, lease_s=3.0) as other:
@@ -300,7 +300,7 @@ def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_no
 def test_another_process_of_the_same_number_is_not_the_one_that_died(place: str) -> None:
     with Attempt(STORE, place) as other:
         gone = f"{place}/_attempts/0123456789ab"
-        owner = _whoami() | {"started": "1"}  # this process began later
+        owner = whoami() | {"started": "1"}  # this process began later
         put(f"{gone}/beat", json.dumps(owner).encode())
         assert not other.alive("0123456789ab")
         assert other.remove_abandoned() == ["0123456789ab"]

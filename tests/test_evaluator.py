@@ -41,8 +41,9 @@ from trainer.data.batches import Batch
 from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import Measurement, evaluate, is_over, main, penalty
+from trainer.evaluation.process import Measurement, evaluate, is_over, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.home.folders import Folders
 from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
@@ -55,6 +56,11 @@ from trainer.runlog.result import summarise
 SHAPE, CLASSES, DECAY = (3, 8, 8), 4, 0.01
 QUIET = Options(silent=True, report=False)
 CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
+
+
+def main(config: Config, output: Path, *, stop: threading.Event | None = None) -> None:
+    """The evaluator's process on the run of a local folder."""
+    evaluator.main(config, Folders.of(output), stop=stop)
 
 
 @pytest.fixture(autouse=True)
@@ -515,7 +521,7 @@ def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_w
 
 def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
-    found = evaluator.Evaluator(config_of(shards), tmp_path)
+    found = evaluator.Evaluator(config_of(shards), Folders.of(tmp_path))
     found.catch_up()
     log = tmp_path / METRICS
     log.write_bytes(b" " * (log.stat().st_size - 1) + b"\n")  # nobody would know of version 10 who reads it now

@@ -140,7 +140,7 @@ def test_a_worker_that_is_dead_stays_so_when_the_servers_come_back(tmp_path: Pat
     done = virtual(tmp_path / "run", "bsp", failures=parse_failures("worker:1@0.5+20,server@1+2"))
     assert done.rollbacks == 1
     assert (done.pushes()["worker"] == 1).sum() == 30
-    events = [json.loads(line) for line in (done.output / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (done.output / "metrics.jsonl").read_bytes().splitlines()]
     end = next(event for event in events if event["event"] == "end")
     assert end["time"] == pytest.approx(20.5 + 30 * 0.1)
 
@@ -273,9 +273,9 @@ def test_a_replay_of_a_virtual_run_ends_with_its_bits(shards: Path, tmp_path: Pa
 
 def test_a_replay_notices_another_seed(tmp_path: Path) -> None:
     done = virtual(tmp_path / "run")
-    config = json.loads((done.output / "config.json").read_text())
+    config = json.loads((done.output / "config.json").read_bytes())
     config["config"]["run"]["seed"] = 5
-    (done.output / "config.json").write_text(json.dumps(config))
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     assert not replay(done.output).is_equal
     with pytest.raises(JobError, match="differ"):
         main(["--replay", str(done.output)])

@@ -26,11 +26,12 @@ from trainer.__main__ import main
 from trainer.config import Config, Data, Facts, Optimiser, Processes, RunSpec
 from trainer.data.shards import open_shards
 from trainer.flags import config_of, flags, options_of
+from trainer.home.place import listing
 from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
 from trainer.plan import describe, plan, smallest_pass
 from trainer.protocols import PROTOCOLS
-from trainer.runlog.run_folder import OWNED, RunRecord, Start, listing, locked, resolve_output, settled
+from trainer.runlog.run_folder import OWNED, RunRecord, Start, locked, resolve_output, settled
 from trainer.simulate import main as simulate
 
 ROOT = PACKAGE.parent
@@ -119,7 +120,7 @@ def test_paths_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, t
         (["--epochs", "1", "--roles", "server:0"], ["--roles", "--addresses"]),
         (["--epochs", "1", "--roles", "server:0", "--addresses", "tcp://a:1"], ["--token-file", "openssl"]),
         (["--epochs", "1", "--roles", "boss"], ["'boss'", "worker:A-B"]),
-        (["--epochs", "1", "--output", "hdfs://name/run"], ["--output hdfs://name/run"]),
+        (["--epochs", "1", "--output", "webhdfs://name/run"], ["--output webhdfs://name/run", "for reading"]),
         (["--epochs", "1", "--output", f"{__file__}/run"], ["test_trainer_cli.py is not a folder"]),
         (["--epochs", "1", "--shards", ""], ["an empty path"]),
         (["--epochs", "1", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),

@@ -183,7 +183,8 @@ def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_pat
         patch.setattr("trainer.launch.supervisor.Child", lambda name, log, module, *given: started.append(given))
         for role in roles[:3]:
             supervisor._start(role)
-    assert [given[-2:] for given in started] == [(supervisor.plan.threads_per_worker, place) for place in range(3)]
+    threads = supervisor.plan.threads_per_worker
+    assert [given[-3:] for given in started] == [(threads, place, supervisor.folders.work) for place in range(3)]
     supervisor.children.clear()
     supervisor.close()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import Config
+from trainer.home.place import place_of
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
@@ -35,7 +35,7 @@ def train(config: Config, options: Options | None = None) -> Result | None:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
-            return read_result(Path(config.run.output))
+            return read_result(place_of(config.run.output))
         from trainer.launch.run import run
 
         FORK_SERVER.ensure()
@@ -48,7 +48,7 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
     """What is left to do; the folder is ready for it, and nobody else's meanwhile. Raises as ``settled`` does."""
     from trainer.data.shards import open_shards  # takes a second to load
 
-    output = Path(config.run.output)
+    output = place_of(config.run.output)
     shards = open_shards(config.data.shards)
     roles = options.roles_of(config.processes.servers, shards.num_workers)
     check_limit(roles, config.processes.servers, shards.num_workers)
@@ -65,6 +65,6 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
 def _check(config: Config, options: Options) -> None:
     """Raises UsageError for what no process of this host could compute."""
     FORK_SERVER.ensure()
-    from trainer.launch.run import prepare
+    from trainer.launch.run import check
 
-    prepare(config, options, write=False)
+    check(config, options)

@@ -12,10 +12,10 @@ from pipeline.specs import add_flags, add_member_flags, from_flags, member_from_
 from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+from trainer.home.place import resolve_home
 from trainer.models import MODELS, ModelSpec, OwnModel, model_from_json
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS
-from trainer.runlog.run_folder import resolve_output
 
 PROG = "python -m trainer"
 DESCRIPTION = "Train a model on committed shards with worker, server and evaluator processes."
@@ -23,7 +23,7 @@ EPILOG = """\
 example: python -m trainer --shards build/shards --model resnet20 --protocol asp --servers 2 --epochs 5 --output build/run
 
 --shards is local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path or s3://bucket/path; it decides
-on the number of workers. --output is a local folder: metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
+on the number of workers. --output is local, hdfs:// or s3://: metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
 result.json and report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an
 interruption (Ctrl-C, SIGTERM) included: it leaves a checkpoint, and the same command with --resume goes on."""
 LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", "addresses", "token_file")
@@ -71,7 +71,7 @@ def config_of(args: argparse.Namespace) -> Config:
     is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
         data=replace(data, shards=Store().resolve(data.shards)) if is_local else data,
-        run=replace(run, output=str(resolve_output(run.output))),
+        run=replace(run, output=resolve_home(run.output)),
         model=_model_of(args),
         optimiser=from_flags(Optimiser, args),
         protocol=member_from_flags(PROTOCOLS, "--protocol", args),

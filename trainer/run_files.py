@@ -10,3 +10,6 @@ MODEL, BEST = "model.safetensors", "best.safetensors"  # of the end, and of the 
 RESULT = "result.json"
 REPORT = "report.html"
 LOCK = ".lock"
+# Of a run whose home is no local folder:
+LEASE = ".lease"  # numbered files, LOCK's counterpart
+SEGMENTS = "segments"  # what was appended to METRICS and PUSHES since they were written there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import command_line
@@ -13,6 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.specs import add_flags, from_flags
 from trainer.config import Config
 from trainer.flags import config_of, flags, options_of
+from trainer.home.place import place_of
 from trainer.options import Options
 from trainer.simulation.options import Simulated
 
@@ -56,7 +56,6 @@ def parser() -> Parser:
     add_flags(group, Simulated)
     group.add_argument(
         "--replay",
-        type=Path,
         metavar="RUN",
         help="compute the gradients of a real run again, in the order of its log, and hold the parameters that result"
         " against its own; no other flag matters",
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.replay:
         from trainer.simulation.replay import main as replay
 
-        return replay(args.replay, quiet=args.quiet)
+        return replay(place_of(args.replay), quiet=args.quiet)
     if not args.output:
         raise UsageError(f"--output is required: a folder for the run; see {PROG} --help")
     config, simulated = config_of(args), from_flags(Simulated, args)

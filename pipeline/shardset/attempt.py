@@ -28,7 +28,7 @@ LEASE_S = 2 * STALL_S + 60
 HEARTBEAT_S = 5.0
 
 
-def _whoami() -> dict[str, Any]:
+def whoami() -> dict[str, Any]:
     """A process by host, process-id namespace, process id and start: only then does 'no such process' mean dead, and
     a process of that number the same one."""
     try:
@@ -39,9 +39,9 @@ def _whoami() -> dict[str, Any]:
     return {"host": socket.gethostname(), "namespace": namespace, "pid": pid, "started": _status(pid)[1]}
 
 
-def _is_running(owner: dict[str, Any]) -> bool | None:
+def is_running(owner: dict[str, Any]) -> bool | None:
     """Whether a process runs on this host; None where this host cannot tell."""
-    here = _whoami()
+    here = whoami()
     if (owner.get("host"), owner.get("namespace")) != (here["host"], here["namespace"]) or not here["namespace"]:
         return None
     try:
@@ -106,7 +106,7 @@ class Attempt:
         for last_try in (False, False, True):
             self.store.makedirs(self.folder)
             try:
-                return self.store.write_new(f"{self.folder}/beat", json.dumps(_whoami()).encode())
+                return self.store.write_new(f"{self.folder}/beat", json.dumps(whoami()).encode())
             except FileNotFoundError:  # another run has found the folder empty, and removed it
                 if last_try:
                     raise
@@ -123,7 +123,7 @@ class Attempt:
 
     def _send_heartbeat(self) -> None:
         fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
-        self.store.write_new(fresh, json.dumps(_whoami() | {"finished": self._finished}).encode())
+        self.store.write_new(fresh, json.dumps(whoami() | {"finished": self._finished}).encode())
         self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
 
     def _send_heartbeats(self) -> None:
@@ -139,7 +139,7 @@ class Attempt:
             owner = json.loads(self.store.read(heartbeat))
         except (FileNotFoundError, ValueError):
             return self._age_s(f"{self.output}/{ATTEMPTS}/{attempt_id}") < self.lease_s
-        running = _is_running(owner)
+        running = is_running(owner)
         if running is not None:
             return running  # however long its heart has not been heard: a computation may hold it up
         self._send_heartbeat()
@@ -194,5 +194,5 @@ def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
             owner, seen = json.loads(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
     except FileNotFoundError:
         return False
-    running = _is_running(owner)
+    running = is_running(owner)
     return time.time() - seen / 1000 < LEASE_S if running is None else running

@@ -16,6 +16,7 @@ class FileInfo:
     modified_ms: int
     is_dir: bool
     is_link: bool = False
+    tag: str = ""  # of the content, where the store has one: equal for equal bytes
 
     @property
     def name(self) -> str:

@@ -76,7 +76,7 @@ class ObjectFiles:
 
     def _info(self, meta: ObjectMeta) -> FileInfo:
         modified = round(meta["last_modified"].timestamp() * 1000)
-        return FileInfo(f"{self.root}/{meta['path']}", meta["size"], modified, False)
+        return FileInfo(f"{self.root}/{meta['path']}", meta["size"], modified, False, tag=meta["e_tag"] or "")
 
     def _folder(self, key: str) -> FileInfo:
         return FileInfo(f"{self.root}/{key}", 0, 0, True)
@@ -133,6 +133,11 @@ class ObjectFiles:
 
     def create(self, path: str) -> BinaryIO:
         return cast(BinaryIO, ObjectWriter(self, path))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Have an object hold this content, in one step, whether it is there or not."""
+        with self._errors(path):
+            self.api.put(self.client, self._key(path), data)
 
     def put_new(self, path: str, data: bytes) -> None:
         """Put an object where none is, in one step. Raises FileExistsError, and LastingError where the store overwrites."""

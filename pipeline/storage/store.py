@@ -10,6 +10,8 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +23,7 @@ from pipeline.storage.hadoop_conf import hadoop_conf
 from pipeline.storage.hdfs import _hdfs
 from pipeline.storage.local import LocalFiles
 from pipeline.storage.object_client import is_s3a_setting
-from pipeline.storage.objects import SCHEMES, object_files, object_uri
+from pipeline.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
 from pipeline.storage.retries import is_transient, with_retries
 from pipeline.storage.uri import split_uri
 
@@ -118,6 +120,44 @@ class Store:
                 raise
 
         with_retries(write)()
+
+    def replace(self, uri: str, data: bytes) -> None:
+        """Have a file hold this content, with its folder where that is missing: readers see the old file or the new one,
+        whole, whatever is killed meanwhile. A draft beside it is left only by a kill. One put in an object store, else two
+        operations."""
+        files = self.files(uri)
+        if isinstance(files, ObjectFiles):
+            return with_retries(files.put)(uri, data)
+        self._staged(uri, data, lambda draft: self.rename(draft, uri, overwrite=True))
+
+    def put_new(self, uri: str, data: bytes) -> None:
+        """Have a file hold this content where there is none; it is whole as soon as it is there. Raises FileExistsError,
+        unless what is there is the same. Costs as ``replace``."""
+        try:
+            if isinstance(self.files(uri), ObjectFiles):
+                return self.write_new(uri, data)
+            self._staged(uri, data, lambda draft: self.rename(draft, uri))
+        except OSError:
+            with suppress(OSError):  # what is there tells, if an answer was lost
+                if self.read(uri) == data:
+                    return
+            raise
+
+    def _staged(self, uri: str, data: bytes, place: Callable[[str], None]) -> None:
+        """Write a draft beside a file, and put it in its place; no trace of it stays where that fails."""
+        folder, _, name = uri.rpartition("/")
+        draft = f"{folder}/.{name}.{uuid.uuid4().hex[:8]}.tmp"
+        try:
+            try:
+                self.write_new(draft, data)
+            except FileNotFoundError:
+                self.makedirs(folder)
+                self.write_new(draft, data)
+            place(draft)
+        except OSError:
+            with suppress(OSError):
+                self.delete(draft)
+            raise
 
     def makedirs(self, uri: str) -> None:
         self.files(uri).makedirs(uri)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline.atomic import write_durably
 from pipeline.errors import DataError
+from trainer.home.place import Place, make, write_whole
 
 GENERATIONS = "generations.json"
 
@@ -32,7 +31,7 @@ class Generations:
         return Generations((*(entry for entry in self.begun if entry[1] < version), (generation, version)))
 
 
-def read_generations(root: Path) -> Generations:
+def read_generations(root: Place) -> Generations:
     """Raises DataError where the file is damaged, OSError where it cannot be read."""
     path = root / GENERATIONS
     try:
@@ -44,7 +43,7 @@ def read_generations(root: Path) -> Generations:
         raise DataError(f"{path} is damaged; choose another --output, or --overwrite") from None
 
 
-def write_generations(root: Path, generations: Generations) -> None:
+def write_generations(root: Place, generations: Generations) -> None:
     """Raises OSError."""
-    root.mkdir(parents=True, exist_ok=True)
-    write_durably(root / GENERATIONS, json.dumps(generations.begun).encode())
+    make(root)
+    write_whole(root / GENERATIONS, json.dumps(generations.begun).encode())

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
-from pathlib import Path
 
 from trainer.checkpoints.generations import read_generations, write_generations
-from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, versions, whole_states
+from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, states_and_names, versions
 from trainer.checkpoints.state import STATE, State, folder_of
+from trainer.home.place import Place, delete_tree
 
 WAITING = 50  # checkpoints that wait for the evaluator; a longer queue loses its oldest
 
 
-def prune(root: Path, keep: int = 2, waiting: int = WAITING) -> list[int]:
+def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
     """Delete what is older than the newest sound checkpoint, except the newest ``keep`` sound ones, the best evaluated one
     up to each of these, and the newest ``waiting`` whole ones that wait for the evaluator.
 
     Returns the versions that were deleted though they waited. One process at a time may do it. Raises OSError where the
     folder cannot be read. O(checkpoints)."""
-    states = whole_states(root)
-    sound = [state for state in states if is_sound(root, state.version)]
+    found = states_and_names(root)
+    states = [state for state, _ in found]
+    sound = [state for state, names in found if is_sound(root, state, names)]
     if not sound:
         return []
     newest, recent = sound[-1].version, sound[-keep:]
-    evaluated = {state.version: evaluation_of(root, state) for state in states}
+    evaluated = {state.version: evaluation_of(root, state, names) for state, names in found}
     wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
     accuracies = {version: mark.accuracy for version, mark in evaluated.items() if mark and mark.accuracy is not None}
     kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(accuracies, recent)
@@ -33,7 +33,7 @@ def prune(root: Path, keep: int = 2, waiting: int = WAITING) -> list[int]:
     return [version for version in deleted if version in wait]
 
 
-def go_back(root: Path, at_least: int) -> tuple[int, int] | None:
+def go_back(root: Place, at_least: int) -> tuple[int, int] | None:
     """(version, generation) that the run goes on with: the newest sound checkpoint, and a new generation, of at least that
     number, for which all beyond that version is void. None without a sound checkpoint.
 
@@ -52,7 +52,7 @@ def go_back(root: Path, at_least: int) -> tuple[int, int] | None:
     return version, generation
 
 
-def discard_after(root: Path, version: int) -> None:
+def discard_after(root: Place, version: int) -> None:
     """Delete every checkpoint, finished or not, beyond a version that the run goes back to. Raises OSError where the
     folder cannot be read."""
     for later in versions(root):
@@ -67,7 +67,7 @@ def _best(accuracies: dict[int, float], recent: Iterable[State]) -> set[int]:
     return {max(found, key=lambda version: (accuracies[version], -version)) for found in upto if found}
 
 
-def _remove(folder: Path) -> bool:
+def _remove(folder: Place) -> bool:
     """The state goes first: without it the rest is neither whole nor waiting, wherever a kill or an error leaves it.
     Returns whether the checkpoint is no more, which files that could not be deleted do not change."""
     try:
@@ -75,7 +75,7 @@ def _remove(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        shutil.rmtree(folder)
+        delete_tree(folder)
     except OSError as error:
         print(f"{folder} is not deleted yet: {error}", flush=True)
     return True

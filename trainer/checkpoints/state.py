@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+from trainer.home.place import Place, StorePlace
 
 STATE = "state.json"
 EVALUATED = "evaluated"
@@ -78,7 +80,11 @@ class Evaluated:
         return cls(**json.loads(data))
 
 
-def folder_of(root: Path, version: int) -> Path:
+@overload
+def folder_of(root: Path, version: int) -> Path: ...
+@overload
+def folder_of(root: StorePlace, version: int) -> StorePlace: ...
+def folder_of(root: Place, version: int) -> Place:
     return root / f"{version:08d}"
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
 
-from pipeline.atomic import sync, write_durably
-from trainer.checkpoints.read import Float32s, read_state
+from trainer.checkpoints.read import listed, read_state
+from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
+from trainer.home.place import Place, make, write_whole
 
 
 def write_slice(
-    folder: Path,
+    folder: Place,
     index: int,
     count: int,
     version: int,
@@ -32,31 +32,27 @@ def write_slice(
     }
     numbers = {"version": version, "generation": generation, "begin": begin, "end": end, "total": total}
     data = save(arrays, metadata={name: str(number) for name, number in numbers.items()})
-    _make(folder)
-    write_durably(folder / slice_name(index, count, generation), data)
+    make(folder)
+    write_whole(folder / slice_name(index, count, generation), data)
 
 
-def write_state(folder: Path, state: State) -> None:
+def write_state(folder: Place, state: State) -> None:
     """Write the state; an evaluation of what the folder held before no longer counts. Raises OSError."""
-    _make(folder)
-    (folder / EVALUATED).unlink(missing_ok=True)
-    write_durably(folder / STATE, state.to_bytes())
+    make(folder)
+    if EVALUATED in listed(folder):
+        (folder / EVALUATED).unlink(missing_ok=True)
+    write_whole(folder / STATE, state.to_bytes())
 
 
-def reopen(root: Path, version: int) -> None:
+def reopen(root: Place, version: int) -> None:
     """The run goes on past the end it had at this version: the checkpoint is not the final one any more."""
     state = read_state(root, version)
     if state.final:
-        write_durably(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
+        write_whole(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
 
 
-def mark_evaluated(root: Path, state: State, accuracy: float | None = None) -> None:
+def mark_evaluated(root: Place, state: State, accuracy: float | None = None) -> None:
     """The evaluator is done with a checkpoint; one that was discarded meanwhile needs no mark. Raises OSError."""
     if folder_of(root, state.version).is_dir():
         mark = Evaluated(state.generation, state.final, accuracy)
-        write_durably(folder_of(root, state.version) / EVALUATED, mark.to_bytes())
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    sync(folder.parent)
+        write_whole(folder_of(root, state.version) / EVALUATED, mark.to_bytes())

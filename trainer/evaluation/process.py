@@ -9,14 +9,12 @@ import json
 import math
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from pipeline.atomic import write_durably
 from pipeline.errors import DataError
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.state import State
@@ -26,12 +24,14 @@ from trainer.data.batches import Batch
 from trainer.data.shards import Rows, load_eval, open_shards
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.home.folders import Folders
+from trainer.home.place import Place, write_whole
 from trainer.models.build import build
 from trainer.models.devices import EVALUATOR, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
-from trainer.run_files import BEST, CHECKPOINTS, METRICS, MODEL
-from trainer.runlog.event_tail import EventTail
+from trainer.run_files import BEST, MODEL
+from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
 from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
 from trainer.runlog.result import is_model_of
@@ -40,17 +40,18 @@ from trainer.watchdog import kick
 BATCH = 500  # images at a time; the result depends on it only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
 POLL_S = 0.5
+FAR_POLL_S = 15.0  # where each look is several operations of a store
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
 
-def main(config: Config, output: Path, *, stop: threading.Event | None = None) -> None:
-    """Evaluate what is in OUTPUT/checkpoints and what is added, in order of version, until the run's final one, or
+def main(config: Config, folders: Folders, *, stop: threading.Event | None = None) -> None:
+    """Evaluate what is in the home's checkpoints and what is added, in order of version, until the run's final one, or
     until ``stop`` is set and all that is there is done.
 
     Raises DataError or OSError where the shards, and DataError where the final checkpoint cannot be read; what cannot
     be written is tried again."""
     stop = stop or threading.Event()
-    evaluator = Evaluator(config, output)
+    evaluator = Evaluator(config, folders)
     while True:
         kick()
         stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
@@ -62,10 +63,10 @@ def main(config: Config, output: Path, *, stop: threading.Event | None = None) -
             print(f"evaluating will be tried again: {error}", flush=True)
             if stopping:
                 return
-        stop.wait(POLL_S)
+        stop.wait(POLL_S if folders.is_local else FAR_POLL_S)
 
 
-def is_over(root: Path) -> bool:
+def is_over(root: Place) -> bool:
     """Whether the newest checkpoint is the evaluated end of the run."""
     state = next(reversed(checkpoint.whole_states(root)), None)
     return state is not None and state.final and checkpoint.evaluation_of(root, state) is not None
@@ -74,15 +75,15 @@ def is_over(root: Path) -> bool:
 class Evaluator:
     """A model, the rows that it is measured on, and the run's folder."""
 
-    def __init__(self, config: Config, output: Path) -> None:
-        self.config, self.output, self.root = config, output, output / CHECKPOINTS
+    def __init__(self, config: Config, folders: Folders) -> None:
+        self.config, self.home, self.work, self.root = config, folders.home, folders.work, folders.checkpoints
         shards = open_shards(config.data.shards)
         built = build(config.model, shards.inputs, config.model_seed)
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
         self.rows = load_eval(shards, targets=built.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
         self.device = pick_device(config.processes.device, EVALUATOR)
-        self.tail, self.log = EventTail(output / METRICS, from_beginning=True), Surviving()
+        self.tail, self.log = tail_of(folders), Surviving()
         self.warned: set[str] = set()
         self.num_classes = shards.num_classes
         if self.rows is None:
@@ -113,7 +114,7 @@ class Evaluator:
     def keep_best(self) -> None:
         """Have best.safetensors be the model of the best evaluation that counts, after a roll-back too; or no model, where
         that one's checkpoint is gone. Raises OSError."""
-        top, path = best(self._evaluations()), self.output / BEST
+        top, path = best(self._evaluations()), self.home / BEST
         if not top or is_model_of(path, top):
             return
         state = next((state for state in checkpoint.whole_states(self.root) if _is_of(top, state)), None)
@@ -141,7 +142,7 @@ class Evaluator:
             return
         found, l2 = self._evaluate(self.rows), penalty(self.flat.model, self.config.optimiser.weight_decay)
         log_event(
-            self.output,
+            self.work,
             "eval",
             version=state.version,
             generation=state.generation,
@@ -187,7 +188,7 @@ class Evaluator:
         about = {"model": self.config.model.name, "version": state.version, "epoch": state.epoch}
         about |= {"generation": state.generation}
         metadata = {"trained": json.dumps(about)}  # one entry: safetensors writes several in any order
-        write_durably(self.output / name, save(self.flat.named(values.cpu().numpy()), metadata=metadata))
+        write_whole(self.home / name, save(self.flat.named(values.cpu().numpy()), metadata=metadata))
 
     def _evaluations(self) -> list[dict[str, Any]]:
         """Those that still count; only what was logged since the last time is read."""
@@ -205,7 +206,7 @@ class Evaluator:
         """Once a run, however often the evaluator starts. kind: how all messages begin of which one is enough."""
         self._evaluations()
         if not any(said.startswith(kind or message) for said in self.warned):
-            log_event(self.output, "warning", message=message)
+            log_event(self.work, "warning", message=message)
 
 
 def _is_of(event: dict[str, Any], state: State) -> bool:

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.atomic import write_durably
 from trainer.checkpoints.read import newest
 from trainer.config import Config
+from trainer.home.folders import Folders
+from trainer.home.place import Place, write_whole
+from trainer.home.work import Work
 from trainer.options import Options
 from trainer.plan import Plan
 from trainer.report.terminal import ending
-from trainer.run_files import BEST, CHECKPOINTS, METRICS, PUSHES, RESULT
+from trainer.run_files import BEST, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
 from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes
 from trainer.runlog.result import Result, is_model_of, summarise
@@ -52,12 +53,16 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def log_start(config: Config, planned: Plan, simulated: dict[str, Any] | None = None) -> None:
-    """simulated: of a run in virtual time, what stands for its machines."""
+def log_start(
+    config: Config, planned: Plan, simulated: dict[str, Any] | None = None, folders: Folders | None = None
+) -> None:
+    """folders: those of a local --output where not given; simulated: of a run in virtual time, what stands for its
+    machines."""
     versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
-    resumed = newest(Path(config.run.output) / CHECKPOINTS)
+    folders = folders or Folders.of(config.run.output)
+    resumed = newest(folders.checkpoints)
     log_event(
-        Path(config.run.output),
+        folders.work,
         "start",
         config=config.to_json(),
         plan=asdict(planned),
@@ -67,15 +72,18 @@ def log_start(config: Config, planned: Plan, simulated: dict[str, Any] | None = 
     )
 
 
-def conclude(config: Config, options: Options, status: dict[str, Any], cause: str) -> Result:
-    """result.json, the report and a few lines; for a run that was cut short, too."""
-    output = Path(config.run.output)
+def conclude(config: Config, options: Options, status: dict[str, Any], cause: str, work: Work | None = None) -> Result:
+    """result.json, the report and a few lines; for a run that was cut short, too. work: of this host, which leads; that of a
+    local --output where not given. Raises OSError, and JobError where another start of the run leads it now."""
+    work = work or Work(Folders.of(config.run.output))
+    output, log = work.folders.home, work.folders.work
     seconds = status.get("seconds", 0.0)
-    log_event(output, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
-    events = read_events(output / METRICS)
-    result = summarise(events, read_pushes(output / PUSHES))
+    log_event(log, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
+    work.settle()
+    events = read_events(log / METRICS)
+    result = summarise(events, read_pushes(log / PUSHES))
     _withdraw_other_best(output, events)
-    write_durably(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
     report = None
     if options.report:
         from trainer.report.page import write_report  # loads matplotlib, for a second and a half
@@ -86,7 +94,7 @@ def conclude(config: Config, options: Options, status: dict[str, Any], cause: st
     return Result(output=output, **result)
 
 
-def _withdraw_other_best(output: Path, events: list[Event]) -> None:
+def _withdraw_other_best(output: Place, events: list[Event]) -> None:
     """A run that was cut short between an evaluation and its model, or right after a roll-back, has no best model until the
     evaluator of its resume writes it: result.json would name another one's accuracy."""
     top = best(evaluations(events))

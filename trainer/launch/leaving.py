@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
 from trainer.checkpoints.read import newest, read_state, whole
 from trainer.config import Facts
+from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
 from trainer.transport.messages import Op
 
-LOOK_S = 0.1
+LOOK_S, FAR_LOOK_S = 0.1, 2.0  # between two looks into a local folder, and into another
 QUIET_S = 10.0  # nothing was written for so long, beside what a slow disk may take for all of it: nothing more will be
 SLOW_DISK_BYTES_PER_S = 10e6
 FOLLOW_S = 25.0  # schedulers kill 30 s after their SIGTERM
@@ -40,32 +39,37 @@ def patience(facts: Facts) -> Patience:
     return Patience(QUIET_S + size / SLOW_DISK_BYTES_PER_S, time.monotonic())
 
 
-def wait_for_checkpoint(control: Control, root: Path, facts: Facts) -> None:
+def wait_for_checkpoint(control: Control, root: Place, facts: Facts) -> None:
     """On server 0's host: have everybody write this moment, and wait while they do."""
     control.tell(Op.END)
     waits = patience(facts)
     while not _is_written(control, root) and not waits.is_over(sizes(root), time.monotonic()):
-        time.sleep(LOOK_S)
-        control.ask()
+        _pause(control, root)
 
 
-def wait_for_leader(control: Control, root: Path, facts: Facts) -> None:
+def wait_for_leader(control: Control, root: Place, facts: Facts) -> None:
     """On another host with servers: have everybody write this moment, and stay until server 0's host, which may be
     ending as well, is gone. Without that host's parts its last checkpoint would never be whole."""
     control.tell(Op.END)
     waits, end = patience(facts), time.monotonic() + FOLLOW_S
     while time.monotonic() < end and not control.is_gone() and not waits.is_over(sizes(root), time.monotonic()):
+        _pause(control, root)
+
+
+def _pause(control: Control, root: Place) -> None:
+    end = time.monotonic() + (FAR_LOOK_S if isinstance(root, StorePlace) else LOOK_S)
+    while time.monotonic() < end:
         time.sleep(LOOK_S)
         control.ask()
 
 
-def _is_written(control: Control, root: Path) -> bool:
+def _is_written(control: Control, root: Place) -> bool:
     """Whether what server 0 had when it was told of the end is on disk; an older status would not tell."""
     last = control.at_end
     return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
 
 
-def newest_in_words(root: Path) -> str:
+def newest_in_words(root: Place) -> str:
     """Where a resume goes on."""
     with suppress(DataError):  # server 0's host goes on, and may have deleted it meanwhile
         version = newest(root)
@@ -74,12 +78,10 @@ def newest_in_words(root: Path) -> str:
     return ""
 
 
-def sizes(root: Path) -> Sequence[tuple[str, int]]:
+def sizes(root: Place) -> Sequence[tuple[str, int]]:
     """What is written there by now, drafts too."""
-    found = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            with suppress(OSError):
-                found.append((path, os.path.getsize(path)))
+    found: list[tuple[str, int]] = []
+    for entry in entries(root):
+        with suppress(OSError):  # it is being deleted
+            found += sizes(root / entry.name) if entry.is_dir else [(entry.path, entry.bytes)]
     return sorted(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
 from trainer.data.shards import Shards, open_shards
+from trainer.home.place import Place, place_of
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
@@ -23,9 +23,9 @@ from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import digest
 
 
-def main(config: Config, write: bool, computes: bool, answer: Connection) -> None:
-    """Answer with the facts of the run as JSON; with ``write``, make a first checkpoint where there is none. computes:
-    whether this host has workers or the evaluator.
+def main(config: Config, home: Place | None, computes: bool, answer: Connection) -> None:
+    """Answer with the facts of the run as JSON; make a first checkpoint in the home, where one is given and holds none.
+    computes: whether this host has workers or the evaluator.
 
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
     shards = open_shards(config.data.shards)
@@ -36,8 +36,8 @@ def main(config: Config, write: bool, computes: bool, answer: Connection) -> Non
     flat = FlatModel(built.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     facts = Facts(*sizes, digest(shards), shards.fingerprint, shards.ratios)
-    if write:
-        first_checkpoint(config, facts, flat.read())
+    if home:
+        first_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(_facts(facts))
 
 
@@ -70,9 +70,10 @@ def _facts(facts: Facts) -> bytes:
     return pack_json(asdict(facts))
 
 
-def first_checkpoint(config: Config, facts: Facts, values: Any) -> None:
-    """Make a first checkpoint of a model's values [P + Q] where there is none; one of an end becomes a beginning."""
-    root = Path(config.run.output) / CHECKPOINTS
+def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place | None = None) -> None:
+    """Make a first checkpoint of a model's values [P + Q] where there is none; one of an end becomes a beginning. home: the
+    run's, that of --output where not given."""
+    root = (home or place_of(config.run.output)) / CHECKPOINTS
     version = newest(root, verify=True)
     if version is not None:
         reopen(root, version)

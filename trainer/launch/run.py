@@ -5,9 +5,13 @@ from __future__ import annotations
 import secrets
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipeline.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
+from trainer.home.folders import Folders
+from trainer.home.place import Place, place_of
+from trainer.home.work import Work, working
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.open_files import check_limit
 from trainer.launch.processes import UNKNOWN, Child, context
@@ -23,26 +27,32 @@ from trainer.transport.sockets import Secret
 PREPARE_TRIES = 4
 
 
-def run(config: Config, options: Options) -> Result | None:
-    """Train as far as the run has to go. Where server 0 is, the folder is ready for it, and the caller holds its lock.
+def run(config: Config, options: Options, home: Place | None = None) -> Result | None:
+    """Train as far as the run has to go. Where server 0 is, the home is ready for it, and the caller holds its lock. home:
+    of the run, that of --output where not given.
 
-    Raises UsageError, DataError and JobError."""
+    Raises UsageError, DataError, JobError, and OSError where the home cannot be reached."""
+    with working(home or place_of(config.run.output), leads=options.has(LEADER)) as work:
+        return _run(config, options, work)
+
+
+def _run(config: Config, options: Options, work: Work) -> Result | None:
     leads = options.has(LEADER)
-    facts = prepare(config, options, write=leads)
+    facts = prepare(config, options, work.folders, write=leads)
     check_limit(
         options.roles_of(config.processes.servers, facts.num_workers), config.processes.servers, facts.num_workers
     )
     if options.addresses:
         check_addresses(options.addresses, config.processes.servers)
     addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
-    supervisor = Supervisor(config, facts, options, addresses, _secret(options))
+    supervisor = Supervisor(config, facts, options, addresses, _secret(options), work)
     if not (options.quiet or options.silent):
         print(describe(supervisor.plan), flush=True)
     cause = "failed"
     with interruptible(supervisor):
         try:
             if leads:
-                log_start(config, supervisor.plan)
+                log_start(config, supervisor.plan, folders=work.folders)
             supervisor.run()
             cause = "finished"
         except Interrupted:
@@ -51,22 +61,30 @@ def run(config: Config, options: Options) -> Result | None:
         finally:
             supervisor.close()
             with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
-                result = conclude(config, options, supervisor.control.status, cause) if leads else None
+                result = conclude(config, options, supervisor.control.status, cause, work) if leads else None
     return result
 
 
-def prepare(config: Config, options: Options, *, write: bool) -> Facts:
+def check(config: Config, options: Options) -> None:
+    """Raises UsageError, DataError and JobError for what no process of this host could compute; leaves no trace."""
+    home = place_of(config.run.output)
+    with TemporaryDirectory(prefix="trainer-") as scratch:
+        work = home if isinstance(home, Path) else Path(scratch)
+        prepare(config, options, Folders(home, work), write=False)
+
+
+def prepare(config: Config, options: Options, folders: Folders, *, write: bool) -> Facts:
     """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
-    again. write: the first checkpoint too, where there is none.
+    again. folders: of the run on this host; write: the first checkpoint too, where there is none.
 
     Raises UsageError and DataError for what cannot be trained, of which nothing is left, and JobError."""
     computes = options.roles is None or any(role.kind != "server" for role in options.roles)
-    log = Path(config.run.output) / LOGS / "prepare.log"
+    log, home = folders.work / LOGS / "prepare.log", folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(PREPARE_TRIES):
         log.write_text("")  # what an earlier start said is not this one's cause
         mine, theirs = context().Pipe(duplex=False)
-        child = Child("prepare", log, "trainer.launch.prepare", config, write, computes, theirs)
+        child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, theirs)
         theirs.close()
         try:
             while not mine.poll(POLL_S):

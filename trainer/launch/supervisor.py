@@ -14,6 +14,8 @@ from pipeline.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
+from trainer.home.folders import Folders
+from trainer.home.work import Work
 from trainer.launch.control import Control
 from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
 from trainer.launch.processes import FORK_SERVER, Child
@@ -21,7 +23,7 @@ from trainer.launch.restarts import Restarts, pause_s
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
 from trainer.report.progress import ProgressLine
-from trainer.run_files import CHECKPOINTS, LOGS, METRICS
+from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
 from trainer.transport.addresses import hold
@@ -31,17 +33,27 @@ from trainer.transport.sockets import Secret
 
 POLL_S = 0.2
 LINGER_S = 10.0
+FAR_LOOK_S = 15.0
 LEADER = Role("server", 0)
 
 
 class Supervisor:
     def __init__(
-        self, config: Config, facts: Facts, options: Options, addresses: Sequence[str], secret: Secret
+        self,
+        config: Config,
+        facts: Facts,
+        options: Options,
+        addresses: Sequence[str],
+        secret: Secret,
+        work: Work | None = None,
     ) -> None:
+        """work: of this host, that of a local --output where not given."""
+        self.work = work or Work(Folders.of(config.run.output))
+        self.folders = self.work.folders
         self.config, self.facts, self.options = config, facts, options
         self.addresses, self.secret = list(addresses), secret
         self.held = [hold(address) for address in addresses]
-        self.output = Path(config.run.output)
+        self.output = self.folders.work
         self.roles = options.roles_of(config.processes.servers, facts.num_workers)
         self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
@@ -59,6 +71,7 @@ class Supervisor:
         self._evaluated: float | None = None
         self._last_evaluated = -1
         self._told = False
+        self._looked = 0.0  # for the end of the run, in a home elsewhere (monotonic seconds)
         self._trouble: str | None = None
 
     def run(self) -> None:
@@ -100,14 +113,25 @@ class Supervisor:
         config, facts, addresses = self.config, self.facts, self.addresses
         if role.kind == "server":
             held = self.held[role.index]
-            child = Child(str(role), log, "trainer.server.process", config, facts, role.index, addresses, secret, held)
+            child = Child(
+                str(role),
+                log,
+                "trainer.server.process",
+                config,
+                facts,
+                role.index,
+                addresses,
+                secret,
+                held,
+                self.folders,
+            )
         elif role.kind == "worker":
-            share = self.plan.threads_per_worker, self.workers.index(role.index)
+            share = self.plan.threads_per_worker, self.workers.index(role.index), self.output
             child = Child(
                 str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share
             )
         else:
-            child = Child(str(role), log, "trainer.evaluation.process", config, self.output)
+            child = Child(str(role), log, "trainer.evaluation.process", config, self.folders)
         self.children[role] = child
 
     def _look_after(self) -> None:
@@ -153,7 +177,8 @@ class Supervisor:
         """How often it has happened without progress by now. Raises JobError if that is too often."""
         failures = self.restarts.failed(what, progress)
         if failures > self.config.processes.max_restarts:
-            raise JobError(f"{what} {failures} times in a row without progress, last: {cause}; see {log}")
+            where = self.folders.at_home(log)
+            raise JobError(f"{what} {failures} times in a row without progress, last: {cause}; see {where}")
         return failures
 
     def _progress_of(self, role: Role) -> int:
@@ -164,7 +189,7 @@ class Supervisor:
 
     def _furthest_evaluated(self) -> int:
         """The newest version that the evaluator is done with; one without rows logs no event, and marks it only."""
-        root = self.output / CHECKPOINTS
+        root = self.folders.checkpoints
         marked = [state.version for state in whole_states(root) if evaluation_of(root, state)]
         self._last_evaluated = max(self._last_evaluated, *marked, -1)
         return self._last_evaluated
@@ -175,7 +200,7 @@ class Supervisor:
         status = self.control.status
         if status["diverged"]:
             raise JobError(
-                f"the run diverged: {status['diverged']}; lower --learning-rate (see {self.output / METRICS})"
+                f"the run diverged: {status['diverged']}; lower --learning-rate (see {self.folders.home / METRICS})"
             )
         if status["finished"]:
             return True
@@ -188,8 +213,10 @@ class Supervisor:
 
     def _has_ended(self) -> bool:
         """Whether the end of this run is in its folder: server 0 may have left before this host could hear of it."""
-        root = self.output / CHECKPOINTS
-        version = newest(root)
+        root, now = self.folders.checkpoints, time.monotonic()
+        if not self.folders.is_local and now - self._looked < FAR_LOOK_S:
+            return False
+        self._looked, version = now, newest(root)
         return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
@@ -210,7 +237,7 @@ class Supervisor:
 
     def _leave_checkpoint(self) -> None:
         """Checkpoint this moment, then end the run. Raises JobError, which says how to go on."""
-        root = self.output / CHECKPOINTS
+        root = self.folders.checkpoints
         if LEADER in self.roles:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
@@ -220,6 +247,7 @@ class Supervisor:
     # --- people -------------------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
+        self.work.check()
         fresh = self.control.ask()
         self._tell_of_silence()
         for event in self.events.new():

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import pandas as pd
 
-from pipeline.atomic import write_durably
 from pipeline.errors import DataError
 from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
 from pipeline.reporting.plots import MANY, style
+from trainer.home.place import Place, StorePlace, write_whole
 from trainer.report import figures
 from trainer.report.findings import compact, describe_incident, findings, flags_of, headline, title
 from trainer.report.history import (
@@ -119,7 +120,11 @@ def _begun(first: Event, start: Event) -> str:
     return f"Begun {datetime.fromtimestamp(first['time'], UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def write_report(output: Path) -> Path:
+@overload
+def write_report(output: Path) -> Path: ...
+@overload
+def write_report(output: StorePlace) -> StorePlace: ...
+def write_report(output: Place) -> Place:
     """Write OUTPUT/report.html of the run as far as it has come; seconds for a million pushes.
 
     It replaces an earlier one whole. Raises DataError if no run was started in OUTPUT."""
@@ -129,5 +134,5 @@ def write_report(output: Path) -> Path:
             f"{output / METRICS} tells of no run: nothing was trained in this folder, so there is no report"
         )
     path = output / REPORT
-    write_durably(path, render(events, read_pushes(output / PUSHES)).encode())
+    write_whole(path, render(events, read_pushes(output / PUSHES)).encode())
     return path

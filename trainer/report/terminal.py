@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.reporting.tables import aligned
+from trainer.home.place import Place
 from trainer.report.progress import number
 from trainer.run_files import MODEL
 
@@ -26,7 +26,7 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.2%}"
 
 
-def ending(result: Mapping[str, Any], output: Path, report: Path | None) -> str:
+def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> str:
     """What a person is told on the terminal when a run ends."""
     restarts = ", ".join(f"{role} {count}" for role, count in result["restarts"].items() if count)
     virtual = " of virtual time" if result.get("simulated") is not None else ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainer.checkpoints.generations import Generations
+from trainer.home.place import Place
 from trainer.runlog.events import COLUMNS
 
 if TYPE_CHECKING:
@@ -20,13 +22,14 @@ NAMES = COLUMNS.split(",")
 INTEGERS = [name for name in NAMES if name not in ("loss", "seconds", "step_s", "read_s")]
 
 
-def read_events(path: Path) -> list[Event]:
+def read_events(path: Place) -> list[Event]:
     """The events of metrics.jsonl as they came, those since taken back too; an absent file has none.
 
     A line that a full disk or a killed process cut off is left out, without losing the one that may follow it."""
-    if not path.exists():
+    try:
+        lines = path.read_bytes().decode(errors="replace").split("\n")
+    except FileNotFoundError:
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return [event for line in lines if (event := parse_event(line)) is not None]
 
 
@@ -77,14 +80,16 @@ def best(evaluated: Iterable[Event]) -> Event | None:
     return max(evaluated, key=lambda event: event.get("accuracy") or 0.0, default=None)
 
 
-def read_pushes(path: Path) -> pd.DataFrame:
+def read_pushes(path: Place) -> pd.DataFrame:
     """The pushes that still count, one a row, columns as in the file: a generation that begins at version v voids all
     rows of earlier ones from v on. Rows cut off by a crash are left out. About 1.5 s and 0.2 GB for a million."""
     import pandas as pd  # half a second, which the processes of a run do without
 
-    if not path.exists():
+    try:
+        source = path if isinstance(path, Path) else BytesIO(path.read_bytes())
+        frame = pd.read_csv(source, names=NAMES, header=None, skiprows=1, on_bad_lines="skip", index_col=False)
+    except FileNotFoundError:
         return pd.DataFrame({name: pd.Series(dtype="int64") for name in NAMES})
-    frame = pd.read_csv(path, names=NAMES, header=None, skiprows=1, on_bad_lines="skip", index_col=False)
     frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=[*INTEGERS, "seconds"])
     return _without_void(frame.astype(dict.fromkeys(INTEGERS, "int64"))).reset_index(drop=True)
 

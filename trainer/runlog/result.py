@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.checkpoints.slice_file import json_header
+from trainer.home.place import Place
 from trainer.run_files import METRICS, MODEL, PUSHES, RESULT
 from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes, surviving
 
@@ -25,7 +26,7 @@ ROLES = ("worker", "server", "evaluator")
 class Result:
     """What a run came to, as result.json holds it; None for what was not measured or is no number."""
 
-    output: Path  # the run's folder
+    output: Place  # the run's folder: a path, or what stands for one elsewhere
     protocol: str
     model: str
     seed: int
@@ -65,24 +66,21 @@ class Result:
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """The final model's arrays by the names of its state_dict, in the order of its layers."""
-        from safetensors.numpy import load_file
+        from safetensors.numpy import load
 
-        return dict(load_file(self.output / MODEL))
+        return dict(load((self.output / MODEL).read_bytes()))
 
 
-def read_result(output: Path) -> Result:
+def read_result(output: Place) -> Result:
     """The result of an ended run. Raises OSError where there is none."""
     return Result(output=output, **json.loads((output / RESULT).read_bytes()))
 
 
-def is_model_of(path: Path, evaluation: Event) -> bool:
+def is_model_of(path: Place, evaluation: Event) -> bool:
     """Whether a file that the evaluator wrote holds the model that an evaluation is of."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        file: Any = safe_open(path, framework="np")
-        about = json.loads(file.metadata()["trained"])
-    except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
+        about = json.loads(json_header(path)[0]["__metadata__"]["trained"])
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
         return False
     return all(about.get(key) == evaluation.get(key) for key in ("version", "generation"))
 

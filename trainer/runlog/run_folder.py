@@ -6,22 +6,37 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from pipeline.atomic import write_durably
 from pipeline.errors import DataError, JobError, UsageError
-from pipeline.storage.uri import split_uri
+from pipeline.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
 from trainer.config import Config
-from trainer.run_files import BEST, CHECKPOINTS, CONFIG, LOCK, LOGS, METRICS, MODEL, PUSHES, REPORT, RESULT, TENSORBOARD
+from trainer.home import segments
+from trainer.home.lease import leased
+from trainer.home.place import Place, listing, remove_empty, resolve_home, write_whole
+from trainer.run_files import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    LEASE,
+    LOCK,
+    LOGS,
+    METRICS,
+    MODEL,
+    PUSHES,
+    REPORT,
+    RESULT,
+    SEGMENTS,
+    TENSORBOARD,
+)
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not
@@ -30,13 +45,17 @@ _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, 
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
 _GENERATIONS = rf"({re.escape(GENERATIONS)}|\.{re.escape(GENERATIONS)}\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.log"
+_HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
 # All that a run writes; --overwrite deletes nothing else.
 OWNED = re.compile(
-    rf"{_FILE}|{_DRAFT}|{_LOG}|{re.escape(LOCK)}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
+    rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
     rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/events\.out\.tfevents\.[\w.-]+"
+    rf"|{segments.NAMES.pattern}|{SEGMENTS}/\.[\w.-]+\.tmp"
 )
 # What a start leaves that failed before its first update, or another host's that came first: nothing to lose.
-EARLY = re.compile(rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{re.escape(LOCK)}|{CHECKPOINTS}/0{{8}}/[\w.-]+")
+EARLY = re.compile(
+    rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/\d+\.(begun|settled)"
+)
 
 
 class Start(Enum):
@@ -93,22 +112,26 @@ def digest(shards: Shards) -> str:
 
 
 def resolve_output(output: str) -> Path:
-    """The folder as an absolute path. Raises UsageError for what cannot be one."""
-    scheme, _, folder = split_uri(output)
-    if scheme not in ("", "file"):
-        raise UsageError(f"--output {output} must be a folder of this machine, or one that its hosts mount")
-    path = Path(os.path.abspath(folder))
-    blocked = next((part for part in (path, *path.parents) if part.exists()), path)
-    if not folder or not blocked.is_dir():
-        raise UsageError(f"--output {output or repr(output)}: {blocked} is not a folder; choose another")
-    return path
+    """The folder of a virtual run or a study, as an absolute path. Raises UsageError for one that is not local."""
+    home = resolve_home(output)
+    if is_remote(home):
+        raise UsageError(
+            f"--output {output} must be a folder of this machine: virtual runs and studies are written there"
+        )
+    return Path(home)
 
 
 @contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Two runs in one folder would mix their checkpoints; the lock goes with the process, however it ends.
+def locked(output: Place, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Two runs in one folder would mix their checkpoints. On a local disk the lock goes with the process, however it ends;
+    elsewhere it is a lease, and ``lost`` is called, by a thread, if another start takes it over from a process that was
+    frozen.
 
-    Raises JobError while another process holds it."""
+    Raises JobError while another process holds it, OSError where the folder cannot be written."""
+    if not isinstance(output, Path):
+        with leased(output, lost):
+            yield
+        return
     output.mkdir(parents=True, exist_ok=True)
     with open(output / LOCK, "w") as file:
         try:
@@ -122,23 +145,26 @@ def locked(output: Path) -> Iterator[None]:
 
 @contextmanager
 def settled(
-    output: Path,
+    output: Place,
     requested: RunRecord,
     *,
     resume: bool,
     overwrite: bool,
     check: Callable[[], object] = lambda: None,
+    lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """Decide what a start in a folder amounts to, make the folder ready for it, and keep others out while it runs.
 
     check: raises UsageError or DataError for a start that has something to do and cannot; it is asked before anything in
-    the folder is changed, and then nothing is.
+    the folder is changed, and then nothing is. lost: see ``locked``. Needs no torch: the roles may run elsewhere.
 
     Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged, JobError while
-    another run is there."""
+    another run is there, OSError where the folder cannot be reached."""
+    if not isinstance(output, Path) and output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is not a folder; choose another")
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))
-    with _without_trace(output), locked(output):
+    with _without_trace(output), locked(output, lost):
         names = listing(output)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
         start = (
@@ -150,27 +176,35 @@ def settled(
             check()
             if is_new:
                 _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
+            elif not isinstance(output, Path):
+                _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # a local write removes those
             (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
-            write_durably(output / CONFIG, (json.dumps(requested.to_json(), indent=1) + "\n").encode())
+            write_whole(output / CONFIG, (json.dumps(requested.to_json(), indent=1) + "\n").encode())
         yield start
 
 
 @contextmanager
-def _without_trace(output: Path) -> Iterator[None]:
+def _without_trace(output: Place) -> Iterator[None]:
     """A start that is refused before it has written its configuration leaves a folder as it was, absent or empty."""
-    missing = [folder for folder in (output, *output.parents) if not folder.exists()]
+    missing = [folder for folder in _with_parents(output) if not folder.exists()]
     try:
         yield
     except (UsageError, DataError):
-        if listing(output) == [LOCK]:
-            (output / LOCK).unlink()
+        left = listing(output)
+        if all(re.fullmatch(_HELD, name) for name in left):
+            _delete(output, left, held=True)
         for folder in missing:
-            with suppress(OSError):  # others have put something into it
-                folder.rmdir()
+            remove_empty(folder)  # nothing where others have put something into it
         raise
 
 
-def decide(output: Path, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:
+def _with_parents(folder: Place) -> Iterator[Place]:
+    """Innermost first; the parents of one in a store are its own business."""
+    yield folder
+    yield from folder.parents if isinstance(folder, Path) else ()
+
+
+def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:
     """What a start without --overwrite amounts to in a folder that holds results; saved: whose they are, None if
     nothing tells. Raises UsageError. Pure."""
     if saved is None:
@@ -193,7 +227,7 @@ def decide(output: Path, saved: RunRecord | None, requested: RunRecord, *, is_fi
     return Start.GO_ON if requested.steps > saved.steps else Start.FINISHED
 
 
-def _refuse_other(output: Path, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
+def _refuse_other(output: Place, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
     before, now = saved.essentials(), requested.essentials()
     for name in now | before:
         if before.get(name) != now.get(name):
@@ -202,34 +236,24 @@ def _refuse_other(output: Path, saved: RunRecord, requested: RunRecord, resume: 
             raise UsageError(f"{output} holds a run with {other}; {what}choose another --output, or --overwrite")
 
 
-def listing(output: Path) -> list[str]:
-    """Every file below a folder, by relative path, sorted; a link to a folder counts as a file."""
-    found = []
-    for folder, folders, files in os.walk(output):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        found += [os.path.relpath(os.path.join(folder, name), output) for name in (*files, *links)]
-    return sorted(found)
-
-
-def _refuse_foreign(output: Path, names: list[str]) -> None:
+def _refuse_foreign(output: Place, names: list[str]) -> None:
     """Raises UsageError if there is a file that no run writes: the folder is somebody else's."""
     foreign = [name for name in names if not OWNED.fullmatch(name)]
     if foreign:
         raise UsageError(f"{output} holds {foreign[0]}, which no run wrote; choose a folder of its own for --output")
 
 
-def _delete(output: Path, names: list[str]) -> None:
-    """Remove the named files and the folders that are left empty; the lock stays, for it is held."""
+def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
+    """Remove the named files and the folders that are left empty; what holds the folder stays, unless ``held``."""
     for name in sorted(names, key=lambda name: name != CONFIG):
-        if name != LOCK:
+        if held or not re.fullmatch(_HELD, name):
             (output / name).unlink(missing_ok=True)
-    folders = {str(folder) for name in names for folder in Path(name).parents} - {"."}
+    folders = {str(folder) for name in names for folder in PurePath(name).parents} - {"."}
     for folder in sorted(folders, reverse=True):
-        with suppress(OSError):  # it is not there, or somebody has put something into it
-            (output / folder).rmdir()
+        remove_empty(output / folder)
 
 
-def _saved(output: Path) -> RunRecord | None:
+def _saved(output: Place) -> RunRecord | None:
     try:
         return RunRecord.from_json(json.loads((output / CONFIG).read_bytes()))
     except FileNotFoundError:
@@ -240,7 +264,7 @@ def _saved(output: Path) -> RunRecord | None:
         ) from None
 
 
-def _is_finished(output: Path) -> bool:
+def _is_finished(output: Place) -> bool:
     try:
         return bool(json.loads((output / RESULT).read_bytes())["cause"] == "finished")
     except (OSError, ValueError, KeyError, TypeError):

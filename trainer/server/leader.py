@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from pipeline.atomic import sync
 from pipeline.errors import JobError
 from trainer.checkpoints.prune import WAITING, go_back
 from trainer.checkpoints.read import read_state
@@ -20,8 +21,10 @@ from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.orders import Measured, Order
+from trainer.home.folders import Folders
+from trainer.home.segments import copy
 from trainer.plan import usual_batch, worker_rate
-from trainer.run_files import CHECKPOINTS, PUSHES
+from trainer.run_files import PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
 from trainer.server.background import AtOnce, Work
@@ -60,15 +63,15 @@ class Leader:
         self,
         config: Config,
         facts: Facts,
-        root: Path,
+        folders: Folders,
         send_order: Callable[[Sequence[Follower], Order], None],
         send_load: Callable[[Sequence[Follower], int, int], None],
         read: Read,
         microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
         work: Work | None = None,
     ) -> None:
-        self.config, self.facts, self.root = config, facts, root
-        self.checkpoints = root / CHECKPOINTS
+        self.config, self.facts, self.folders = config, facts, folders
+        self.log, self.checkpoints = folders.work, folders.checkpoints
         self.send_order, self.send_load, self.read, self.microseconds = send_order, send_load, read, microseconds
         self.work = work or AtOnce()
         self.followers: dict[int, Follower] = {}
@@ -110,9 +113,9 @@ class Leader:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
         self.version, self.generation = found
         if self._left is not None:
-            log_event(self.root, "rollback", from_version=self._left, to_version=self.version, cause=cause)
+            log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
             self._left = None
-        log_event(self.root, "generation", generation=self.generation, version=self.version)
+        log_event(self.log, "generation", generation=self.generation, version=self.version)
         self.send_load(list(self.followers.values()), self.generation, self.version)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
@@ -146,7 +149,7 @@ class Leader:
             seconds=state.seconds,
         )
         convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
-        journal = Journal(self.root, coordinator, self.generation, state.seconds, facts.fingerprint)
+        journal = Journal(self.log, coordinator, self.generation, state.seconds, facts.fingerprint)
         self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
         self._snapshot_at = now
 
@@ -154,13 +157,22 @@ class Leader:
         generation = self.generation
         return Snapshots(
             self.checkpoints,
-            self.root / PUSHES,
+            self._secure_log,
             self.config.processes.servers,
             self.work,
             log=journal.write_pushes,
             is_current=lambda: self.generation == generation,
             given_up=self._given_up,
         )
+
+    def _secure_log(self) -> None:
+        """What a checkpoint counts lasts before the checkpoint can be found. Raises OSError, and Superseded where another
+        start leads the run."""
+        if not self.folders.is_local:
+            copy(self.folders)
+        else:
+            with suppress(FileNotFoundError):
+                sync(self.log / PUSHES)
 
     def wrote(self, server: int, generation: int, sequence: int, outcome: Outcome) -> None:
         """A server has written its part of the checkpoint of an order, or says why not."""
@@ -174,9 +186,9 @@ class Leader:
         """Checkpoints were deleted before the evaluator came to them."""
         if not self._has_warned:
             self._has_warned = True
-            log_event(self.root, "warning", message=GIVEN_UP)
+            log_event(self.log, "warning", message=GIVEN_UP)
         for version in deleted:
-            log_event(self.root, "given_up", version=version)
+            log_event(self.log, "given_up", version=version)
 
     # --- workers and supervisors --------------------------------------------------------------------------------------
 
@@ -295,7 +307,7 @@ class Leader:
     def _converged(self, training: Training, now: float) -> None:
         training.coordinator.converge()
         position, seconds = training.coordinator.budget.position, training.journal.seconds(now)
-        log_event(self.root, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
+        log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
     def _complete(self, snapshot: dict[str, Any], journal: Journal, now: float) -> dict[str, Any]:
         """A snapshot with what the coordinator does not know of a checkpoint's state."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import socket as sockets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -14,7 +13,7 @@ import zmq
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured, Order
 from trainer.coordination.passes import Seen
-from trainer.run_files import CHECKPOINTS
+from trainer.home.folders import Folders
 from trainer.server.background import Background
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import Outcome, SliceServer
@@ -38,7 +37,9 @@ class Server:
         addresses: Sequence[str],
         secret: Secret,
         held: sockets.socket | None,
+        folders: Folders | None = None,
     ) -> None:
+        self.folders = folders or Folders.of(config.run.output)
         self.index, self.session = index, time.time_ns()
         self.agreement = Agreement.of(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -47,7 +48,7 @@ class Server:
         self.to_leader = connect(self.context, addresses[0], secret) if index else None
         self.background = Background()
         self.slice_server = SliceServer(
-            config, facts, index, Path(config.run.output) / CHECKPOINTS, self.send, self.background, self._wrote
+            config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
         )
         self._untold: list[Header] = []  # to server 0, which did not read
         self.leader = None if index else self._make_leader()
@@ -58,7 +59,7 @@ class Server:
         return Leader(
             config,
             facts,
-            Path(config.run.output),
+            self.folders,
             self.send_order,
             self.send_load,
             self.slice_server.parameters,
@@ -293,7 +294,9 @@ def main(
     addresses: Sequence[str],
     secret: Secret,
     held: sockets.socket | None = None,
+    folders: Folders | None = None,
 ) -> None:
-    """The process of one server; never returns. held: its address, if the supervisor holds it. Raises UsageError if the
+    """The process of one server; never returns. held: its address, if the supervisor holds it; folders: of the run on this
+    host, those of a local --output where not given. Raises UsageError if the
     address is taken, or the host of server 0 has another configuration."""
-    Server(config, facts, index, addresses, secret, held).run()
+    Server(config, facts, index, addresses, secret, held, folders).run()

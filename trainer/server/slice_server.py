@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.checkpoints.read import Float32s, read_slice_range
+from trainer.checkpoints.read import read_slice_range
+from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import write_slice
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Order
+from trainer.home.place import Place
 from trainer.server.background import AtOnce, Work
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
@@ -56,7 +57,7 @@ class SliceServer:
         config: Config,
         facts: Facts,
         index: int,
-        root: Path,
+        root: Place,
         send: Send,
         work: Work | None = None,
         wrote: Wrote = lambda generation, sequence, outcome: None,

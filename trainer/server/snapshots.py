@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.atomic import sync
 from trainer.checkpoints.prune import prune
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_state
+from trainer.home.place import Place
+from trainer.home.segments import Superseded
 from trainer.server.background import Work
 from trainer.server.slice_server import Outcome
 
@@ -37,14 +36,14 @@ class Completed(NamedTuple):
 
 
 class Snapshots:
-    """A checkpoint is called by the sequence number of its order. log: writes what a checkpoint counts to the file
-    ``logged``, called before the checkpoint can be found; is_current: whether this generation still is the run's;
-    given_up: told of checkpoints that were deleted before their evaluation."""
+    """A checkpoint is called by the sequence number of its order. log: writes what a checkpoint counts, and secure, beside
+    the training, has it last: both are called before the checkpoint can be found. is_current: whether this generation still
+    is the run's; given_up: told of checkpoints that were deleted before their evaluation."""
 
     def __init__(
         self,
-        root: Path,
-        logged: Path,
+        root: Place,
+        secure: Callable[[], None],
         num_servers: int,
         work: Work,
         *,
@@ -52,7 +51,7 @@ class Snapshots:
         is_current: Callable[[], bool],
         given_up: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self.root, self.logged, self.num_servers, self.work = root, logged, num_servers, work
+        self.root, self.secure, self.num_servers, self.work = root, secure, num_servers, work
         self.log, self.is_current, self.given_up = log, is_current, given_up
         self.under_way: dict[int, UnderWay] = {}  # oldest first
         self.is_final_whole = False
@@ -98,10 +97,9 @@ class Snapshots:
         if not self.is_current():
             return Completed()
         try:
-            with suppress(FileNotFoundError):
-                sync(self.logged)
+            self.secure()
             write_state(folder_of(self.root, state.version), state)
-        except OSError as error:
+        except (OSError, Superseded) as error:
             return Completed(f"the checkpoint of version {state.version} was not written: {error}")
         try:
             return Completed(given_up=tuple(prune(self.root)))

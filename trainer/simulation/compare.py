@@ -22,6 +22,7 @@ from trainer.plan import check_shares
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.report.progress import number
 from trainer.report.terminal import duration
+from trainer.runlog.run_folder import resolve_output
 from trainer.simulation.options import Simulated
 from trainer.simulation.run import drawn_ratios, size_of
 from trainer.simulation.run import run as simulate
@@ -86,7 +87,7 @@ def compare(
 
     loss: to be reached; the least that all of them reach where it is not given. A run that is finished there already is
     not simulated again. Raises UsageError and JobError."""
-    output = Path(config.run.output)
+    output = resolve_output(config.run.output)
     num_workers = size_of(config, simulated)[0]
     for protocol in protocols.values():  # all of them before the first is simulated for long
         check_shares(replace(config, protocol=protocol), num_workers, drawn_ratios(config, simulated, num_workers))

@@ -15,7 +15,8 @@ import numpy as np
 
 from trainer.config import Config, Facts
 from trainer.coordination.orders import Measured, Order
-from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
+from trainer.home.folders import Folders
+from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.read import read_events, read_pushes
 from trainer.server.leader import Follower, Leader
@@ -75,7 +76,8 @@ class Engine:
         self, config: Config, facts: Facts, simulated: Simulated, compute: Compute, observe: Callable[[Engine], None]
     ) -> None:
         self.config, self.facts, self.simulated, self.compute = config, facts, simulated, compute
-        self.observe, self.root = observe, Path(config.run.output)
+        self.observe, self.folders = observe, Folders.of(config.run.output)
+        self.root = self.folders.work
         self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)
         self.network = _network(config, facts, simulated)
@@ -88,7 +90,7 @@ class Engine:
         self.workers = [Worker([nothing] * count) for _ in range(facts.num_workers)]
         self.has_snapshot = False  # since somebody asked
         self.down = False
-        checkpoints = self.root / CHECKPOINTS
+        checkpoints = self.folders.checkpoints
         self.servers = [
             SliceServer(
                 config, facts, index, checkpoints, partial(self._answer, index), wrote=partial(self._wrote, index)
@@ -96,7 +98,13 @@ class Engine:
             for index in range(count)
         ]
         self.leader = Leader(
-            config, facts, self.root, self._send_order, self._send_load, self.servers[0].parameters, lambda: generation
+            config,
+            facts,
+            self.folders,
+            self._send_order,
+            self._send_load,
+            self.servers[0].parameters,
+            lambda: generation,
         )
 
     def run(self) -> None:

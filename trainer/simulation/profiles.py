@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -113,10 +112,11 @@ class Trace(Profile):
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
+        from trainer.home.place import place_of
         from trainer.run_files import PUSHES
         from trainer.runlog.read import read_pushes
 
-        pushes = read_pushes(Path(self.parameter) / PUSHES)
+        pushes = read_pushes(place_of(self.parameter) / PUSHES)
         pushes = pushes[pushes["step_s"] > 0]
         workers = enumerate(sorted(pushes["worker"].unique()))
         return {at: pushes.loc[pushes["worker"] == worker, "step_s"].to_numpy() for at, worker in workers}

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +15,7 @@ from pipeline.errors import DataError, JobError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, Facts
 from trainer.coordination.weights import Weights
+from trainer.home.place import Place
 from trainer.plan import usual_batch, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.read import read_events, read_pushes
@@ -40,7 +40,7 @@ class Replayed:
         return self.replayed.tobytes() == self.logged.tobytes()
 
 
-def replay(run: Path, *, quiet: bool = True) -> Replayed:
+def replay(run: Place, *, quiet: bool = True) -> Replayed:
     """Take the gradients of a run, real or virtual, in the order of its log, up to its newest checkpoint.
 
     Holds the parameters of every version that a later gradient was computed at. Each gradient is computed once, in this
@@ -60,7 +60,7 @@ def replay(run: Path, *, quiet: bool = True) -> Replayed:
     return Replayed(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
 
-def main(run: Path, *, quiet: bool = False) -> int:
+def main(run: Place, *, quiet: bool = False) -> int:
     """Replay and say what came of it; the exit code is 0 for the same bits."""
     done = replay(run, quiet=quiet)
     if done.is_equal:
@@ -72,7 +72,7 @@ def main(run: Path, *, quiet: bool = False) -> int:
     )
 
 
-def _read(run: Path) -> tuple[Config, str, int, int]:
+def _read(run: Place) -> tuple[Config, str, int, int]:
     """(configuration with the threads of its workers, kind of compute, workers, rows). Raises DataError."""
     try:
         record = RunRecord.from_json(json.loads((run / CONFIG).read_bytes()))

@@ -14,6 +14,7 @@ from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts
 from trainer.data.shards import open_shards
+from trainer.home.folders import Folders
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_normalisation, first_checkpoint
 from trainer.launch.supervisor import Interrupted
@@ -27,7 +28,7 @@ from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import CLOCK
 from trainer.runlog.read import read_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, Start, digest, settled
+from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import Simulated
@@ -37,7 +38,7 @@ SHOW_S = 0.5
 
 def run(config: Config, simulated: Simulated, options: Options) -> Result:
     """Simulate as far as the run has to go. Raises UsageError, DataError and JobError."""
-    output = Path(config.run.output)
+    output = resolve_output(config.run.output)
     num_workers, rows, shards_digest = size_of(config, simulated)
     check_shares(config, num_workers, drawn_ratios(config, simulated, num_workers))
     simulated.check(num_workers)
@@ -125,7 +126,7 @@ class _Watcher:
         if simulated.compute == "real":
             from trainer.evaluation.process import Evaluator
 
-            self.evaluator = Evaluator(config, self.output)
+            self.evaluator = Evaluator(config, Folders.of(self.output))
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.has_board = options.tensorboard
         self.events = EventTail(self.output / METRICS)

@@ -24,14 +24,21 @@ from trainer.worker.step import Step, step_seed
 
 
 def main(
-    config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret, threads: int, place: int
+    config: Config,
+    facts: Facts,
+    worker: int,
+    addresses: Sequence[str],
+    secret: Secret,
+    threads: int,
+    place: int,
+    work: Path | None = None,
 ) -> None:
-    """The process of one worker, until the servers say that the run is over. place: among the workers of this host. Raises
-    DataError for broken shards."""
+    """The process of one worker, until the servers say that the run is over. place: among the workers of this host; work:
+    this host's work folder. Raises DataError for broken shards."""
     torch.set_num_threads(threads)
     shards = open_shards(config.data.shards, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.model_seed)
-    rows = _load(config, shards, worker, built)
+    rows = _load(work or Path(config.run.output), shards, worker, built)
     use_memory = config.processes.same_host == "memory"
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
     device = pick_device(config.processes.device, place)
@@ -51,12 +58,12 @@ def main(
     client.close()
 
 
-def _load(config: Config, shards: Shards, worker: int, built: Built) -> Rows:
+def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
     """The worker's rows, and an event that says how long they took."""
     begun = time.monotonic()
     rows = load_worker(shards, worker, targets=built.targets)
     seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes
-    log_event(Path(config.run.output), "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
+    log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows
 
 

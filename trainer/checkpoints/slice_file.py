@@ -1,0 +1,102 @@
+"""A server's part of a checkpoint as a file of the safetensors format, read piece by piece wherever it is.
+
+The format: 8 bytes, the length of the header; the header, JSON; the arrays, one behind the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import DataError
+from trainer.home.place import Place, read_range, remembered
+
+Float32s = npt.NDArray[np.float32]
+FIRST_BYTES, MOST_BYTES = 4096, 100_000_000  # of a header: read at once, and by the format
+LENGTH_BYTES = 8
+ARRAYS = ("values", "momentum")
+
+
+class Header(NamedTuple):
+    """about: the file's own words; arrays: (first byte in the file, elements) by name."""
+
+    about: Mapping[str, str]
+    arrays: Mapping[str, tuple[int, int]]
+
+
+def json_header(place: Place) -> tuple[dict[str, Any], int]:
+    """A file's header, and where its arrays begin. One read, two of a longer one. Raises FileNotFoundError and
+    ValueError."""
+    data = read_range(place, 0, FIRST_BYTES)
+    begin = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+    if FIRST_BYTES < begin <= MOST_BYTES:
+        data = read_range(place, 0, begin)
+    if not LENGTH_BYTES < begin <= len(data):
+        raise ValueError(f"a header of {begin} bytes")
+    header = json.loads(data[LENGTH_BYTES:begin])
+    if not isinstance(header, dict):
+        raise ValueError("a header of no names")
+    return header, begin
+
+
+def read_header(place: Place, size: int) -> Header:
+    """size: of the file, in bytes. Raises ValueError, KeyError or TypeError for what is no whole slice of float32 arrays."""
+    header, begin = json_header(place)
+    arrays, at = {}, 0
+    for name in sorted(ARRAYS, key=lambda name: list(header[name]["data_offsets"])):
+        (elements,), kind, (first, last) = (header[name][key] for key in ("shape", "dtype", "data_offsets"))
+        if kind != "F32" or first != at or last - first != 4 * elements:
+            raise ValueError(f"{name} of {elements} {kind} in bytes {first} to {last}")
+        arrays[name], at = (begin + first, elements), last
+    if begin + at != size:
+        raise ValueError(f"{size} bytes, not {begin + at}")
+    return Header(header["__metadata__"], arrays)
+
+
+header_of = remembered(read_header)
+
+
+@dataclass(frozen=True)
+class StoredSlice:
+    """A server's file, its range checked against its contents; the elements stay where they are until they are read."""
+
+    place: Place
+    begin: int
+    end: int
+    total: int
+    num_parameters: int
+    header: Header
+
+    def values(self, begin: int, end: int) -> Float32s:
+        """The part of [begin, end) that this slice holds. Raises DataError and OSError."""
+        return self._cut("values", begin, min(end, self.end))
+
+    def momentum(self, begin: int, end: int) -> Float32s:
+        """The same of the momentum, which ends with the parameters."""
+        return self._cut("momentum", begin, min(end, self.begin + self.num_parameters))
+
+    def _cut(self, name: str, begin: int, end: int) -> Float32s:
+        first, last = max(begin, self.begin) - self.begin, end - self.begin
+        if first >= last:
+            return np.empty(0, np.float32)
+        at = self.header.arrays[name][0]
+        try:
+            data = read_range(self.place, at + 4 * first, 4 * (last - first))
+        except FileNotFoundError:
+            raise DataError(f"{self.place} is missing: the checkpoint was discarded") from None
+        if len(data) != 4 * (last - first):
+            raise broken(self.place, "was cut off while it was read")
+        return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+
+
+def broken(place: Place, fact: str) -> DataError:
+    return DataError(f"{place} {fact}; delete {place.parent} to go on from an older checkpoint")
+
+
+def known_of(header: Header) -> dict[str, Any]:
+    """The numbers that a slice tells of itself. Raises ValueError, KeyError or TypeError."""
+    return {name: int(header.about[name]) for name in ("version", "generation", "begin", "end", "total")}

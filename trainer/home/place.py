@@ -1,0 +1,181 @@
+"""A file or folder of a run: a ``pathlib.Path`` where it is on a local disk, a ``StorePlace`` elsewhere.
+
+Both have the few methods of a path that a run needs. What a path lacks, or does not do safely, are the functions below."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from pipeline.atomic import sync, write_durably
+from pipeline.errors import JobError, UsageError
+from pipeline.storage.files import FileInfo
+from pipeline.storage.retries import with_retries
+from pipeline.storage.store import Store, configured_store
+from pipeline.storage.uri import is_remote, split_uri
+
+T = TypeVar("T")
+KEPT = 256  # files whose content a process remembers: states and headers of checkpoints
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A path on HDFS or in an object store. Picklable; its store is not printed."""
+
+    uri: str
+    store: Store
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def __truediv__(self, name: str) -> StorePlace:
+        return StorePlace(f"{self.uri.rstrip('/')}/{name}", self.store)
+
+    @property
+    def name(self) -> str:
+        return self.uri.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> StorePlace:
+        return StorePlace(self.uri.rstrip("/").rpartition("/")[0], self.store)
+
+    def exists(self) -> bool:
+        return with_retries(self.store.exists)(self.uri)
+
+    def is_dir(self) -> bool:
+        try:
+            return with_retries(self.store.info)(self.uri).is_dir
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def read_bytes(self) -> bytes:
+        return with_retries(self.store.read)(self.uri)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """One that is not there is no error, whatever ``missing_ok`` says."""
+        with_retries(self.store.delete)(self.uri)
+
+
+Place: TypeAlias = Path | StorePlace
+
+
+def place_of(uri: str, store: Store | None = None) -> Place:
+    """Where a run is kept. store: what reaches it; one that HADOOP_CONF_DIR configures where not given.
+
+    Raises UsageError for an address that cannot be."""
+    store = store or configured_store()
+    found = store.resolve(uri)
+    return StorePlace(found, store) if is_remote(found) else Path(found)
+
+
+def resolve_home(output: str) -> str:
+    """--output as it is said in every process: an absolute path, or a canonical URI. Raises UsageError for what cannot be
+    one."""
+    if split_uri(output)[0] in ("webhdfs", "http", "https"):
+        raise UsageError(f"--output {output}: that is for reading; give a local folder, hdfs:// or s3://")
+    try:
+        home = place_of(output)
+    except UsageError as error:
+        raise UsageError(f"--output {output or repr(output)}: {error}") from None
+    if isinstance(home, Path):
+        blocked = next((part for part in (home, *home.parents) if part.exists()), home)
+        if not blocked.is_dir():
+            raise UsageError(f"--output {output}: {blocked} is not a folder; choose another")
+    return str(home)
+
+
+@contextmanager
+def reachable(home: Place) -> Iterator[None]:
+    """A failure of a store is one line that names it. Raises JobError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(home, Path):
+            raise
+        text = " ".join(str(error).split())
+        raise JobError(text if str(home) in text else f"{home}: {text}") from error
+
+
+def write_whole(place: Place, data: bytes) -> None:
+    """Replace a file by one with this content: after a crash there is the old one or the new one, whole. Raises OSError."""
+    if isinstance(place, Path):
+        write_durably(place, data)
+    else:
+        place.store.replace(place.uri, data)
+
+
+def make(folder: Place) -> None:
+    """A folder that lasts, where it is not there yet; elsewhere than on a local disk writing into it makes it."""
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
+
+
+def entries(folder: Place) -> list[FileInfo]:
+    """What is in a folder, by name; nothing in one that is not there. One operation elsewhere. Raises OSError."""
+    if isinstance(folder, Path):
+        try:
+            found = [_local_info(entry) for entry in os.scandir(folder)]
+        except FileNotFoundError:
+            return []
+        return sorted(filter(None, found), key=lambda entry: entry.name)
+    return with_retries(folder.store.list)(folder.uri)
+
+
+def _local_info(entry: os.DirEntry[str]) -> FileInfo | None:
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        return None
+    return FileInfo(entry.path, status.st_size, status.st_mtime_ns // 1_000_000, entry.is_dir())
+
+
+def read_range(place: Place, offset: int, length: int) -> bytes:
+    """Up to so many bytes from an offset. Raises OSError."""
+    if isinstance(place, Path):
+        with open(place, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+    return with_retries(place.store.read_range)(place.uri, offset, length)
+
+
+def remembered(read: Callable[[Place, int], T]) -> Callable[[Place, FileInfo], T]:
+    """``read(place, bytes)`` that asks a store once for a file that has not changed since, by what its folder's listing
+    says. A local file is read each time."""
+
+    @lru_cache(maxsize=KEPT)
+    def once(place: StorePlace, seen: FileInfo) -> T:
+        return read(place, seen.bytes)
+
+    return lambda place, seen: read(place, seen.bytes) if isinstance(place, Path) else once(place, seen)
+
+
+def delete_tree(folder: Place) -> None:
+    """A folder with all that is in it. Raises OSError."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder)
+    else:
+        with_retries(folder.store.delete)(folder.uri)
+
+
+def remove_empty(folder: Place) -> None:
+    """A folder that holds nothing; another one stays as it is."""
+    Store().remove_empty(str(folder)) if isinstance(folder, Path) else folder.store.remove_empty(folder.uri)
+
+
+def listing(folder: Place) -> list[str]:
+    """Every file below a folder, by relative path, sorted; a link to a folder counts as a file."""
+    if isinstance(folder, StorePlace):
+        below = with_retries(folder.store.walk)(folder.uri)
+        return sorted(path.removeprefix(folder.uri.rstrip("/") + "/") for path in below)
+    found = []
+    for where, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+        found += [os.path.relpath(os.path.join(where, name), folder) for name in (*files, *links)]
+    return sorted(found)
