@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,16 +13,21 @@ from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
+from trainer.run_files import REPORT
 from trainer.runlog.run_folder import RunRecord, Start, settled
 
 if TYPE_CHECKING:
+    from trainer.cluster.launcher import Launcher
     from trainer.runlog.result import Result
 
 
-def train(config: Config, options: Options | None = None) -> Result | None:
+def train(
+    config: Config, options: Options | None = None, *, launcher: Launcher | None = None, hosts: int = 1
+) -> Result | None:
     """Train a model on committed shards, with worker, server and evaluator processes of this host; blocks until the end.
 
-    config: the run; options: how this host takes part (everything runs here by default, and progress is printed).
+    config: the run; options: how this host takes part (everything runs here by default, and progress is printed);
+    launcher: starts the processes on so many hosts of a cluster instead.
     Returns what the run came to, read from its folder; None on a host without server 0, which leads the run. A finished
     run is not trained again. Processes are forked from one that imports torch once and stays for the next call; a program
     that calls this needs no ``if __name__ == "__main__"``.
@@ -30,6 +35,8 @@ def train(config: Config, options: Options | None = None) -> Result | None:
     Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
     run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
     options = options or Options()
+    if launcher:
+        return _train_on(launcher, hosts, config, options)
     raise_limit()  # before the fork server starts, whose processes have its limit
     with _settled(config, options) if options.has(Role("server", 0)) else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
@@ -43,8 +50,36 @@ def train(config: Config, options: Options | None = None) -> Result | None:
         return run(config, options)
 
 
+def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) -> Result:
+    """The same on a cluster. This process keeps the run's folder and computes nothing."""
+    from trainer.cluster.launcher import share_roles
+    from trainer.cluster.run import ClusterRun
+    from trainer.data.shards import open_shards
+    from trainer.launch.ends import announce, interruptible
+    from trainer.runlog.result import read_result
+
+    parts = share_roles(config.processes.servers, open_shards(config.data.shards).num_workers, hosts)
+    run = ClusterRun(config, options, launcher, parts)
+    try:
+        with interruptible(run), _settled(config, options, run.start, run.lose) as start:
+            if start is not Start.FINISHED:
+                run.train()
+            run.close()
+    finally:
+        run.close()
+    result = read_result(place_of(config.run.output))
+    if start is not Start.FINISHED:
+        announce(result, options, result.output / REPORT if options.report else None)
+    return result
+
+
 @contextmanager
-def _settled(config: Config, options: Options) -> Iterator[Start]:
+def _settled(
+    config: Config,
+    options: Options,
+    check: Callable[[], object] | None = None,
+    lost: Callable[[], object] = lambda: None,
+) -> Iterator[Start]:
     """What is left to do; the folder is ready for it, and nobody else's meanwhile. Raises as ``settled`` does."""
     from trainer.data.shards import open_shards  # takes a second to load
 
@@ -53,8 +88,8 @@ def _settled(config: Config, options: Options) -> Iterator[Start]:
     roles = options.roles_of(config.processes.servers, shards.num_workers)
     check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
-    record, check = RunRecord.of(config, shards), partial(_check, config, options)
-    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
+    record, check = RunRecord.of(config, shards), check or partial(_check, config, options)
+    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
         if start is Start.NEW and options.resume and not options.silent:

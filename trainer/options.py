@@ -100,6 +100,11 @@ class Options(Spec):
         """Whether a role runs here."""
         return self.roles is None or role in self.roles
 
+    @property
+    def computes(self) -> bool:
+        """Whether workers or the evaluator run here."""
+        return self.roles is None or any(role.kind != "server" for role in self.roles)
+
     def roles_of(self, num_servers: int, num_workers: int) -> list[Role]:
         """The roles that run here, in the order of their start. Raises UsageError for one that the run does not have."""
         every = all_roles(num_servers, num_workers)

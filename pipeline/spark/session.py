@@ -24,7 +24,6 @@ from pipeline.command_line import CONF
 from pipeline.errors import JobError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-PACKAGE_ZIP = "pipeline.zip"
 PYTHON_WORKERS = "pipeline.spark.python_workers"
 NOISY = (
     "org.apache.spark.TaskContextImpl",
@@ -41,13 +40,13 @@ NOISY = (
 DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
 
 
-def package_zip(target: Path) -> Path:
-    """This package, with the defaults of conf/, as a zip that executors and YARN containers import from."""
+def package_zip(target: Path, package: Path = PACKAGE) -> Path:
+    """A package as a zip that executors and YARN containers import from; this one with the defaults of conf/."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(PACKAGE.rglob("*")):
-            if path.is_file() and not {"__pycache__", "conf"} & set(path.relative_to(PACKAGE).parts):
-                archive.write(path, path.relative_to(PACKAGE.parent))
-        for file in sorted(CONF.iterdir(), key=lambda file: file.name):
+        for path in sorted(package.rglob("*")):
+            if path.is_file() and not {"__pycache__", "conf"} & set(path.relative_to(package).parts):
+                archive.write(path, path.relative_to(package.parent))
+        for file in sorted(CONF.iterdir() if package == PACKAGE else [], key=lambda file: file.name):
             if file.name.endswith((".toml", ".conf", ".properties")):
                 archive.writestr(f"{PACKAGE.name}/conf/{file.name}", file.read_bytes())
     return target
@@ -90,7 +89,7 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
     they import the one that runs here."""
     running = spark.sparkContext if spark else SparkContext._active_spark_context
     if running is not None:
-        _ship_package(running)
+        ship_package(running)
         yield running
         return
     defaults = spark_defaults()
@@ -120,7 +119,7 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
     try:
         if not debug:
             _quiet(context)
-        _ship_package(context)
+        ship_package(context)
         yield context
     finally:
         _stop(context)
@@ -138,16 +137,17 @@ def _stop(context: SparkContext) -> None:
     context.stop()
 
 
-def _ship_package(context: SparkContext) -> None:
-    """Give the executors of a cluster this package, once a context; those of a local one import what the driver does."""
+def ship_package(context: SparkContext, package: Path = PACKAGE) -> None:
+    """Give the executors of a cluster a package, once a context; those of a local one import what the driver does."""
     # In YARN's cluster mode this package is itself imported from a zip, which the executors were given too.
-    if str(context.master).startswith("local") or not PACKAGE.is_dir():
+    if str(context.master).startswith("local") or not package.is_dir():
         return
-    if PACKAGE_ZIP in (context._python_includes or ()):
+    name = f"{package.name}.zip"
+    if name in (context._python_includes or ()):
         return
     folder = tempfile.mkdtemp()  # until the driver ends: an executor that joins late fetches the zip then
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    context.addPyFile(str(package_zip(Path(folder) / PACKAGE_ZIP)))
+    context.addPyFile(str(package_zip(Path(folder) / name, package)))
 
 
 def _application_name() -> str:

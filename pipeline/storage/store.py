@@ -8,6 +8,7 @@ Python's own: FileNotFoundError, PermissionError, FileExistsError, and OSError (
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import re
 import uuid
@@ -188,8 +189,12 @@ def configured_store() -> Store:
     return Store(configured())
 
 
+# The environment variable by which a process hands its store's settings to those that it starts, as a JSON object.
+SETTINGS = "SHARDING_STORE_SETTINGS"
+
+
 def configured() -> tuple[tuple[str, str], ...]:
-    """What HADOOP_CONF_DIR has of a store's settings."""
-    conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
+    """What HADOOP_CONF_DIR has of a store's settings, over those that the process that started this one handed on."""
+    conf = json.loads(os.environ.get(SETTINGS) or "{}") | hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
     ours = {key for key in conf if key.startswith(("fs.defaultFS", "dfs.")) or is_s3a_setting(key)}
     return tuple(sorted((key, conf[key]) for key in ours))

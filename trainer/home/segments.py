@@ -31,7 +31,7 @@ TRIES = 10
 
 
 class Superseded(JobError):
-    """Another start of the run leads it now; this one must not write any more."""
+    """Another start of the run, or another attempt of a host's part, has this one's place: it must not write any more."""
 
 
 class Segment(NamedTuple):

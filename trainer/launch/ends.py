@@ -89,9 +89,15 @@ def conclude(config: Config, options: Options, status: dict[str, Any], cause: st
         from trainer.report.page import write_report  # loads matplotlib, for a second and a half
 
         report = write_report(output)
+    ended = Result(output=output, **result)
+    announce(ended, options, report)
+    return ended
+
+
+def announce(result: Result, options: Options, report: Place | None) -> None:
+    """A few lines for people."""
     if not options.silent:
-        print(ending(result, output, report), flush=True)
-    return Result(output=output, **result)
+        print(ending(vars(result), result.output, report), flush=True)
 
 
 def _withdraw_other_best(output: Place, events: list[Event]) -> None:

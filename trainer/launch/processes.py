@@ -68,8 +68,7 @@ class ForkServer:
             if not ended:
                 return
             self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
-            os.close(vars(forkserver._forkserver)["_forkserver_alive_fd"])
-            vars(forkserver._forkserver)["_forkserver_pid"] = None
+            self._forget()
         with _without_warnings():
             forkserver.ensure_running()
 
@@ -81,6 +80,18 @@ class ForkServer:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
                     return
                 time.sleep(0.01)
+
+    def end(self) -> None:
+        """For good: what it forked has ended."""
+        if self.pid is not None:
+            self.kill()
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self._forget()
+
+    def _forget(self) -> None:
+        os.close(vars(forkserver._forkserver)["_forkserver_alive_fd"])
+        vars(forkserver._forkserver)["_forkserver_pid"] = None
 
     def kill(self) -> None:
         """Returns when it is dead, and leaves it for ``ensure`` to find: multiprocessing would start another in silence."""

@@ -11,6 +11,7 @@ from pipeline.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
 from trainer.home.folders import Folders
 from trainer.home.place import Place, place_of
+from trainer.home.segments import Superseded
 from trainer.home.work import Work, working
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.open_files import check_limit
@@ -38,7 +39,7 @@ def run(config: Config, options: Options, home: Place | None = None) -> Result |
 
 def _run(config: Config, options: Options, work: Work) -> Result | None:
     leads = options.has(LEADER)
-    facts = prepare(config, options, work.folders, write=leads)
+    facts = prepare(config, work.folders, computes=options.computes, write=leads)
     check_limit(
         options.roles_of(config.processes.servers, facts.num_workers), config.processes.servers, facts.num_workers
     )
@@ -48,37 +49,50 @@ def _run(config: Config, options: Options, work: Work) -> Result | None:
     supervisor = Supervisor(config, facts, options, addresses, _secret(options), work)
     if not (options.quiet or options.silent):
         print(describe(supervisor.plan), flush=True)
-    cause = "failed"
     with interruptible(supervisor):
-        try:
-            if leads:
-                log_start(config, supervisor.plan, folders=work.folders)
-            supervisor.run()
-            cause = "finished"
-        except Interrupted:
-            cause = "interrupted"
-            raise
-        finally:
-            supervisor.close()
-            with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
-                result = conclude(config, options, supervisor.control.status, cause, work) if leads else None
+        return supervise(supervisor)
+
+
+def supervise(supervisor: Supervisor) -> Result | None:
+    """A host's part from the first event of the run to the last, result.json and the report, where server 0 is.
+
+    Raises as ``run``, and Superseded, after which the run goes on elsewhere and its log too."""
+    config, leads, cause = supervisor.config, LEADER in supervisor.roles, "failed"
+    result = None
+    try:
+        if leads:
+            log_start(config, supervisor.plan, folders=supervisor.folders)
+        supervisor.run()
+        cause = "finished"
+    except Superseded:
+        leads = False
+        raise
+    except Interrupted:
+        cause = "interrupted"
+        raise
+    finally:
+        supervisor.close()
+        with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+            status, work = supervisor.control.status, supervisor.work
+            result = conclude(config, supervisor.options, status, cause, work) if leads else None
     return result
 
 
-def check(config: Config, options: Options) -> None:
-    """Raises UsageError, DataError and JobError for what no process of this host could compute; leaves no trace."""
+def check(config: Config, options: Options) -> Facts:
+    """What the shards and the model say; leaves no trace. Raises UsageError, DataError and JobError for what no process of
+    this host could compute."""
     home = place_of(config.run.output)
     with TemporaryDirectory(prefix="trainer-") as scratch:
         work = home if isinstance(home, Path) else Path(scratch)
-        prepare(config, options, Folders(home, work), write=False)
+        return prepare(config, Folders(home, work), computes=options.computes, write=False)
 
 
-def prepare(config: Config, options: Options, folders: Folders, *, write: bool) -> Facts:
+def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> Facts:
     """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
-    again. folders: of the run on this host; write: the first checkpoint too, where there is none.
+    again. folders: of the run on this host; computes: whether workers or the evaluator run here; write: the first checkpoint
+    too, where there is none.
 
     Raises UsageError and DataError for what cannot be trained, of which nothing is left, and JobError."""
-    computes = options.roles is None or any(role.kind != "server" for role in options.roles)
     log, home = folders.work / LOGS / "prepare.log", folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(PREPARE_TRIES):

@@ -5,9 +5,10 @@ It holds no state that a checkpoint lacks: whatever is killed, itself included, 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 from pipeline.errors import DataError, JobError, UsageError
@@ -15,14 +16,15 @@ from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_st
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
 from trainer.home.folders import Folders
+from trainer.home.segments import Superseded
 from trainer.home.work import Work
 from trainer.launch.control import Control
 from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
+from trainer.launch.overseer import Overseer, Terminal
 from trainer.launch.processes import FORK_SERVER, Child
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
-from trainer.report.progress import ProgressLine
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
@@ -38,6 +40,9 @@ LEADER = Role("server", 0)
 
 
 class Supervisor:
+    """work: of this host, that of a local --output where not given; held: the sockets at which servers of this host listen
+    already, by number; roles, overseer: those of a host that is started by hand, where not given."""
+
     def __init__(
         self,
         config: Config,
@@ -46,15 +51,19 @@ class Supervisor:
         addresses: Sequence[str],
         secret: Secret,
         work: Work | None = None,
+        *,
+        held: Mapping[int, socket] | None = None,
+        roles: Sequence[Role] | None = None,
+        overseer: Overseer | None = None,
     ) -> None:
-        """work: of this host, that of a local --output where not given."""
         self.work = work or Work(Folders.of(config.run.output))
         self.folders = self.work.folders
         self.config, self.facts, self.options = config, facts, options
         self.addresses, self.secret = list(addresses), secret
-        self.held = [hold(address) for address in addresses]
+        given = held or {}
+        self.held = [given[i].dup() if i in given else hold(address) for i, address in enumerate(addresses)]
         self.output = self.folders.work
-        self.roles = options.roles_of(config.processes.servers, facts.num_workers)
+        self.roles = list(roles or options.roles_of(config.processes.servers, facts.num_workers))
         self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
         self.waiting: dict[Role, float] = {}  # to be started again at a time (monotonic seconds)
@@ -66,7 +75,7 @@ class Supervisor:
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
         self.plan = plan(config, facts, workers_here=len(self.workers))
         self.events = EventTail(self.output / METRICS)
-        self.progress = ProgressLine(quiet=options.quiet or options.silent)
+        self.overseer = overseer or Terminal(quiet=options.quiet or options.silent)
         self.board = _board(options, self.output)
         self._evaluated: float | None = None
         self._last_evaluated = -1
@@ -93,7 +102,7 @@ class Supervisor:
         for held in filter(None, self.held):
             held.close()
         self.control.close()
-        self.progress.close()
+        self.overseer.close()
         if self.board:
             self.board.close()
 
@@ -155,7 +164,7 @@ class Supervisor:
             cause = FORK_SERVER.losses.pop()
             self._count("the process that the others are forked from ended", self.furthest, cause, self.output / LOGS)
             log_event(self.output, "restart", role="fork server", index=0, cause=cause)
-            self.progress.message(f"the process that the others are forked from: {cause}; started again")
+            self.overseer.message(f"the process that the others are forked from: {cause}; started again")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
         del self.children[role]
@@ -170,7 +179,7 @@ class Supervisor:
         if role.kind == "worker":
             self.control.tell(Op.LOST, role.index)
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
-        self.progress.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
+        self.overseer.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
         self.waiting[role] = time.monotonic() + pause
 
     def _count(self, what: str, progress: int, cause: str, log: Path) -> int:
@@ -248,6 +257,10 @@ class Supervisor:
 
     def _show(self) -> None:
         self.work.check()
+        wanted = self.overseer.wanted()
+        if wanted == "leave":
+            raise Superseded("this part of the run is not wanted any more")
+        self.interrupted |= wanted == "checkpoint"
         fresh = self.control.ask()
         self._tell_of_silence()
         for event in self.events.new():
@@ -258,7 +271,7 @@ class Supervisor:
                 for worker in event["workers"]:
                     self.clocks[worker["index"]] = max(worker["clock"], self.clocks.get(worker["index"], -1))
             if event["event"] == "warning":
-                self.progress.message(event["message"])
+                self.overseer.message(event["message"])
             if event["event"] == "rollback" and LEADER in self.roles:
                 self.furthest = max(self.furthest, event["from_version"])
                 self._count("the run went back to a checkpoint", self.furthest, event["cause"], self.events.path)
@@ -268,18 +281,18 @@ class Supervisor:
             self._tell_of_trouble(self.control.status.get("trouble"))
         if fresh and self.control.status["ready"]:
             self.furthest = max(self.furthest, self.control.status["version"])
-            self.progress.update({"eval_accuracy": self._evaluated, **self.control.status})
+            self.overseer.update({"eval_accuracy": self._evaluated, **self.control.status})
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
         """The disk that has no room for checkpoints has none for logs either."""
         if trouble and trouble != self._trouble:
-            self.progress.message(f"{trouble}; training goes on, and tries again")
+            self.overseer.message(f"{trouble}; training goes on, and tries again")
         self._trouble = trouble
 
     def _tell_of_silence(self) -> None:
         silent = self.control.is_silent()
         if silent and not self._told and LEADER not in self.roles:
-            self.progress.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
+            self.overseer.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
         self._told = silent
 
 

@@ -53,14 +53,14 @@ def check_addresses(addresses: Sequence[str], servers: int) -> None:
 
 
 def _is_valid(address: str) -> bool:
-    number, _, port = _parts(address)
+    number, _, port = parts_of(address)
     try:
         return (not number or ip_address(number).version == 6) and 0 < int(port) < 1 << 16
     except ValueError:
         return False
 
 
-def _parts(address: str) -> tuple[str | None, str, str]:
+def parts_of(address: str) -> tuple[str | None, str, str]:
     """(number of IPv6, name or number of IPv4, port) of a TCP address."""
     found = _TCP.fullmatch(address)
     assert found, address
@@ -71,7 +71,7 @@ def listening(address: str) -> tuple[str, bool]:
     """What libzmq, which listens at numbers only, is told for an address, and whether that is IPv6. Raises UsageError."""
     if not address.startswith("tcp://"):
         return address, False
-    number, name, port = _parts(address)
+    number, name, port = parts_of(address)
     if number or _is_number(name):
         return address, bool(number)
     found = _lookup(name)
@@ -94,7 +94,7 @@ def is_ipv6(address: str) -> bool:
     """Whether an address leads to IPv6 only. A name that is not known yet counts as one of IPv4."""
     if not address.startswith("tcp://"):
         return False
-    number, name, _ = _parts(address)
+    number, name, _ = parts_of(address)
     found = [] if number else _lookup(name)
     return bool(number) or (bool(found) and all(":" in each for each in found))
 

@@ -1,0 +1,16 @@
+"""Train a model on a committed shard set, on the hosts of a Spark cluster: parameter servers, workers and the evaluator run
+in tasks."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the packages
+
+from functools import partial
+
+from pipeline import command_line
+from trainer.__main__ import INTERRUPTED
+from trainer.cluster.job import main
+
+if __name__ == "__main__":
+    command_line.execute(partial(main, __doc__), interrupted=INTERRUPTED)

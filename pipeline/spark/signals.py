@@ -1,0 +1,72 @@
+"""The signals of spark-submit's JVM, which runs the driver's Python: a scheduler ends that JVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, ClassVar
+
+from pyspark import SparkContext
+
+NAMES = ("INT", "TERM", "HUP")
+SAME_S = 1.0  # a terminal or a scheduler may signal both processes, one right after the other
+
+
+@contextmanager
+def passed_on(context: SparkContext) -> Iterator[None]:
+    """While this lasts, the JVM does not stop the context when it is told to end, but tells this process, with SIGTERM.
+
+    Of a JVM that this process started itself nobody knows: there nothing changes. Only a main thread may call it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        yield
+        return
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    jvm: Any = context._jvm
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+    handler = _Handler()
+    python = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, then in python.items():
+        if callable(then):
+            signal.signal(number, handler.noting(then))
+    java = [
+        (jvm.sun.misc.Signal(name), jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)) for name in NAMES
+    ]
+    try:
+        yield
+    finally:
+        for name, before in java:
+            jvm.sun.misc.Signal.handle(name, before)
+        for number, then in python.items():
+            signal.signal(number, then)
+
+
+class _Handler:
+    """A sun.misc.SignalHandler."""
+
+    def __init__(self) -> None:
+        self._at = -SAME_S
+
+    def noting(self, then: Any) -> Any:
+        def handle(number: int, frame: FrameType | None) -> Any:
+            self._at = time.monotonic()
+            return then(number, frame)
+
+        return handle
+
+    def handle(self, number: Any) -> None:
+        """Called by the JVM, in a thread of py4j's."""
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _pass_on(self) -> None:
+        time.sleep(SAME_S / 2)
+        if time.monotonic() - self._at > SAME_S:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class Java:
+        implements: ClassVar = ["sun.misc.SignalHandler"]

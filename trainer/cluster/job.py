@@ -1,0 +1,66 @@
+"""The command of jobs/train.py: the trainer's flags, and a Spark cluster to train on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trainer
+from pipeline import command_line
+from pipeline.command_line import Parser
+from pipeline.errors import UsageError
+from trainer.api import train
+from trainer.cluster.spark import SparkLauncher
+from trainer.flags import config_of, flags, options_of
+
+PROG = "train.py"
+EPILOG = """\
+example: spark-submit --master spark://HOST:7077 --conf spark.task.cpus=4 jobs/train.py --shards hdfs://namenode/shards \\
+    --output hdfs://namenode/run --hosts 3 --servers 3 --model resnet20 --epochs 20
+
+Each host is a task: it takes spark.task.cpus cores, shared by its workers, and the GPUs of spark.task.resource.gpu.amount.
+Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an interruption included: it leaves a
+checkpoint, and the same command with --resume goes on."""
+BY_HAND = ("roles", "addresses", "token_file")
+
+
+def job_flags(description: str | None) -> Parser:
+    parser = flags(PROG, description or "", EPILOG)
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "--hosts", type=int, default=1, metavar="H", help="over how many tasks the run is spread (default %(default)s)"
+    )
+    return parser
+
+
+def main(description: str | None, argv: Sequence[str] | None = None) -> int:
+    """Train on Spark; returns the exit code. Raises UsageError, DataError and JobError."""
+    args = command_line.parse(job_flags(description), argv)
+    config, options = config_of(args), options_of(args)
+    given = next((name for name in BY_HAND if getattr(args, name)), None)
+    if given:
+        raise UsageError(f"--{given.replace('_', '-')} is for hosts that are started by hand; here --hosts is enough")
+    with ExitStack() as stack:
+        train(config, options, launcher=SparkLauncher(partial(_open, stack, args.debug)), hosts=args.hosts)
+    return 0
+
+
+def _open(stack: ExitStack, debug: bool) -> tuple[Any, str]:
+    """A context that lasts until the stack ends, and settings of file systems. Signals stay whose they were: Spark's own
+    handlers end everything at once."""
+    from pipeline.spark.session import ship_package, spark_context
+    from pipeline.spark.signals import passed_on
+    from pipeline.spark.store import open_store
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    context = stack.enter_context(spark_context(debug=debug))
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    ship_package(context, Path(trainer.__file__).parent)
+    stack.enter_context(passed_on(context))
+    return context, json.dumps(dict(open_store(context).conf))

@@ -1,0 +1,54 @@
+"""Parts as processes of this machine: a cluster of one host, to try out what runs on several."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+from trainer.cluster.launcher import Invitation, Part, Slot, invited
+from trainer.cluster.watched import Watched
+from trainer.plan import usable_cores
+
+
+class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
+    """A process a part. It ends with the process that started it, whose end of a pipe it reads."""
+
+    name = "local"
+
+    def check(self, parts: Sequence[Part]) -> None:
+        """One machine takes any number of parts."""
+
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    def threads(self, parts: Sequence[Part]) -> int:
+        return max(1, usable_cores() // sum(part.count("worker") for part in parts))
+
+    def store(self) -> str:
+        return ""
+
+    def waiting_for(self) -> str:
+        return "they are still starting"
+
+    def begin(self, part: Part, attempt: int, invitation: Invitation) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-m", "trainer.cluster.child"], stdin=subprocess.PIPE)
+        assert process.stdin
+        with suppress(BrokenPipeError):  # it has died, and is looked after
+            process.stdin.write(json.dumps([invited(invitation, part), asdict(Slot(attempt))]).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def outcome(self, handle: subprocess.Popen[bytes]) -> str | None:
+        code = handle.poll()
+        return code if code is None else f"exit code {code}" if code else ""
+
+    def end(self, handle: subprocess.Popen[bytes]) -> None:
+        handle.kill()
+        handle.wait()
+        if handle.stdin:
+            with suppress(BrokenPipeError):
+                handle.stdin.close()

@@ -1,0 +1,198 @@
+"""One host's part of a run: what every launcher starts. It finds the others through the rendezvous, and has a supervisor
+start and watch its processes, anew whenever a server has moved."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket as sockets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.command_line import unforeseen
+from pipeline.errors import JobError, UsageError
+from pipeline.storage.store import SETTINGS
+from trainer.cluster.launcher import Invitation, Part, Slot, visible
+from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line
+from trainer.config import Config, Facts
+from trainer.home.place import place_of, reachable
+from trainer.home.segments import Superseded
+from trainer.home.work import Work, working
+from trainer.launch.open_files import check_limit, raise_limit
+from trainer.launch.overseer import Wanted
+from trainer.launch.processes import FORK_SERVER
+from trainer.launch.run import check, prepare, supervise
+from trainer.launch.supervisor import Interrupted, Supervisor
+from trainer.options import Options, parse_roles
+from trainer.report.progress import Status
+from trainer.run_files import CONFIG
+from trainer.transport.addresses import parts_of
+from trainer.transport.sockets import Secret
+
+POLL_S = 0.05
+BACKLOG = 4096
+
+
+class Lost(JobError):
+    """The process that started the run is not heard of any more: this attempt ends, and another may be started."""
+
+
+def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
+    """Take part until the run is over, or somebody else's; blocks. Returns the exit code and, where it is not 0, why.
+
+    Raises Lost, and nothing that would be the same at the next attempt."""
+    part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
+    _prepare_environment(invitation, slot)
+    raise_limit()
+    secret, address = Secret(str(invitation["token"])), str(invitation["rendezvous"])
+    with _listening(part, address) as held:
+        addresses = {index: address_of(listener) for index, listener in held.items()}
+        line = Line(address, secret, part.index, slot.attempt, addresses, platform.node())
+        try:
+            code, text = 0, ""
+            _Host(part, slot, invitation, secret, held, line).take_part()
+        except Lost:
+            raise
+        except JobError as error:
+            code, text = error.exit_code, str(error)
+        except Exception as error:
+            text, code = unforeseen(error)
+        finally:
+            FORK_SERVER.end()
+        line.tell(end=(code, text))
+        line.close()
+    return code, text
+
+
+class _Host:
+    def __init__(
+        self,
+        part: Part,
+        slot: Slot,
+        invitation: Invitation,
+        secret: Secret,
+        held: dict[int, sockets.socket],
+        line: Line,
+    ) -> None:
+        self.part, self.slot, self.secret, self.held, self.line = part, slot, secret, held, line
+        self.config = Config.from_json(invitation["config"])
+        self.options = Options(silent=True, **invitation["options"])
+        self.edition = 0
+
+    def take_part(self) -> None:
+        """Raises JobError."""
+        FORK_SERVER.ensure()
+        if self.part.leads:
+            self.line.tell(facts=asdict(check(self.config, self.options)))
+        while True:
+            answer = self.line.answer()
+            if self.line.is_silent():
+                raise Lost("nothing is heard of the process that started the run")
+            if answer.wanted in (LEAVE, DONE):
+                return
+            if answer.wanted == CHECKPOINT:
+                raise Interrupted("interrupted before the run began")
+            if answer.wanted == GO and answer.facts and answer.edition > self.edition:
+                self.edition = answer.edition
+                if self._go(answer, answer.facts) and self.part.leads:
+                    return
+            time.sleep(POLL_S)
+
+    def _go(self, answer: Answer, facts: dict[str, Any]) -> bool:
+        """Train with these addresses; whether that is over, rather than superseded. Raises JobError."""
+        home = place_of(self.config.run.output)
+        if isinstance(home, Path) and not (home / CONFIG).exists():
+            raise UsageError(
+                f"--output {home} is no folder that {platform.node()} shares with the host that started the run: give"
+                " hdfs:// or s3://, or a folder that all hosts mount"
+            )
+        scratch = Path(self.slot.scratch) if self.slot.scratch else None
+        with reachable(home), working(home, leads=self.part.leads, scratch=scratch) as work:
+            return self._supervise(answer, Facts(**facts), work)
+
+    def _supervise(self, answer: Answer, facts: Facts, work: Work) -> bool:
+        check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
+        if self.part.leads:
+            prepare(self.config, work.folders, computes=True, write=True)
+        supervisor = Supervisor(
+            self.config,
+            facts,
+            self.options,
+            answer.addresses,
+            self.secret,
+            work,
+            held=self.held,
+            roles=self.part.roles,
+            overseer=_Caller(self.line, answer.edition),
+        )
+        try:
+            supervise(supervisor)
+        except Superseded:
+            return False
+        return True
+
+
+class _Caller:
+    """The rendezvous as a supervisor's overseer, as long as the addresses are those of one edition."""
+
+    def __init__(self, line: Line, edition: int) -> None:
+        self.line, self.edition = line, edition
+
+    def wanted(self) -> Wanted:
+        answer = self.line.answer()
+        if answer.wanted == CHECKPOINT:
+            return "checkpoint"
+        return "go" if answer.wanted == GO and answer.edition == self.edition else "leave"
+
+    def update(self, status: Status) -> None:
+        self.line.tell(status=dict(status))
+
+    def message(self, text: str) -> None:
+        self.line.say(text)
+
+    def close(self) -> None:
+        """The line lives longer."""
+
+
+def _prepare_environment(invitation: Invitation, slot: Slot) -> None:
+    """What the part's processes inherit: it must be there before the process that they are forked from is."""
+    if slot.devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # a zip that a cluster brought is in it
+    if invitation["store"]:
+        os.environ[SETTINGS] = str(invitation["store"])
+
+
+@contextmanager
+def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket]]:
+    """A socket for each server of the part, on the interface through which the rendezvous is reached: any free port, which
+    stays this part's while a server is started again."""
+    family, own = interface_towards(rendezvous)
+    held: dict[int, sockets.socket] = {}
+    try:
+        for role in part.roles:
+            if role.kind == "server":
+                held[role.index] = sockets.create_server((own, 0), family=family, backlog=BACKLOG)
+        yield held
+    finally:
+        for listener in held.values():
+            listener.close()
+
+
+def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
+    """The family and number of the interface from which packets to a TCP address leave. Sends nothing."""
+    number, name, port = parts_of(address)
+    family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
+    with sockets.socket(family, kind) as probe:
+        probe.connect(target)
+        return sockets.AddressFamily(family), str(probe.getsockname()[0])
+
+
+def address_of(listener: sockets.socket) -> str:
+    number, port = listener.getsockname()[:2]
+    return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"

@@ -1,0 +1,241 @@
+"""Where the parts of a run meet: a thread of the process that started them hands out addresses, gathers progress and ends,
+and passes on what is wanted of each part.
+
+A part speaks twice a second, and every answer says all that it has to know. So nothing is lost with a message, and silence
+means the same on both sides. Messages are JSON, over an encrypted connection that only the run's token opens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import zmq
+
+from pipeline.errors import UsageError
+from trainer.cluster.roster import LEASE_S, Roster
+from trainer.transport.messages import Malformed, pack_json, unpack_json
+from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
+
+BEAT_S = 0.5
+SILENT_S = LEASE_S / 2  # a part that hears nothing for so long leaves: by the end of its lease it is gone
+TEXT_LIMIT = 2000
+MOST_LINES = 100  # in one message
+MESSAGE_BYTES = 1 << 16
+
+# What is wanted of a part.
+WAIT, GO, CHECKPOINT, LEAVE, DONE = "wait", "go", "checkpoint", "leave", "done"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a part ended. text: why, where the code is not 0."""
+
+    part: int
+    attempt: int
+    code: int
+    text: str
+
+
+class Rendezvous:
+    """The starter's side. said: lines for people, with the part that they are of; ends: of attempts that count; arrivals:
+    attempts that were new; status: the leading part's newest; facts: of the run, once the leading part has them."""
+
+    def __init__(self, num_parts: int, num_servers: int, secret: Secret, bind: str = "0.0.0.0") -> None:
+        self.roster = Roster(num_parts, num_servers)
+        self.said: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self.ends: SimpleQueue[End] = SimpleQueue()
+        self.arrivals: SimpleQueue[tuple[int, int, str]] = SimpleQueue()
+        self.status: dict[str, Any] = {}
+        self.facts: dict[str, Any] | None = None
+        self.wanted: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = serve(self._context, f"tcp://{bind}:0", secret, MESSAGE_BYTES)
+        self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._ended: set[tuple[int, int]] = set()
+        self._said_by: dict[tuple[int, int], int] = {}  # the number of the last line that an attempt said
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    def want(self, parts: Sequence[int], what: str) -> None:
+        for part in parts:
+            self.wanted[part] = what
+
+    def present(self) -> int:
+        """Parts that have come."""
+        with self._lock:
+            return len(self.roster.members)
+
+    def silent(self) -> list[int]:
+        with self._lock:
+            return self.roster.silent(time.monotonic())
+
+    def edition(self) -> int:
+        """Of the addresses; 0 before all parts have come."""
+        with self._lock:
+            return self.roster.book.edition if self.roster.book else 0
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._context.destroy(linger=500)
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            if not self._socket.poll(100):
+                continue
+            frames = self._socket.recv_multipart()
+            try:
+                identity, body = frames
+                answer = self._answer(unpack_json(body))
+            except (Malformed, ValueError, KeyError, TypeError):
+                continue  # of no part of this version
+            offer(self._socket, identity, pack_json(answer))
+
+    def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        part, attempt, now = int(message["part"]), int(message["attempt"]), time.monotonic()
+        if part not in self.wanted:
+            raise Malformed(f"part {part}")
+        with self._lock:
+            addresses = {int(index): str(address) for index, address in message["addresses"].items()}
+            if self.roster.hello(part, attempt, addresses, now):
+                self.arrivals.put((part, attempt, str(message.get("host", ""))[:200]))
+            self.roster.heard(part, attempt, now)
+            current = self.roster.is_current(part, attempt)
+            if message.get("goodbye"):
+                self.roster.goodbye(part, attempt)
+            book = self.roster.page(part, attempt, now)
+        last = self._said_by.get((part, attempt), 0)
+        for number, text in message["said"]:
+            if number > last:
+                self.said.put((part, str(text)[:TEXT_LIMIT]))
+                last = self._said_by[part, attempt] = int(number)
+        if current:
+            self._take(part, attempt, message)
+        wanted = self.wanted[part] if current else LEAVE
+        page = {"edition": book.edition, "addresses": book.addresses} if book else {"edition": 0, "addresses": ()}
+        return {"heard": message["number"], "said": last, "wanted": wanted, "facts": self.facts} | page
+
+    def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
+        if isinstance(message.get("status"), dict):
+            self.status = message["status"]
+        if isinstance(message.get("facts"), dict):
+            self.facts = message["facts"]
+        end = message.get("end")
+        if end and (part, attempt) not in self._ended:
+            self._ended.add((part, attempt))
+            self.ends.put(End(part, attempt, int(end[0]), str(end[1])[:TEXT_LIMIT]))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a part was told last."""
+
+    wanted: str = WAIT
+    edition: int = 0
+    addresses: tuple[str, ...] = ()
+    facts: dict[str, Any] | None = None
+
+
+class Line:
+    """A part's side: a thread that speaks for it. What is to be said waits until it was heard.
+
+    addresses: of the part's servers by number. Raises nothing by itself: ``answer`` raises UsageError where the rendezvous
+    does not admit this token."""
+
+    def __init__(
+        self, address: str, secret: Secret, part: int, attempt: int, addresses: Mapping[int, str], host: str
+    ) -> None:
+        self._about = {"part": part, "attempt": attempt, "addresses": dict(addresses), "host": host}
+        self._address, self._secret = address, secret
+        self._said: list[tuple[int, str]] = []  # (number, text) that was not heard yet
+        self._lines = 0
+        self._news: dict[str, Any] = {}
+        self._answer = Answer()
+        self._heard_at = time.monotonic()
+        self._number = 0
+        self._acknowledged = 0
+        self._problem: UsageError | None = None
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._speak, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._lines += 1
+            self._said.append((self._lines, text))
+
+    def tell(self, **news: Any) -> None:
+        """What every message has from now on: status, facts, end."""
+        with self._lock:
+            self._news |= news
+
+    def answer(self) -> Answer:
+        if self._problem:
+            raise self._problem
+        if self.is_silent():
+            return Answer(wanted=LEAVE)
+        return self._answer
+
+    def is_silent(self) -> bool:
+        return time.monotonic() - self._heard_at > SILENT_S
+
+    def flush(self, seconds: float = SILENT_S) -> None:
+        """Wait until all that was said before has been heard, so long at the most."""
+        with self._lock:
+            number = self._number + 1
+        end = time.monotonic() + seconds
+        self._wake.set()
+        while self._acknowledged < number and time.monotonic() < end and self._thread.is_alive():
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Say goodbye, where somebody listens."""
+        self.tell(goodbye=True)
+        if not self.is_silent() and not self._problem:
+            self.flush(2 * BEAT_S)
+        self._closing.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _speak(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = dealer(context, self._address, self._secret)
+        watch = Watch(socket)
+        socket.connect(self._address)
+        try:
+            while not self._closing.is_set():
+                self._wake.clear()
+                offer(socket, self._message())
+                due = time.monotonic() + BEAT_S
+                while (left := due - time.monotonic()) > 0 and not self._wake.is_set():
+                    if socket.poll(int(min(left, 0.05) * 1000)):
+                        self._hear(socket.recv())
+                watch.has_broken()
+        except UsageError as error:
+            self._problem = error
+        finally:
+            context.destroy(linger=0)
+
+    def _message(self) -> bytes:
+        with self._lock:
+            self._number += 1
+            return pack_json(self._about | self._news | {"number": self._number, "said": self._said[:MOST_LINES]})
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            values = unpack_json(data)
+            answer = Answer(values["wanted"], values["edition"], tuple(values["addresses"]), values["facts"])
+            number, said = int(values["heard"]), int(values["said"])
+        except (Malformed, KeyError, TypeError, ValueError):
+            return
+        with self._lock:
+            self._said = [entry for entry in self._said if entry[0] > said]
+        self._answer, self._heard_at = answer, time.monotonic()
+        self._acknowledged = max(self._acknowledged, number)

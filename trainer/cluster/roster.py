@@ -1,0 +1,97 @@
+"""Who takes part in a run on a cluster: decisions of the rendezvous, without sockets and without a clock. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LEASE_S = 10.0  # one that was replaced and was not heard of for so long has ended, or will when it looks
+
+
+@dataclass
+class Member:
+    """The attempt of a part that counts. addresses: of its servers by number; heard: when it last spoke (seconds)."""
+
+    attempt: int
+    addresses: Mapping[int, str]
+    heard: float
+
+
+@dataclass(frozen=True)
+class Book:
+    """Where all servers listen. edition: grows whenever a server moves."""
+
+    edition: int
+    addresses: tuple[str, ...]
+
+
+@dataclass
+class Roster:
+    """Each part's newest attempt. One that has a successor is fenced off: it is told to leave, and its successor waits until
+    it has said goodbye or its lease has ended.
+
+    num_parts, num_servers: of the run."""
+
+    num_parts: int
+    num_servers: int
+    lease_s: float = LEASE_S
+    members: dict[int, Member] = field(default_factory=dict)
+    replaced: dict[tuple[int, int], float] = field(default_factory=dict)  # (part, attempt) -> when it last spoke
+    book: Book | None = None
+
+    def hello(self, part: int, attempt: int, addresses: Mapping[int, str], now: float) -> bool:
+        """A part is there; whether that is news. An attempt that comes after its successor is none."""
+        known = self.members.get(part)
+        if known and known.attempt >= attempt:
+            self.heard(part, attempt, now)
+            return False
+        if known:
+            self.replaced[part, known.attempt] = known.heard
+        self.members[part] = Member(attempt, dict(addresses), now)
+        return True
+
+    def heard(self, part: int, attempt: int, now: float) -> None:
+        known = self.members.get(part)
+        if known and known.attempt == attempt:
+            known.heard = now
+        elif (part, attempt) in self.replaced:
+            self.replaced[part, attempt] = now
+
+    def goodbye(self, part: int, attempt: int) -> None:
+        """An attempt has ended its processes."""
+        self.replaced.pop((part, attempt), None)
+
+    def is_current(self, part: int, attempt: int) -> bool:
+        known = self.members.get(part)
+        return known is not None and known.attempt == attempt
+
+    def page(self, part: int, attempt: int, now: float) -> Book | None:
+        """What an attempt may go by: None while it must wait."""
+        if not self.is_current(part, attempt) or self._is_fenced(part, now):
+            return None
+        if len(self.members) == self.num_parts:
+            self._publish(now)
+        return self.book
+
+    def missing(self) -> list[int]:
+        """The parts that never came."""
+        return [part for part in range(self.num_parts) if part not in self.members]
+
+    def silent(self, now: float) -> list[int]:
+        """The parts that were not heard of for a lease."""
+        return [part for part, member in sorted(self.members.items()) if now - member.heard > self.lease_s]
+
+    def _is_fenced(self, part: int, now: float) -> bool:
+        held = [key for key, heard in self.replaced.items() if key[0] == part and now - heard <= self.lease_s]
+        return bool(held)
+
+    def _publish(self, now: float) -> None:
+        """Addresses of a part that waits are not published: until then its predecessor's hold."""
+        found: dict[int, str] = {}
+        for part, member in self.members.items():
+            if member.addresses and self._is_fenced(part, now):
+                return
+            found |= member.addresses
+        addresses = tuple(found[index] for index in range(self.num_servers))
+        if self.book is None or self.book.addresses != addresses:
+            self.book = Book(self.book.edition + 1 if self.book else 1, addresses)

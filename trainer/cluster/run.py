@@ -1,0 +1,196 @@
+"""A run on a cluster, from the process that starts it: it keeps the run's folder, has a launcher start the parts, shows how
+the run goes, and ends it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from pipeline.errors import DataError, JobError, UsageError
+from trainer.cluster.launcher import Invitation, Launcher, Part
+from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, End, Rendezvous
+from trainer.config import Config, Facts
+from trainer.launch.restarts import Restarts
+from trainer.launch.supervisor import Interrupted
+from trainer.options import Options
+from trainer.plan import describe, plan
+from trainer.report.progress import ProgressLine
+from trainer.transport.sockets import Secret
+
+POLL_S = 0.1
+SLOW_S = 10.0  # parts that have not come by then are told of
+START_S = 120.0  # and are given up by then
+LEAVE_S = 12.0  # for parts to end by themselves once they are told to; a launcher that stops them does not wait
+CHECKPOINT_S = 120.0  # for the leading part to leave its checkpoint
+
+T = TypeVar("T")
+
+
+class ClusterRun:
+    """One start of a run over several hosts. interrupted: set by a signal; the second one raises KeyboardInterrupt."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: Options,
+        launcher: Launcher,
+        parts: Sequence[Part],
+        start_s: float = START_S,
+    ) -> None:
+        self.config, self.options, self.launcher, self.parts = config, options, launcher, parts
+        self.start_s = start_s
+        self.interrupted = False
+        self.progress = ProgressLine(quiet=options.quiet or options.silent)
+        self.token = secrets.token_hex(32)
+        self.rendezvous = Rendezvous(len(parts), config.processes.servers, Secret(self.token))
+        self.restarts = Restarts()
+        self._came: set[int] = set()
+        self._silent: set[int] = set()
+        self._began = 0.0
+        self._has_told = self._is_lost = False
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start the parts and wait until the leading one has found that the run can be trained.
+
+        Raises UsageError, DataError and JobError, of which nothing is left."""
+        self.launcher.check(self.parts)
+        threads = self.config.processes.threads or self.launcher.threads(self.parts)
+        self.config = replace(self.config, processes=replace(self.config.processes, threads=threads))
+        self._began = time.monotonic()
+        self.launcher.start(self.parts, self._invitation())
+        while self.rendezvous.facts is None:
+            self._watch()
+            if self.interrupted:
+                raise Interrupted("interrupted before the run began")
+        if not (self.options.quiet or self.options.silent):
+            print(describe(plan(self.config, Facts(**self.rendezvous.facts))), flush=True)
+
+    def _invitation(self) -> Invitation:
+        host = self.launcher.host()
+        return {
+            "rendezvous": f"tcp://{f'[{host}]' if ':' in host else host}:{self.rendezvous.port}",
+            "token": self.token,
+            "config": self.config.to_json(),
+            "options": {"report": self.options.report, "tensorboard": self.options.tensorboard},
+            "store": self.launcher.store(),
+        }
+
+    def train(self) -> None:
+        """Until the leading part has ended well. Raises JobError."""
+        everybody = [part.index for part in self.parts]
+        self.rendezvous.want(everybody, GO)
+        while not self._watch():
+            if self.interrupted:
+                self._leave_checkpoint()
+        self.rendezvous.want(everybody, DONE)
+        self._wait_for_ends()
+
+    def lose(self) -> None:
+        """Another start has taken this one, which stood still for long, for dead."""
+        self._is_lost = True
+
+    def close(self) -> None:
+        """End what still runs. May be called twice."""
+        if not self._stopping:
+            self._stopping = True
+            self.rendezvous.want([part.index for part in self.parts], LEAVE)
+            self._wait_for_ends()
+            self.launcher.stop()
+            self.rendezvous.close()
+            self.progress.close()
+
+    def _watch(self) -> bool:
+        """One look: show what is new; whether the leading part has ended well. Raises JobError."""
+        time.sleep(POLL_S)
+        self._show()
+        for end in drained(self.rendezvous.ends):
+            self._raise_for(end)
+            if self.parts[end.part].leads:
+                return True
+        for part, attempt, host in drained(self.rendezvous.arrivals):
+            self._arrived(part, attempt, host)
+        failure = "a later start of the run has its --output now" if self._is_lost else self.launcher.failure()
+        if failure:
+            self._show()
+            raise JobError(failure)
+        self._tell_of_missing()
+        self._tell_of_silent()
+        return False
+
+    def _raise_for(self, end: End) -> None:
+        errors = {error.exit_code: error for error in (UsageError, DataError)}
+        if end.code:
+            where = "" if self.parts[end.part].leads else f"host {end.part}: "
+            raise errors.get(end.code, JobError)(f"{where}{end.text}")
+
+    def _arrived(self, part: int, attempt: int, host: str) -> None:
+        """A part that comes again was lost before: too often in a row, and the run has failed."""
+        if part not in self._came:
+            self._came.add(part)
+            return self.progress.message(f"host {part} is {host}")
+        failures = self.restarts.failed(f"host {part}", int(self.rendezvous.status.get("version") or 0))
+        if failures > self.config.processes.max_restarts:
+            raise JobError(f"host {part} was lost {failures} times in a row without progress; see its log")
+        return self.progress.message(f"host {part} was lost; it is {host} now")
+
+    def _tell_of_missing(self) -> None:
+        """Too few hosts come at once where the cluster has no room for them."""
+        present, count = self.rendezvous.present(), len(self.parts)
+        waited = time.monotonic() - self._began
+        if present == count or waited < SLOW_S:
+            return
+        line = f"{present} of {count} hosts have started after {waited:.0f} s: {self.launcher.waiting_for()}"
+        if waited > self.start_s:
+            raise JobError(line)
+        if not self._has_told:
+            self._has_told = True
+            self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
+
+    def _tell_of_silent(self) -> None:
+        silent = set(self.rendezvous.silent())
+        for part in sorted(silent - self._silent):
+            self.progress.message(f"host {part} is not heard of; waiting until it is started again")
+        self._silent = silent
+
+    def _leave_checkpoint(self) -> None:
+        """The leading part first: without the others' servers its last checkpoint would never be whole."""
+        head = next(part.index for part in self.parts if part.leads)
+        self.rendezvous.want([head], CHECKPOINT)
+        end = time.monotonic() + CHECKPOINT_S
+        while time.monotonic() < end and not self.launcher.failure():
+            time.sleep(POLL_S)
+            self._show()
+            for found in drained(self.rendezvous.ends):
+                if found.part == head:
+                    raise Interrupted(found.text) if found.code else Interrupted("interrupted at the run's end")
+        raise Interrupted(f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume goes on from the last")
+
+    def _wait_for_ends(self) -> None:
+        end = time.monotonic() + LEAVE_S
+        ended: set[int] = set()
+        while time.monotonic() < end and not self.launcher.is_over():
+            time.sleep(POLL_S)
+            ended |= {found.part for found in drained(self.rendezvous.ends)}
+        self._show()
+
+    def _show(self) -> None:
+        for part, text in drained(self.rendezvous.said):
+            leads = self.parts[part].leads
+            self.progress.message(text if leads else f"host {part}: {text}")
+        status = self.rendezvous.status
+        if status.get("ready"):
+            self.progress.update(status)
+
+
+def drained(queue: SimpleQueue[T]) -> list[T]:
+    found = []
+    while True:
+        try:
+            found.append(queue.get_nowait())
+        except Empty:
+            return found

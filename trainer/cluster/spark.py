@@ -1,0 +1,160 @@
+"""Parts as tasks of one plain stage of Spark. Spark itself starts a lost task again, on whichever executor it has.
+
+It is no barrier stage: there a lost task ends all of them, and no slots are looked for before executors have registered."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pipeline.errors import UsageError
+from trainer.cluster.attempts import Attempts
+from trainer.cluster.launcher import Invitation, Part, Slot, invited
+from trainer.cluster.part import Lost, run_part
+
+Open = Callable[[], tuple[Any, str]]
+GROUP = "trainer"
+TRIES = 1000  # more than spark.task.maxFailures: attempts of a later stage have higher numbers
+
+
+class SparkLauncher:
+    """open_context: a SparkContext whose executors can import this package, and settings of file systems for hosts that have
+    no Hadoop configuration of their own (see Launcher.store). It is called once there is something to train."""
+
+    name = "spark"
+
+    def __init__(self, open_context: Open) -> None:
+        self.open_context = open_context
+        self.context: Any = None
+        self.settings = ""
+        self._conf: dict[str, str] = {}
+        self._attempts = Attempts()
+        self._failure: str | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def check(self, parts: Sequence[Part]) -> None:
+        self.context, self.settings = self.open_context()
+        self._conf = dict(self.context.getConf().getAll())
+        found = problem(self._conf, len(parts), int(self.context.defaultParallelism))
+        if found:
+            raise UsageError(found)
+
+    def host(self) -> str:
+        return self._conf["spark.driver.host"]
+
+    def threads(self, parts: Sequence[Part]) -> int:
+        """A task's cores over the workers of the part that has most of them."""
+        return max(1, _number(self._conf, "spark.task.cpus", 1) // max(part.count("worker") for part in parts))
+
+    def store(self) -> str:
+        return self.settings
+
+    def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        from pyspark import InheritableThread
+
+        invitations = [invited(invitation, part) for part in parts]
+        self._thread = InheritableThread(target=self._run, args=(invitations,), name="launcher", daemon=True)
+        self._thread.start()
+
+    def failure(self) -> str | None:
+        return self._failure
+
+    def waiting_for(self) -> str:
+        cores = _number(self._conf, "spark.task.cpus", 1)
+        taken = f"{cores} {'core' if cores == 1 else 'cores'} of an executor (spark.task.cpus)"
+        return f"each takes {taken}, and the cluster has too few that are free, or {_room(self._conf)}"
+
+    def is_over(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if not self.is_over():
+            self.context.cancelJobGroup(GROUP)
+            assert self._thread
+            self._thread.join()
+
+    def _run(self, invitations: list[dict[str, Any]]) -> None:
+        """The stage; one that Spark has given up, because a task was lost too often, is followed by another."""
+        self.context.setJobGroup(GROUP, f"train on {len(invitations)} hosts", interruptOnCancel=True)
+        while not self._stopping.is_set():
+            submission = self._attempts.begin(0, time.monotonic())
+            tasks = self.context.parallelize(range(len(invitations)), len(invitations))
+            try:
+                tasks.mapPartitionsWithIndex(partial(_task, invitations, submission * TRIES)).collect()
+                return
+            except Exception as error:
+                cause = cause_of(str(error))
+                due = None if cause else self._attempts.lost(0, time.monotonic())
+                if due is None:
+                    self._failure = f"a host's part cannot run: {cause or 'it is lost as soon as it is started'}"
+                    return
+                self._stopping.wait(due - time.monotonic())
+
+
+def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """What a task does. It fails only where another attempt may do better."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context
+    gpus = context.resources().get("gpu")
+    devices = tuple(gpus.addresses) if gpus else None
+    yield run_part(invitations[index], Slot(first + context.attemptNumber(), devices))
+
+
+def cause_of(error: str) -> str | None:
+    """Why the Python of a task failed, by the text of a job's error; None where the task was lost rather. Pure."""
+    lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:Error|Exception|Lost)\b[^\n]*)", error, re.MULTILINE)
+    python = [line for line in lines if not line.startswith(("org.apache", "py4j", "java"))]
+    if not python or Lost.__name__ in python[-1].split(":")[0]:
+        return None
+    return python[-1][:500]
+
+
+def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
+    """Which setting keeps so many hosts from running at once, as far as settings tell. cores: of a local master. Pure."""
+    master, cpus = conf.get("spark.master", ""), _number(conf, "spark.task.cpus", 1)
+    if conf.get("spark.speculation", "false") == "true":
+        return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
+    if master.startswith("local"):
+        room, where = cores // cpus, f"--master {master}"
+    elif "spark.executor.cores" in conf and _number(conf, "spark.executor.cores", 1) < cpus:
+        return (
+            f"spark.task.cpus is {cpus} and spark.executor.cores {conf['spark.executor.cores']}: no host could start; give"
+            f" executors {cpus} cores or more"
+        )
+    elif master.startswith("spark:"):
+        if "spark.cores.max" not in conf:
+            return None  # whatever the cluster has
+        room, where = _number(conf, "spark.cores.max", 0) // cpus, "spark.cores.max"
+    else:
+        name = "spark.executor.instances"
+        if conf.get("spark.dynamicAllocation.enabled") == "true":
+            name = "spark.dynamicAllocation.maxExecutors"
+            if name not in conf:
+                return None
+        each = _number(conf, "spark.executor.cores", 1) // cpus
+        room, where = _number(conf, name, 2) * each, f"{name} {_number(conf, name, 2)}, of {each} each"
+    if room >= hosts:
+        return None
+    return f"--hosts {hosts}: {where} has room for {room}, with spark.task.cpus {cpus}; give more, or fewer hosts"
+
+
+def _room(conf: Mapping[str, str]) -> str:
+    """The settings that bound how many executors there are."""
+    if conf.get("spark.master", "").startswith("spark:"):
+        return "spark.cores.max and spark.executor.cores allow too few"
+    return "spark.executor.instances and spark.executor.cores ask for too few"
+
+
+def _number(conf: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(conf.get(name, default))
+    except ValueError:
+        return default

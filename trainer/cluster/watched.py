@@ -1,0 +1,84 @@
+"""What launchers share whose cluster does not start a lost part again by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from trainer.cluster.attempts import Attempts
+from trainer.cluster.launcher import Invitation, Part
+
+LOOK_S = 0.1
+H = TypeVar("H")  # what stands for a part that runs
+
+
+class Watched(ABC, Generic[H]):
+    """A thread looks after every part, and starts one that is lost again."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, H] = {}
+        self._parts: dict[int, Part] = {}
+        self._invitation: Invitation = {}
+        self._attempts = Attempts()
+        self._due: dict[int, float] = {}
+        self._failure: str | None = None
+        self._stopping = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @abstractmethod
+    def begin(self, part: Part, attempt: int, invitation: Invitation) -> H:
+        """Start a part and return at once."""
+
+    @abstractmethod
+    def outcome(self, handle: H) -> str | None:
+        """None while a part runs, "" where it has ended by itself, else why it was lost."""
+
+    @abstractmethod
+    def end(self, handle: H) -> None:
+        """End a part at once; it may have ended."""
+
+    def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        self._invitation = invitation
+        self._parts = {part.index: part for part in parts}
+        for part in parts:
+            self._begin(part)
+        self._watcher = threading.Thread(target=self._watch, name="launcher", daemon=True)
+        self._watcher.start()
+
+    def failure(self) -> str | None:
+        return self._failure
+
+    def is_over(self) -> bool:
+        return not self._due and all(self.outcome(handle) is not None for handle in list(self.running.values()))
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._watcher:
+            self._watcher.join()
+        for handle in self.running.values():
+            self.end(handle)
+
+    def _begin(self, part: Part) -> None:
+        attempt = self._attempts.begin(part.index, time.monotonic())
+        self.running[part.index] = self.begin(part, attempt, self._invitation)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            for index, handle in list(self.running.items()):
+                cause = self.outcome(handle)
+                if cause and index not in self._due:
+                    self._lost(index, cause)
+            for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
+                self._begin(self._parts[index])
+                del self._due[index]
+
+    def _lost(self, index: int, cause: str) -> None:
+        due = self._attempts.lost(index, time.monotonic())
+        if due is None:
+            self._failure = f"host {index} ends as soon as it is started: {cause}"
+            self._stopping.set()
+        else:
+            self._due[index] = due
