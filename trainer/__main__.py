@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline import command_line
+from pipeline.errors import UsageError
+from pipeline.specs import add_flags, from_flags
 from trainer.api import train
+from trainer.cluster.hosts import Hosts
 from trainer.flags import config_of, flags, options_of
 
 INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
@@ -13,8 +16,13 @@ INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
-    args = command_line.parse(flags(), argv)
-    train(config_of(args), options_of(args))
+    parser = flags()
+    add_flags(parser.add_argument_group("cluster", "the same command, given once"), Hosts)
+    args = command_line.parse(parser, argv)
+    hosts, options = from_flags(Hosts, args), options_of(args)
+    if hosts.launcher and options.roles:
+        raise UsageError("--roles is for hosts that are started by hand: leave it out, --launcher starts them")
+    train(config_of(args), options, launcher=hosts.make(), hosts=hosts.hosts)
     return 0
 
 

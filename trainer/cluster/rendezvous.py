@@ -55,6 +55,8 @@ class Rendezvous:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = serve(self._context, f"tcp://{bind}:0", secret, MESSAGE_BYTES)
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._socket.router_mandatory = True
+        self._identities: dict[tuple[int, int], bytes] = {}
         self._ended: set[tuple[int, int]] = set()
         self._said_by: dict[tuple[int, int], int] = {}  # the number of the last line that an attempt said
         self._closing = threading.Event()
@@ -92,12 +94,20 @@ class Rendezvous:
             frames = self._socket.recv_multipart()
             try:
                 identity, body = frames
-                answer = self._answer(unpack_json(body))
+                answer = self._answer(identity, unpack_json(body))
             except (Malformed, ValueError, KeyError, TypeError):
                 continue  # of no part of this version
-            offer(self._socket, identity, pack_json(answer))
+            self._reaches(identity, answer)
 
-    def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _reaches(self, identity: bytes, answer: Mapping[str, Any]) -> bool:
+        """Whether a connection still is there."""
+        try:
+            offer(self._socket, identity, pack_json(answer))
+        except zmq.ZMQError:  # no route to it
+            return False
+        return True
+
+    def _answer(self, identity: bytes, message: Mapping[str, Any]) -> dict[str, Any]:
         part, attempt, now = int(message["part"]), int(message["attempt"]), time.monotonic()
         if part not in self.wanted:
             raise Malformed(f"part {part}")
@@ -106,6 +116,10 @@ class Rendezvous:
             if self.roster.hello(part, attempt, addresses, now):
                 self.arrivals.put((part, attempt, str(message.get("host", ""))[:200]))
             self.roster.heard(part, attempt, now)
+            self._identities[part, attempt] = identity
+            for earlier in self.roster.waits_for(part):
+                if not self._reaches(self._identities[part, earlier], {}):
+                    self.roster.cut(part, earlier, now)
             current = self.roster.is_current(part, attempt)
             if message.get("goodbye"):
                 self.roster.goodbye(part, attempt)

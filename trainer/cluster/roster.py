@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LEASE_S = 10.0  # one that was replaced and was not heard of for so long has ended, or will when it looks
+CUT_S = 2.0  # one whose connection is gone would have connected again by then
 
 
 @dataclass
@@ -15,6 +16,17 @@ class Member:
     attempt: int
     addresses: Mapping[int, str]
     heard: float
+
+
+@dataclass
+class Replaced:
+    """An attempt that has a successor. heard: when it last spoke; cut: since when its connection is gone (seconds)."""
+
+    heard: float
+    cut: float | None = None
+
+    def is_gone(self, now: float, lease_s: float) -> bool:
+        return now - self.heard > lease_s or (self.cut is not None and now - max(self.cut, self.heard) > CUT_S)
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ class Roster:
     num_servers: int
     lease_s: float = LEASE_S
     members: dict[int, Member] = field(default_factory=dict)
-    replaced: dict[tuple[int, int], float] = field(default_factory=dict)  # (part, attempt) -> when it last spoke
+    replaced: dict[tuple[int, int], Replaced] = field(default_factory=dict)  # by part and attempt
     book: Book | None = None
 
     def hello(self, part: int, attempt: int, addresses: Mapping[int, str], now: float) -> bool:
@@ -46,7 +58,7 @@ class Roster:
             self.heard(part, attempt, now)
             return False
         if known:
-            self.replaced[part, known.attempt] = known.heard
+            self.replaced[part, known.attempt] = Replaced(known.heard)
         self.members[part] = Member(attempt, dict(addresses), now)
         return True
 
@@ -55,7 +67,17 @@ class Roster:
         if known and known.attempt == attempt:
             known.heard = now
         elif (part, attempt) in self.replaced:
-            self.replaced[part, attempt] = now
+            self.replaced[part, attempt] = Replaced(now)
+
+    def cut(self, part: int, attempt: int, now: float) -> None:
+        """The connection of an attempt is gone: its process has ended, or it connects anew."""
+        found = self.replaced.get((part, attempt))
+        if found and found.cut is None:
+            found.cut = now
+
+    def waits_for(self, part: int) -> list[int]:
+        """The earlier attempts of a part that may still live."""
+        return [attempt for other, attempt in self.replaced if other == part]
 
     def goodbye(self, part: int, attempt: int) -> None:
         """An attempt has ended its processes."""
@@ -82,8 +104,9 @@ class Roster:
         return [part for part, member in sorted(self.members.items()) if now - member.heard > self.lease_s]
 
     def _is_fenced(self, part: int, now: float) -> bool:
-        held = [key for key, heard in self.replaced.items() if key[0] == part and now - heard <= self.lease_s]
-        return bool(held)
+        for key in [key for key, found in self.replaced.items() if found.is_gone(now, self.lease_s)]:
+            del self.replaced[key]
+        return bool(self.waits_for(part))
 
     def _publish(self, now: float) -> None:
         """Addresses of a part that waits are not published: until then its predecessor's hold."""

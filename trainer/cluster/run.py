@@ -132,11 +132,11 @@ class ClusterRun:
         """A part that comes again was lost before: too often in a row, and the run has failed."""
         if part not in self._came:
             self._came.add(part)
-            return self.progress.message(f"host {part} is {host}")
+            return self.progress.message(f"host {part} has started on {host}")
         failures = self.restarts.failed(f"host {part}", int(self.rendezvous.status.get("version") or 0))
         if failures > self.config.processes.max_restarts:
             raise JobError(f"host {part} was lost {failures} times in a row without progress; see its log")
-        return self.progress.message(f"host {part} was lost; it is {host} now")
+        return self.progress.message(f"host {part} was lost, and is started again on {host}")
 
     def _tell_of_missing(self) -> None:
         """Too few hosts come at once where the cluster has no room for them."""

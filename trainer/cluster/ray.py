@@ -1,0 +1,107 @@
+"""Parts as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pipeline
+import trainer
+from pipeline.errors import UsageError
+from trainer.cluster.launcher import Invitation, Part, Slot, invited
+from trainer.cluster.part import run_part
+from trainer.cluster.watched import Watched
+
+
+class RayLauncher(Watched[Any]):
+    """A task a part, spread over the nodes. The cluster is the one that RAY_ADDRESS names or this machine's.
+
+    cores, gpus: what each part takes. Ray tells a task of its GPUs by itself."""
+
+    name = "ray"
+
+    def __init__(self, cores: int = 1, gpus: float = 0) -> None:
+        super().__init__()
+        self.cores, self.gpus = cores, gpus
+        self._has_connected = False
+
+    def check(self, parts: Sequence[Part]) -> None:
+        ray = self._connect()
+        found = problem(ray.cluster_resources(), len(parts), self.cores, self.gpus)
+        if found:
+            raise UsageError(found)
+
+    def host(self) -> str:
+        return str(self._connect().util.get_node_ip_address())
+
+    def threads(self, parts: Sequence[Part]) -> int:
+        return max(1, self.cores // max(part.count("worker") for part in parts))
+
+    def store(self) -> str:
+        return ""
+
+    def waiting_for(self) -> str:
+        return f"each takes {self.cores} CPUs and {self.gpus:g} GPUs of a node (--host-cores, --host-gpus)"
+
+    def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
+        options = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        task = self._connect().remote(_task).options(name=f"host {part.index} of a training run", **options)
+        return task.remote(invited(invitation, part), attempt)
+
+    def outcome(self, handle: Any) -> str | None:
+        ray = self._connect()
+        if not ray.wait([handle], timeout=0)[0]:
+            return None
+        try:
+            ray.get(handle)
+        except Exception as error:
+            return str(error).strip().splitlines()[-1][:500] or type(error).__name__
+        return ""
+
+    def end(self, handle: Any) -> None:
+        self._connect().cancel(handle, force=True)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._has_connected:
+            self._connect().shutdown()
+            self._has_connected = False
+
+    def _connect(self) -> Any:
+        """Ray, with a connection to the cluster: one that the program has already, else this launcher's own."""
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("--launcher ray needs a package that is not installed: pip install '.[ray]'") from None
+        if not ray.is_initialized():
+            try:
+                ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=_packages())
+            except ConnectionError:
+                raise UsageError("no Ray cluster is found: start one (ray start --head), or set RAY_ADDRESS") from None
+            self._has_connected = True
+        return ray
+
+
+def _task(invitation: dict[str, Any], attempt: int) -> None:
+    run_part(invitation, Slot(attempt))
+
+
+def _packages() -> dict[str, Any]:
+    """What a checkout hands on to the nodes; an installed package is expected there."""
+    folders = [Path(package.__path__[0]).resolve() for package in (pipeline, trainer)]
+    if any(folder.parent.name == "site-packages" for folder in folders):
+        return {}
+    return {"py_modules": [str(folder) for folder in folders]}
+
+
+def problem(resources: dict[str, float], hosts: int, cores: int, gpus: float) -> str | None:
+    """Why so many parts never run at once, by what the whole cluster has. Pure."""
+    for name, each, flag in (("CPU", cores, "--host-cores"), ("GPU", gpus, "--host-gpus")):
+        if each * hosts > resources.get(name, 0):
+            return (
+                f"--hosts {hosts} with {flag} {each:g} takes {each * hosts:g} {name}s, and the Ray cluster has"
+                f" {resources.get(name, 0):g}: give fewer, or add nodes"
+            )
+    return None
