@@ -10,7 +10,7 @@ from functools import partial
 
 from pipeline import command_line
 from trainer.__main__ import INTERRUPTED
-from trainer.cluster.job import main
+from trainer.spark_job import main
 
 if __name__ == "__main__":
     command_line.execute(partial(main, __doc__), interrupted=INTERRUPTED)

@@ -23,11 +23,11 @@ UPPER_FLOORS = (
 )  # fmt: skip
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",
-    "checkpoints", "runlog", "report", "server", "worker", "evaluation", "options", "launch", "simulation", "flags", "api",
-    "simulate", "study",
+    "checkpoints", "runlog", "report", "server", "worker", "evaluation", "options", "launch", "cluster", "simulation",
+    "flags", "api", "simulate", "spark_job", "study",
 )  # fmt: skip
-# What the study, which stands above both packages, enters of the pipeline beside the ground floor: its commands.
-STUDY_ENTERS = {"runs", "datasets", "spark"}
+# What stands above both packages, and what of the pipeline it enters beside the ground floor: its commands, its session.
+ENTERS = {"study": {"runs", "datasets", "spark"}, "spark_job": {"spark"}}
 SHARDS_FOR_STUDIES = "trainer.study.make_sets"  # a process of its own, with Spark
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all
 
@@ -90,11 +90,12 @@ def test_no_room_imports_from_one_that_stands_above_it(package: str, floors: tup
 
 def test_the_trainer_enters_the_ground_floor_of_the_pipeline_and_no_other() -> None:
     paths = list((ROOT / "trainer").rglob("*.py"))
-    entered = {room for path in paths if room_of(path) != "study" for room in rooms_entered(path, "pipeline")}
+    entered = {room for path in paths if room_of(path) not in ENTERS for room in rooms_entered(path, "pipeline")}
     assert "shardset" in entered
     assert entered <= set(GROUND_FLOOR)
-    by_study = {room for path in paths if room_of(path) == "study" for room in rooms_entered(path, "pipeline")}
-    assert by_study - set(GROUND_FLOOR) == STUDY_ENTERS
+    for above, rooms in ENTERS.items():
+        entered = {room for path in paths if room_of(path) == above for room in rooms_entered(path, "pipeline")}
+        assert entered - set(GROUND_FLOOR) == rooms
 
 
 def test_the_ground_floor_needs_neither_spark_nor_torch() -> None:
@@ -117,7 +118,8 @@ def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
     assert "pyspark" in packages
     assert packages.isdisjoint({"torch", "trainer"})
     below = [path for path in (ROOT / "pipeline").rglob("*.py") if room_of(path) not in {"benchmark", *FACES}]
-    for path in [*below, *(ROOT / "jobs").glob("*.py")]:
+    jobs = [path for path in (ROOT / "jobs").glob("*.py") if path.name != "train.py"]
+    for path in [*below, *jobs]:
         assert {name.partition(".")[0] for name in imported_by(path)}.isdisjoint({"torch", "trainer"}), path
 
 

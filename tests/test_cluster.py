@@ -1,0 +1,258 @@
+"""Who takes part in a run on a cluster, and what launchers decide: without sockets, clocks and clusters."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import UsageError
+from trainer.cluster import ray, spark
+from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
+from trainer.cluster.launcher import Part, invited, share_roles, visible
+from trainer.cluster.roster import CUT_S, LEASE_S, Roster
+from trainer.options import Role, all_roles, parse_roles
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.data())
+def test_every_role_has_one_host_and_hosts_have_equal_shares(servers: int, workers: int, data: st.DataObject) -> None:
+    hosts = data.draw(st.integers(1, workers))
+    parts = share_roles(servers, workers, hosts)
+    assert Counter(role for part in parts for role in part.roles) == Counter(all_roles(servers, workers))
+    assert [part.index for part in parts] == list(range(hosts))
+    assert [part.index for part in parts if part.leads] == [0]
+    assert Role("evaluator") in parts[0].roles
+    for kind in ("server", "worker"):
+        counts = [part.count(kind) for part in parts]
+        assert max(counts) - min(counts) <= 1
+    assert parts[0].count("worker") == min(part.count("worker") for part in parts)
+    for part in parts:
+        assert parse_roles(invited({}, part)["roles"]) == part.roles
+
+
+@pytest.mark.parametrize("hosts", [0, -1, 4])
+def test_a_host_has_a_worker_at_least(hosts: int) -> None:
+    with pytest.raises(UsageError, match=rf"--hosts {hosts}: give 1 to 3"):
+        share_roles(1, 3, hosts)
+
+
+def test_a_parts_devices_are_counted_among_those_that_its_host_sees() -> None:
+    assert visible(("0", "1"), None) == "0,1"
+    assert visible(("1",), "4,6") == "6"
+    assert visible(("1",), "GPU-aa, GPU-bb") == "GPU-bb"
+    assert visible(("GPU-cc",), "4,6") == "GPU-cc"
+    assert visible((), "0") == ""
+
+
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+def joined(roster: Roster, part: int, attempt: int = 0, now: float = 0.0) -> bool:
+    """Parts 0 and 1 have a server each."""
+    return roster.hello(part, attempt, {part: f"tcp://{part}.{attempt}:1"} if part < 2 else {}, now)
+
+
+def complete() -> Roster:
+    roster = Roster(3, 2)
+    for part in range(3):
+        joined(roster, part)
+    return roster
+
+
+def test_nobody_starts_before_all_are_there() -> None:
+    roster = Roster(3, 2)
+    assert joined(roster, 0)
+    assert joined(roster, 2)
+    assert not joined(roster, 2)  # it speaks again
+    assert roster.page(0, 0, 1.0) is None
+    assert roster.missing() == [1]
+    joined(roster, 1)
+    page = roster.page(0, 0, 1.0)
+    assert page == roster.page(2, 0, 1.0)
+    assert page is not None
+    assert (page.edition, page.addresses) == (1, ("tcp://0.0:1", "tcp://1.0:1"))
+
+
+def test_a_successor_waits_for_the_goodbye_of_its_predecessor() -> None:
+    roster = complete()
+    before = roster.page(2, 0, 0.0)
+    assert joined(roster, 1, attempt=1, now=1.0)
+    assert not roster.is_current(1, 0)
+    assert roster.page(1, 1, 2.0) is None
+    assert roster.page(2, 0, 2.0) == before, "the others go by the old addresses meanwhile"
+    assert roster.page(1, 0, 2.0) is None
+    roster.goodbye(1, 0)
+    after = roster.page(1, 1, 2.0)
+    assert after is not None
+    assert (after.edition, after.addresses) == (2, ("tcp://0.0:1", "tcp://1.1:1"))
+    assert roster.page(2, 0, 2.0) == after
+
+
+def test_a_successor_waits_no_longer_than_the_lease_of_one_that_is_silent() -> None:
+    roster = complete()
+    roster.heard(1, 0, 5.0)
+    joined(roster, 1, attempt=1, now=6.0)
+    assert roster.page(1, 1, 5.0 + LEASE_S) is None
+    roster.heard(1, 0, 8.0)  # it was frozen, and lives
+    assert roster.page(1, 1, 5.1 + LEASE_S) is None
+    assert roster.page(1, 1, 8.1 + LEASE_S) is not None
+
+
+def test_one_whose_connection_is_gone_is_waited_for_as_long_as_it_takes_to_connect_again() -> None:
+    roster = complete()
+    joined(roster, 1, attempt=1, now=1.0)
+    roster.cut(1, 0, 1.0)
+    roster.cut(1, 0, 1.5)
+    assert roster.page(1, 1, 1.0 + CUT_S) is None
+    roster.heard(1, 0, 2.0)  # it has connected again
+    assert roster.page(1, 1, 1.1 + CUT_S) is None
+    roster.cut(1, 0, 3.0)
+    assert roster.page(1, 1, 3.1 + CUT_S) is not None
+
+
+def test_a_host_with_workers_only_changes_no_address() -> None:
+    roster = complete()
+    before = roster.page(0, 0, 0.0)
+    joined(roster, 2, attempt=1, now=1.0)
+    roster.goodbye(2, 0)
+    assert roster.page(2, 1, 1.0) == before == roster.page(0, 0, 1.0)
+
+
+def test_an_attempt_that_comes_after_its_successor_is_none() -> None:
+    roster = complete()
+    assert joined(roster, 1, attempt=3, now=1.0)
+    assert not joined(roster, 1, attempt=2, now=2.0)
+    assert roster.page(1, 2, 2.0) is None
+    assert roster.is_current(1, 3)
+
+
+def test_two_hosts_that_move_at_once_make_whole_editions_only() -> None:
+    roster = complete()
+    first = roster.page(2, 0, 0.0)
+    joined(roster, 0, attempt=1, now=1.0)
+    joined(roster, 1, attempt=1, now=1.0)
+    roster.goodbye(0, 0)
+    assert roster.page(0, 1, 1.0) == first, "server 1's address is not known yet"
+    roster.goodbye(1, 0)
+    found = roster.page(0, 1, 1.0)
+    assert found is not None
+    assert (found.edition, found.addresses) == (2, ("tcp://0.1:1", "tcp://1.1:1"))
+
+
+def test_the_silent_are_named() -> None:
+    roster = complete()
+    roster.heard(2, 0, 9.0)
+    assert roster.silent(LEASE_S) == []
+    assert roster.silent(LEASE_S + 1) == [0, 1]
+
+
+# --- launchers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_that_always_dies_at_once_is_given_up() -> None:
+    attempts, now, starts = Attempts(), 0.0, 0
+    due: float | None = 0.0
+    while due is not None:
+        assert attempts.begin(1, now) == starts
+        starts += 1
+        due = attempts.lost(1, now + 1.0)
+        now = due or now
+    assert starts == MOST_SHORT + 1
+    assert now > 10, "with pauses between"
+
+
+def test_a_part_that_lives_is_started_again_without_end() -> None:
+    attempts, now = Attempts(), 0.0
+    for number in range(50):
+        assert attempts.begin(0, now) == number
+        now += SHORT_S
+        assert attempts.lost(0, now) == now, "at once"
+
+
+YARN = {"spark.master": "yarn"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "cores", "named"),
+    [
+        ({"spark.master": "local[2]"}, 2, "local[2] has room for 2"),
+        ({"spark.master": "local[4]", "spark.task.cpus": "2"}, 4, "local[4] has room for 2"),
+        ({"spark.master": "spark://h:1", "spark.cores.max": "2"}, 2, "spark.cores.max has room for 2"),
+        (
+            {"spark.master": "spark://h:1", "spark.executor.cores": "1", "spark.task.cpus": "2"},
+            2,
+            "spark.task.cpus is 2",
+        ),
+        (YARN, 2, "spark.executor.instances 2, of 1 each"),
+        (
+            YARN | {"spark.executor.instances": "2", "spark.executor.cores": "3", "spark.task.cpus": "2"},
+            2,
+            "room for 2",
+        ),
+        (
+            YARN | {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "2"},
+            2,
+            "spark.dynamicAllocation.maxExecutors 2",
+        ),
+        ({"spark.master": "local[8]", "spark.speculation": "true"}, 8, "spark.speculation is true"),
+    ],
+)
+def test_the_setting_that_leaves_too_few_slots_is_named(conf: dict[str, str], cores: int, named: str) -> None:
+    found = spark.problem(conf, 3, cores)
+    assert found is not None
+    assert named in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"spark.master": "local[3]"},
+        {"spark.master": "spark://h:1"},
+        {"spark.master": "spark://h:1", "spark.cores.max": "6", "spark.task.cpus": "2"},
+        YARN | {"spark.executor.instances": "3"},
+        YARN | {"spark.executor.instances": "1", "spark.executor.cores": "3"},
+        YARN | {"spark.dynamicAllocation.enabled": "true"},
+    ],
+)
+def test_settings_that_do_are_none(conf: dict[str, str]) -> None:
+    assert spark.problem(conf, 3, 3) is None
+
+
+def test_a_rays_nodes_must_have_what_the_hosts_take() -> None:
+    assert ray.problem({"CPU": 6.0}, 3, 2, 0) is None
+    assert "--host-cores 2 takes 6 CPUs, and the Ray cluster has 5" in str(ray.problem({"CPU": 5.0}, 3, 2, 0))
+    assert "--host-gpus 1 takes 3 GPUs" in str(ray.problem({"CPU": 6.0, "GPU": 2.0}, 3, 2, 1))
+
+
+PYTHON = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage
+0.0 (TID 3) (host executor 1): org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+{line}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1)
+"""
+KILLED = """Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times, most recent failure: Lost task 1.3 in stage
+0.0 (TID 7) (host executor 9): ExecutorLostFailure (executor 9 exited caused by one of the running tasks) Reason: Command
+exited with code 137
+Driver stacktrace:"""
+
+
+def test_only_a_failure_that_would_come_again_is_final() -> None:
+    missing = "ModuleNotFoundError: No module named 'torch'"
+    assert spark.cause_of(PYTHON.format(line=missing)) == missing
+    assert spark.cause_of(PYTHON.format(line="trainer.cluster.part.Lost: nothing is heard")) is None
+    assert spark.cause_of(KILLED) is None
+
+
+def test_threads_depend_on_settings_only() -> None:
+    launcher = spark.SparkLauncher(lambda: (None, ""))
+    launcher._conf = {"spark.task.cpus": "8"}
+    parts = [Part(0, parse_roles("server:0,worker:0,evaluator")), Part(1, parse_roles("worker:1-3"))]
+    assert launcher.threads(parts) == 2
+    launcher._conf = {}
+    assert launcher.threads(parts) == 1
