@@ -29,7 +29,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # Tests start hundreds of Pythons: none should compile this checkout again.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo demo-shards test test-fast chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer study study-check clean clean-venv
+.PHONY: help setup demo demo-shards test test-fast chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,9 @@ bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and
 
 bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory with the least there could be (SHARDS=DIR)
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
+
+bench-cluster: $(READY_DEV) ## time a training run on a Spark cluster beside the same run on one host
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_cluster $(ARGS)
 
 study: $(READY_DEV) ## train PLAN (conf/study, or a file) with many seeds into build/study/PLAN, and report on it
 	@$(ENV); $(if $(filter quick,$(PLAN)),python -m pipeline sample --to $(SAMPLE);) \
