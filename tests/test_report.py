@@ -216,7 +216,7 @@ def test_the_verdict_warns_of_more_than_one_percent_duplicates(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_write_report_stores_the_page_and_the_figures(tmp_path: Path) -> None:
+def test_write_report_stores_the_page_the_figures_and_the_words(tmp_path: Path) -> None:
     manifest = committed(tmp_path)
 
     def write(path: str, data: bytes) -> None:
@@ -224,7 +224,10 @@ def test_write_report_stores_the_page_and_the_figures(tmp_path: Path) -> None:
 
     measured = report.write_report(shard_set(tmp_path, manifest), write)
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
-    assert json.loads((tmp_path / "quality.json").read_text()) == measured.to_dict()
+    stored = json.loads((tmp_path / "quality.json").read_text())
+    words = [finding._asdict() for finding in verdict(measured)]
+    assert stored == {**measured.to_dict(), "verdict": words}
+    assert {"level", "text"} == set(words[0])
 
 
 def test_nothing_is_written_for_a_damaged_set(tmp_path: Path) -> None:

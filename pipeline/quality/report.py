@@ -78,11 +78,13 @@ def render(manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, 
 def write_report(shards: ShardSet, write: Callable[[str, bytes], object], run: Run[Any, Any] = serial) -> Quality:
     """Measure a committed set, store ``report.html`` and ``quality.json`` beside its manifest, return the figures.
 
-    write(path, data) stores a file below the set's root; both are complete before they are handed to it. Raises
-    DataError if a file of the set disagrees with the manifest."""
+    ``quality.json`` holds the figures, and under ``verdict`` what the report says of them. write(path, data) stores a
+    file below the set's root; both are complete before they are handed to it. Raises DataError if a file of the set
+    disagrees with the manifest."""
     measured, sample, sparse = measure(shards, run)
     page = render(shards.manifest, measured, sample, sparse)
-    write("quality.json", json.dumps(measured.to_dict(), indent=1).encode())
+    findings = [finding._asdict() for finding in verdict(measured)]
+    write("quality.json", json.dumps({**measured.to_dict(), "verdict": findings}, indent=1).encode())
     write("report.html", page.encode())
     return measured
 
