@@ -29,7 +29,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # Tests start hundreds of Pythons: none should compile this checkout again.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo demo-shards test test-fast chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
+.PHONY: help setup demo demo-shards test test-fast test-airflow chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ test: $(READY_DEV) ## run the linter, the type checker and the tests
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
 	@$(ENV); $(TEST_ENV) python -m pytest -n 2 -m 'not slow' $(ARGS)
+
+test-airflow: $(READY_DEV) ## run the example DAG in a real Airflow, which is installed into .cache once (660 MB)
+	@$(ENV); TEST_AIRFLOW=1 $(TEST_ENV) python -m pytest tests/test_airflow.py $(ARGS)
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)

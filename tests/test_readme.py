@@ -58,6 +58,12 @@ WRITTEN = {
 }  # fmt: skip
 ARROWS = {"--push"}  # of the front door's picture
 SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
+OTHERS_OWN = SPARK_SUBMITS_OWN | {
+    "--requirement",
+    "--dag-id",
+    "--from-date",
+    "--to-date",
+}  # and those of pip and Airflow
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,6 @@ def test_every_flag_named_exists() -> None:
     code = "\n".join(path.read_text() for path in [*sources, ROOT / "tests" / "digests.py"])
     fields = re.findall(r"^ +(\w+): .*= (?:norm_)?option\(", code + ALL_TEXT, re.MULTILINE)
     known = set(re.findall(r'"(--[a-z][\w-]*)"', code)) | {f"--{name.replace('_', '-')}" for name in fields}
-    known |= SPARK_SUBMITS_OWN | {"--help"}
+    known |= OTHERS_OWN | {"--help"}
     named = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?![\w-])", ALL_TEXT)) - ARROWS
     assert {flag.replace("--no-report", "--report") for flag in named} <= known

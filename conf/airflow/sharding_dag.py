@@ -1,0 +1,117 @@
+"""Shards each day's images, holds the shards to a limit, trains on them and publishes their manifest as an asset.
+
+Copy this file into a DAG folder and edit its parameters; ``jobs/README.md`` says what it needs and what it does on which
+failure. All places are named after the first day of the run's data interval. So a rerun finds what an earlier one has
+done, whatever the run's id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import (
+    Asset,
+    AssetAlias,
+    CronDataIntervalTimetable,
+    ObjectStoragePath,
+    RetryDecision,
+    RetryPolicy,
+    dag,
+    task,
+)
+from airflow.sdk.exceptions import AirflowFailException
+from jinja2 import UndefinedError
+
+DAY = "{{ data_interval_start | ds }}"
+RAW = f"s3://lake/raw/{DAY}"  # labelled images; the file _SUCCESS beside them says that they are complete
+SHARDS = f"s3://lake/shards/{DAY}"
+RUN = f"/srv/runs/{DAY}"  # below a folder that all of Airflow's workers mount
+PROJECT = "/opt/sharding"  # a checkout of this project with its environment: conf/setup.sh trainer
+CONNECTION = "spark_default"  # its host is the master: local[4], yarn, spark://HOST:7077
+WORKERS = 12
+JOB = "jobs/stratified.py"
+FLAGS = ["--eval-input", RAW]  # of the job, beside those of places, workers and interval
+TRAIN = "--model cnn --protocol asp --epochs 5 --batch-size 120"
+LIMIT = 4.0  # how far above a random split's the shards' distance from the whole set may lie, in standard deviations
+SCHEDULE = CronDataIntervalTimetable("@daily", timezone="UTC")
+POLL = timedelta(minutes=1)  # between two looks for raw data
+PATIENCE = timedelta(hours=12)  # with raw data that do not come
+RETRIES = 2
+RETRY_DELAY = timedelta(minutes=5)
+
+ALIAS = AssetAlias("sharding_manifest")
+MANIFEST, QUALITY = f"{SHARDS}/manifest.json", f"{SHARDS}/quality.json"
+HOPELESS = {"2": "the command asks for something that cannot be done", "3": "the input is broken"}
+
+
+class UnlessHopeless(RetryPolicy):
+    """No retry where it would end the same way. The operators tell a program's exit code in their message alone."""
+
+    def evaluate(self, exception, try_number, max_tries, context=None):
+        code = re.search(r"(?:Error code is:|exit code) (\d+)", str(exception))
+        if code and code[1] in HOPELESS:
+            return RetryDecision.fail(f"exit code {code[1]}: {HOPELESS[code[1]]}")
+        if isinstance(exception, UndefinedError):
+            return RetryDecision.fail("the run has no data interval: give it a logical date, or use airflow backfill")
+        return RetryDecision.default()
+
+
+def require_report(context, result=None):
+    """A try that committed a set and could not report on it has failed: the next one finds the set, and reports."""
+    quality = ObjectStoragePath(context["task"].render_template(QUALITY, context))
+    if not quality.exists():
+        raise FileNotFoundError(f"{quality} is missing: the shards are committed without their report")
+
+
+@dag(
+    schedule=SCHEDULE,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": RETRIES, "retry_delay": RETRY_DELAY, "retry_policy": UnlessHopeless()},
+    doc_md=__doc__,
+)
+def sharding():
+    @task.sensor(mode="reschedule", poke_interval=POLL, timeout=PATIENCE)
+    def wait(marker):
+        return ObjectStoragePath(marker).exists()
+
+    # A task that is killed kills spark-submit, in client mode the driver, and with it the application.
+    shard = SparkSubmitOperator(
+        task_id="shard",
+        conn_id=CONNECTION,
+        deploy_mode="client",
+        spark_binary=f"{PROJECT}/conf/airflow/spark-submit",
+        name=f"sharding {DAY}",
+        application=f"{PROJECT}/{JOB}",
+        application_args=["--input", RAW, "--output", SHARDS, "--workers", str(WORKERS), "--ds", DAY, *FLAGS],
+        post_execute=require_report,
+    )
+
+    @task
+    def check(quality):
+        found = json.loads(ObjectStoragePath(quality).read_text())
+        ratio, deviation = found["mmd_ratio"], found["mmd_ratio_sd"]  # None where nothing was divided
+        if deviation and ratio > 1 + LIMIT * deviation:
+            words = " ".join(finding["text"] for finding in found.get("verdict", []))
+            raise AirflowFailException(f"more than {LIMIT} standard deviations above a random split: {words}")
+
+    # A task that is killed ends the trainer with SIGTERM: it leaves a checkpoint, from which the next try goes on.
+    @task.bash
+    def train():
+        command = f"python -m trainer --shards '{SHARDS}' --output '{RUN}' --resume --quiet {TRAIN}"
+        return f". '{PROJECT}/.venv/env.sh' && exec {command}"
+
+    @task(outlets=[ALIAS])
+    def publish(manifest, *, outlet_events):
+        found = json.loads(ObjectStoragePath(manifest).read_text())
+        about = {"rows": found["rows"], "workers": found["num_workers"], "version": found["version"]}
+        outlet_events[ALIAS].add(Asset(manifest), extra=about)
+
+    wait(f"{RAW}/_SUCCESS") >> shard >> check(QUALITY) >> train() >> publish(MANIFEST)
+
+
+sharding()
