@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from tests.trainer_runs import until
 from trainer.cluster import rendezvous as module
 from trainer.cluster.part import interface_towards
-from trainer.cluster.rendezvous import CHECKPOINT, GO, LEAVE, WAIT, End, Line, Rendezvous
+from trainer.cluster.rendezvous import CHECKPOINT, GO, LEAVE, WAIT, End, Line, Lost, Rendezvous
 from trainer.cluster.run import drained
 from trainer.transport import sockets
 from trainer.transport.sockets import Secret, connect
@@ -120,13 +120,15 @@ def test_a_successor_of_a_killed_process_does_not_wait_for_its_lease(
     until(lambda: new.answer().edition == 2, "the second edition")
 
 
-def test_silence_is_an_order_to_leave(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hears_nothing_is_lost(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_S", 1.0)
     line = call(1)
     until(lambda: meeting.present() == 1, "the part is there")
     assert line.answer().wanted == WAIT
     monkeypatch.setattr(meeting, "_answer", lambda *message: {}[message])  # it does not answer
-    until(lambda: line.is_silent() and line.answer().wanted == LEAVE, "it gives up")
+    until(line.is_silent, "it hears nothing")
+    with pytest.raises(Lost):
+        line.answer()
 
 
 def test_only_the_token_opens_the_line(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class Training(RunFolder):
         return int(pid)
 
     def wait_for_updates(self, updates: int) -> None:
-        until(lambda: self._last_version() >= updates or self.process.poll() is not None, f"version {updates}")
+        until(lambda: self.updates() >= updates or self.process.poll() is not None, f"version {updates}")
         assert self.process.poll() is None, self.said()
 
     def trains_after(self, generation: int) -> bool:
@@ -115,7 +115,8 @@ class Training(RunFolder):
         """Of the last push; it grows with every start and roll-back."""
         return self._last_push()[0]
 
-    def _last_version(self) -> int:
+    def updates(self) -> int:
+        """The version of the last push."""
         return self._last_push()[1]
 
     def _last_push(self) -> tuple[int, int]:

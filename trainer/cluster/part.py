@@ -18,7 +18,7 @@ from pipeline.command_line import unforeseen
 from pipeline.errors import JobError, UsageError
 from pipeline.storage.store import SETTINGS
 from trainer.cluster.launcher import Invitation, Part, Slot, visible
-from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line
+from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line, Lost
 from trainer.config import Config, Facts
 from trainer.home.place import place_of, reachable
 from trainer.home.segments import Superseded
@@ -38,10 +38,6 @@ POLL_S = 0.05
 BACKLOG = 4096
 
 
-class Lost(JobError):
-    """The process that started the run is not heard of any more: this attempt ends, and another may be started."""
-
-
 def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
     """Take part until the run is over, or somebody else's; blocks. Returns the exit code and, where it is not 0, why.
 
@@ -57,6 +53,7 @@ def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
             code, text = 0, ""
             _Host(part, slot, invitation, secret, held, line).take_part()
         except Lost:
+            line.close()
             raise
         except JobError as error:
             code, text = error.exit_code, str(error)
@@ -91,8 +88,6 @@ class _Host:
             self.line.tell(facts=asdict(check(self.config, self.options)))
         while True:
             answer = self.line.answer()
-            if self.line.is_silent():
-                raise Lost("nothing is heard of the process that started the run")
             if answer.wanted in (LEAVE, DONE):
                 return
             if answer.wanted == CHECKPOINT:
@@ -132,6 +127,8 @@ class _Host:
         )
         try:
             supervise(supervisor)
+        except Lost:
+            raise
         except Superseded:
             return False
         return True

@@ -17,6 +17,7 @@ import zmq
 
 from pipeline.errors import UsageError
 from trainer.cluster.roster import LEASE_S, Roster
+from trainer.home.segments import Superseded
 from trainer.transport.messages import Malformed, pack_json, unpack_json
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
@@ -28,6 +29,10 @@ MESSAGE_BYTES = 1 << 16
 
 # What is wanted of a part.
 WAIT, GO, CHECKPOINT, LEAVE, DONE = "wait", "go", "checkpoint", "leave", "done"
+
+
+class Lost(Superseded):
+    """The process that started the run is not heard of any more: this attempt ends, and another may be started."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,7 @@ class Answer:
 class Line:
     """A part's side: a thread that speaks for it. What is to be said waits until it was heard.
 
-    addresses: of the part's servers by number. Raises nothing by itself: ``answer`` raises UsageError where the rendezvous
-    does not admit this token."""
+    addresses: of the part's servers by number."""
 
     def __init__(
         self, address: str, secret: Secret, part: int, attempt: int, addresses: Mapping[int, str], host: str
@@ -191,10 +195,11 @@ class Line:
             self._news |= news
 
     def answer(self) -> Answer:
+        """The newest. Raises Lost where the rendezvous is silent, and UsageError where it does not admit this token."""
         if self._problem:
             raise self._problem
         if self.is_silent():
-            return Answer(wanted=LEAVE)
+            raise Lost("nothing is heard of the process that started the run")
         return self._answer
 
     def is_silent(self) -> bool:

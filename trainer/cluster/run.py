@@ -154,7 +154,9 @@ class ClusterRun:
     def _tell_of_silent(self) -> None:
         silent = set(self.rendezvous.silent())
         for part in sorted(silent - self._silent):
-            self.progress.message(f"host {part} is not heard of; waiting until it is started again")
+            self.progress.message(f"host {part} is not heard of; waiting until it is, or is started again")
+        for part in sorted(self._silent - silent):
+            self.progress.message(f"host {part} is heard of again")
         self._silent = silent
 
     def _leave_checkpoint(self) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from pipeline.errors import UsageError
 from trainer.cluster.attempts import Attempts
 from trainer.cluster.launcher import Invitation, Part, Slot, invited
-from trainer.cluster.part import Lost, run_part
+from trainer.cluster.part import run_part
+from trainer.cluster.rendezvous import Lost
 
 Open = Callable[[], tuple[Any, str]]
 GROUP = "trainer"
