@@ -29,6 +29,7 @@ from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
 from trainer.checkpoints.state import State, folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, reopen, write_slice, write_state
+from trainer.home.place import Place
 
 CHANGES = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
 
@@ -44,7 +45,7 @@ def numbers(version: int, length: int) -> np.ndarray:
     return np.random.default_rng(version).standard_normal(length).astype(np.float32)
 
 
-def write(root: Path, state: State, cuts: list[int] | None = None) -> None:
+def write(root: Place, state: State, cuts: list[int] | None = None) -> None:
     """A checkpoint of ``numbers`` with slices between the cuts; momentum is minus the parameters."""
     folder, values = folder_of(root, state.version), numbers(state.version, state.total)
     bounds = [0, *(cuts or [state.total // 2]), state.total]

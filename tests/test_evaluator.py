@@ -33,7 +33,7 @@ from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import evaluation_of, read_state, versions
 from trainer.checkpoints.state import State, folder_of, slice_name
-from trainer.checkpoints.write import mark_evaluated, reopen
+from trainer.checkpoints.write import reopen
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
@@ -41,7 +41,7 @@ from trainer.data.batches import Batch
 from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import Measurement, evaluate, is_over, penalty
+from trainer.evaluation.process import Measurement, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
 from trainer.launch.ends import conclude
@@ -384,18 +384,16 @@ def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shar
     assert [event["version"] for event in events(tmp_path, "eval")] == [10]
 
 
-def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path) -> None:
-    root = tmp_path / "checkpoints"
-    assert not is_over(root)
+def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path, shards: Path) -> None:
+    found = evaluator.Evaluator(config_of(shards), Folders.of(tmp_path))
+    assert not found.catch_up()
     write(tmp_path, 10, boundary=1)
-    mark_evaluated(root, read_state(root, 10))
-    assert not is_over(root)
+    assert not found.catch_up()
     write(tmp_path, 20, final=True)
-    assert not is_over(root)
-    mark_evaluated(root, read_state(root, 20))
-    assert is_over(root)
-    reopen(root, 20)
-    assert not is_over(root)
+    assert found.catch_up()
+    assert found.catch_up()
+    reopen(tmp_path / "checkpoints", 20)
+    assert not found.catch_up()
 
 
 def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path: Path, shards: Path) -> None:

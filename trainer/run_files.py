@@ -12,4 +12,5 @@ REPORT = "report.html"
 LOCK = ".lock"
 # Of a run whose home is no local folder:
 LEASE = ".lease"  # numbered files, LOCK's counterpart
+NEWS = ".news"  # in the work folder of the host that leads: grows when the home has another checkpoint
 SEGMENTS = "segments"  # what was appended to METRICS and PUSHES since they were written there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -167,13 +167,19 @@ def is_whole(root: Place, state: State) -> bool:
     return _whole_state(root, state.version, read_generations(root), names) == state
 
 
+def marked_states(root: Place) -> list[tuple[State, Evaluated | None]]:
+    """The states of whole checkpoints, each with what the evaluator left there. Costs as ``whole_states``."""
+    return [(state, evaluation_of(root, state, names)) for state, names in states_and_names(root)]
+
+
 def unevaluated(root: Place) -> list[State]:
     """The whole checkpoints that wait for the evaluator: ends of epochs and of the run, oldest first."""
-    return [
-        state
-        for state, names in states_and_names(root)
-        if state.is_for_evaluation and not evaluation_of(root, state, names)
-    ]
+    return waiting_of(marked_states(root))
+
+
+def waiting_of(marked: Iterable[tuple[State, Evaluated | None]]) -> list[State]:
+    """Those of some."""
+    return [state for state, mark in marked if state.is_for_evaluation and not mark]
 
 
 def evaluation_of(root: Place, state: State, names: Listed | None = None) -> Evaluated | None:

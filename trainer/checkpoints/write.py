@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
 
-from trainer.checkpoints.read import listed, read_state
+from trainer.checkpoints.read import read_state
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
 from trainer.home.place import Place, make, write_whole
@@ -37,10 +38,9 @@ def write_slice(
 
 
 def write_state(folder: Place, state: State) -> None:
-    """Write the state; an evaluation of what the folder held before no longer counts. Raises OSError."""
-    make(folder)
-    if EVALUATED in listed(folder):
-        (folder / EVALUATED).unlink(missing_ok=True)
+    """Write the state; an evaluation of what the folder held before is of another generation. Raises OSError."""
+    if isinstance(folder, Path):  # elsewhere the slices have made it
+        make(folder)
     write_whole(folder / STATE, state.to_bytes())
 
 
@@ -51,8 +51,10 @@ def reopen(root: Place, version: int) -> None:
         write_whole(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
 
 
-def mark_evaluated(root: Place, state: State, accuracy: float | None = None) -> None:
-    """The evaluator is done with a checkpoint; one that was discarded meanwhile needs no mark. Raises OSError."""
-    if folder_of(root, state.version).is_dir():
-        mark = Evaluated(state.generation, state.final, accuracy)
-        write_whole(folder_of(root, state.version) / EVALUATED, mark.to_bytes())
+def mark_evaluated(root: Place, state: State, accuracy: float | None = None) -> bool:
+    """The evaluator is done with a checkpoint. False: it was discarded meanwhile, and needs no mark. Raises OSError."""
+    if not folder_of(root, state.version).is_dir():
+        return False
+    mark = Evaluated(state.generation, state.final, accuracy)
+    write_whole(folder_of(root, state.version) / EVALUATED, mark.to_bytes())
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,12 +26,13 @@ from trainer.data.shards import Rows, load_eval, open_shards
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
-from trainer.home.place import Place, write_whole
+from trainer.home.place import write_whole
+from trainer.home.segments import copy
 from trainer.models.build import build
 from trainer.models.devices import EVALUATOR, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
-from trainer.run_files import BEST, MODEL
+from trainer.run_files import BEST, METRICS, MODEL, NEWS
 from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
 from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
@@ -40,7 +42,8 @@ from trainer.watchdog import kick
 BATCH = 500  # images at a time; the result depends on it only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
 POLL_S = 0.5
-FAR_POLL_S = 15.0  # where each look is several operations of a store
+# Where each look is several operations of a store: on the host of server 0, which tells of a checkpoint, and on another.
+TOLD_POLL_S, FAR_POLL_S = 60.0, 15.0
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
 
@@ -54,29 +57,38 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
     evaluator = Evaluator(config, folders)
     while True:
         kick()
+        news = _news(folders)
         stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
         try:
-            evaluator.catch_up()
-            if stopping or is_over(evaluator.root):
+            if evaluator.catch_up() or stopping:
                 return
         except OSError as error:  # a full disk, or one that hosts share: it may come back, as it does for checkpoints
             print(f"evaluating will be tried again: {error}", flush=True)
             if stopping:
                 return
-        stop.wait(POLL_S if folders.is_local else FAR_POLL_S)
+        _wait(folders, news, stop)
 
 
-def is_over(root: Place) -> bool:
-    """Whether the newest checkpoint is the evaluated end of the run."""
-    state = next(reversed(checkpoint.whole_states(root)), None)
-    return state is not None and state.final and checkpoint.evaluation_of(root, state) is not None
+def _wait(folders: Folders, news: int, stop: threading.Event) -> None:
+    """Until it is time to look for checkpoints. news: of before the last look."""
+    far = TOLD_POLL_S if folders.leads else FAR_POLL_S
+    end = time.monotonic() + (0 if folders.is_local else far)
+    while not stop.wait(POLL_S) and time.monotonic() < end and _news(folders) == news:
+        kick()
+
+
+def _news(folders: Folders) -> int:
+    """Grows when server 0, where it is on this host, has told of a checkpoint."""
+    path = folders.work / NEWS
+    return path.stat().st_size if path.exists() else 0
 
 
 class Evaluator:
     """A model, the rows that it is measured on, and the run's folder."""
 
     def __init__(self, config: Config, folders: Folders) -> None:
-        self.config, self.home, self.work, self.root = config, folders.home, folders.work, folders.checkpoints
+        self.config, self.folders = config, folders
+        self.home, self.work, self.root = folders.home, folders.work, folders.checkpoints
         shards = open_shards(config.data.shards)
         built = build(config.model, shards.inputs, config.model_seed)
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
@@ -89,19 +101,22 @@ class Evaluator:
         if self.rows is None:
             self._warn(NO_ROWS)
 
-    def catch_up(self) -> None:
-        """Evaluate what waits, oldest first. Raises OSError where something cannot be read or written now."""
-        while waiting := checkpoint.unevaluated(self.root):
-            self.handle(waiting[0])
+    def catch_up(self) -> bool:
+        """Evaluate what waits, oldest first; whether the newest checkpoint is the evaluated end of the run. Raises OSError
+        where something cannot be read or written now."""
+        marked = checkpoint.marked_states(self.root)
+        done = [self.handle(state) for state in checkpoint.waiting_of(marked)]
         self.keep_best()
+        return bool(marked) and marked[-1][0].final and all(done)
 
-    def handle(self, state: State) -> None:
-        """Evaluate one checkpoint, write its event and its files, then mark it; every step may be the second time."""
+    def handle(self, state: State) -> bool:
+        """Evaluate one checkpoint, write its event and its files, then mark it; every step may be the second time. False:
+        it is no checkpoint of the run any more."""
         try:
             values = self._load(state)
         except DataError as error:
             if not checkpoint.is_whole(self.root, state):
-                return  # discarded, or given up, since it was found
+                return False  # discarded, or given up, since it was found
             if state.final:
                 raise
             self._warn(f"not evaluated: {error}")
@@ -109,7 +124,9 @@ class Evaluator:
             self._measure(state)
             self._keep(state, values)
         found = self._evaluation(state)
-        mark_evaluated(self.root, state, found["accuracy"] if found else None)
+        if not self.folders.is_local:
+            copy(self.folders, (METRICS,))  # the mark says that the event is in the home
+        return mark_evaluated(self.root, state, found["accuracy"] if found else None)
 
     def keep_best(self) -> None:
         """Have best.safetensors be the model of the best evaluation that counts, after a roll-back too; or no model, where

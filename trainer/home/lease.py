@@ -37,7 +37,7 @@ FREE: dict[str, Any] = {"free": True}
 def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold a folder's lease; a thread renews it. lost: called by that thread where another has taken it.
 
-    Waits up to EXPIRES_S where nobody can tell whether the holder lives. Costs three operations a RENEW_S. Raises JobError
+    Waits up to EXPIRES_S where nobody can tell whether the holder lives. Costs two operations a RENEW_S. Raises JobError
     while another holds it, OSError where the folder cannot be written."""
     lease = Lease(folder / LEASE)
     lease.take()
@@ -79,6 +79,7 @@ class Lease:
 
     def __init__(self, folder: StorePlace, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock, self.number, self._first = folder, clock, 0, 0
+        self._renewed = 0.0  # or a little later
         self._token = uuid.uuid4().hex
 
     def take(self) -> None:
@@ -90,11 +91,13 @@ class Lease:
             raise self._in_use()
         _mine.add(self._token)
         self.number = self._first = seen.number + 1
+        self._renewed = self.clock()
         if not self._keeps():
             raise self._in_use()
 
     def renew(self) -> bool:
-        """Take the next number; whether the lease was, and is, this process's. Raises OSError."""
+        """Take the next number; whether the lease was, and is, this process's. Two operations; a listing too, where the last
+        renewal is so long ago that others may have taken it. Raises OSError."""
         if not self.number:
             return False
         try:
@@ -104,7 +107,12 @@ class Lease:
                 self.number = 0
                 return False
         self.number += 1
-        return self._keeps()
+        since, self._renewed = self._renewed, self.clock()
+        if self._renewed - since >= EXPIRES_S:
+            return self._keeps()
+        if self.number - 1 != self._first:
+            self.folder.store.delete(str(self._path(self.number - 1)))
+        return True
 
     def release(self) -> None:
         """Give it back, where it is still held. Raises OSError: then it is free for this process at once, for others when it

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from pipeline.atomic import sync, write_durably
-from pipeline.errors import JobError, UsageError
+from pipeline.errors import UsageError
 from pipeline.storage.files import FileInfo
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store, configured_store
@@ -90,16 +89,15 @@ def resolve_home(output: str) -> str:
     return str(home)
 
 
-@contextmanager
-def reachable(home: Place) -> Iterator[None]:
-    """A failure of a store is one line that names it. Raises JobError."""
+def is_file(place: Place) -> bool:
+    """Whether a file is in the way of a folder. Asked once, so that a store that does not answer is told of at once. Raises
+    OSError."""
+    if isinstance(place, Path):
+        return place.exists() and not place.is_dir()
     try:
-        yield
-    except OSError as error:
-        if isinstance(home, Path):
-            raise
-        text = " ".join(str(error).split())
-        raise JobError(text if str(home) in text else f"{home}: {text}") from error
+        return not place.store.info(place.uri).is_dir
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def write_whole(place: Place, data: bytes) -> None:
@@ -111,10 +109,12 @@ def write_whole(place: Place, data: bytes) -> None:
 
 
 def make(folder: Place) -> None:
-    """A folder that lasts, where it is not there yet; elsewhere than on a local disk writing into it makes it."""
+    """A folder that lasts, where it is not there yet. Raises OSError."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)
         sync(folder.parent)
+    else:
+        with_retries(folder.store.makedirs)(folder.uri)
 
 
 def entries(folder: Place) -> list[FileInfo]:

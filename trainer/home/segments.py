@@ -12,7 +12,7 @@ was frozen and taken for dead, the later one's counts. Stores that append lose w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -130,14 +130,14 @@ def begin(home: StorePlace, work: Path) -> Folders:
     return Folders(home, work, number, tuple(begins))
 
 
-def copy(folders: Folders) -> Log:
+def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
     """Have all whole lines of the work folder's files in the home. Several processes of a host may do it at once. One
     listing, and a file for each that has grown. Raises Superseded and OSError."""
     for _ in range(TRIES):
         log = look(folders.home)
         if folders.leads and log.begun > int(folders.source):
             raise Superseded(f"{folders.home} is in use by a later start of the run; this one ends")
-        if all([_copy(folders, file, log) for file in APPENDED]):
+        if all([_copy(folders, file, log) for file in files]):
             return log
     raise OSError(f"{folders.home / SEGMENTS}: others write the same segments all the time")
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
 from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, settle
-from trainer.run_files import LOGS, METRICS, TENSORBOARD
+from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
 COPY_S = 30.0
 BOARD_S = 120.0
@@ -29,7 +29,8 @@ class Work:
         self._superseded: Superseded | None = None
         self._taken: set[str] = set()
         self._known: set[bytes] | None = None  # lines that an earlier start of this host's run took over
-        self._boarded, self._size = time.monotonic(), 0
+        self._copied = self._boarded = time.monotonic()
+        self._size = self._news = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="copies", daemon=True)
         if not folders.is_local:
@@ -74,12 +75,15 @@ class Work:
             self._thread.join()
 
     def _keep(self) -> None:
-        while not self._stop.wait(COPY_S):
+        while not self._stop.wait(self._due_s()):
+            if self._due_s() > 0:
+                continue  # server 0 has copied for a checkpoint
+            self._copied = time.monotonic()
             try:
                 if self.folders.leads or self._has_grown():
                     self.copy()
                 if time.monotonic() - self._boarded > BOARD_S:
-                    self._boarded, self._size = time.monotonic(), 0
+                    self._boarded = time.monotonic()
                     self._copy_board()
             except Superseded as error:
                 self._superseded = error
@@ -87,6 +91,13 @@ class Work:
             except OSError as error:
                 self._size = 0
                 print(f"{self.folders.home}: copying the log is tried again: {error}", flush=True)
+
+    def _due_s(self) -> float:
+        """Until the next copy: COPY_S after the last, be it server 0's."""
+        news = self.folders.work / NEWS
+        if news.exists() and (size := news.stat().st_size) != self._news:
+            self._news, self._copied = size, time.monotonic()
+        return max(0.0, self._copied + COPY_S - time.monotonic())
 
     def _has_grown(self) -> bool:
         path = self.folders.work / METRICS

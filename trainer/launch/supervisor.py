@@ -28,6 +28,7 @@ from trainer.plan import plan
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
+from trainer.runlog.read import read_events
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Op
@@ -76,7 +77,7 @@ class Supervisor:
         self.plan = plan(config, facts, workers_here=len(self.workers))
         self.events = EventTail(self.output / METRICS)
         self.overseer = overseer or Terminal(quiet=options.quiet or options.silent)
-        self.board = _board(options, self.output)
+        self.board = _board(options, self.folders)
         self._evaluated: float | None = None
         self._last_evaluated = -1
         self._told = False
@@ -308,9 +309,12 @@ class Interrupted(JobError):
     """Somebody ended the run: Ctrl-C, or a scheduler's SIGTERM."""
 
 
-def _board(options: Options, output: Path) -> Any:
+def _board(options: Options, folders: Folders) -> Any:
     if not options.tensorboard:
         return None
     from trainer.report.tensorboard import TensorBoardWriter
 
-    return TensorBoardWriter(output)
+    board = TensorBoardWriter(folders.work)
+    for event in () if folders.is_local else read_events(folders.work / METRICS):
+        board.add(event)  # what a killed start has not copied; the first takes the place of all that there is
+    return board

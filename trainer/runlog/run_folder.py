@@ -21,7 +21,7 @@ from trainer.checkpoints.generations import GENERATIONS
 from trainer.config import Config
 from trainer.home import segments
 from trainer.home.lease import leased
-from trainer.home.place import Place, listing, remove_empty, resolve_home, write_whole
+from trainer.home.place import Place, is_file, listing, remove_empty, resolve_home, write_whole
 from trainer.run_files import (
     BEST,
     CHECKPOINTS,
@@ -160,7 +160,7 @@ def settled(
 
     Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged, JobError while
     another run is there, OSError where the folder cannot be reached."""
-    if not isinstance(output, Path) and output.exists() and not output.is_dir():
+    if is_file(output):
         raise UsageError(f"--output {output} is not a folder; choose another")
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))

@@ -24,8 +24,8 @@ from trainer.coordination.orders import Measured, Order
 from trainer.home.folders import Folders
 from trainer.home.segments import copy
 from trainer.plan import usual_batch, worker_rate
-from trainer.run_files import PUSHES
-from trainer.runlog.events import log_event
+from trainer.run_files import NEWS, PUSHES
+from trainer.runlog.events import append, log_event
 from trainer.runlog.journal import Journal
 from trainer.server.background import AtOnce, Work
 from trainer.server.slice_server import Outcome
@@ -162,6 +162,7 @@ class Leader:
             self.work,
             log=journal.write_pushes,
             is_current=lambda: self.generation == generation,
+            told=self._tell_evaluator,
             given_up=self._given_up,
         )
 
@@ -173,6 +174,11 @@ class Leader:
         else:
             with suppress(FileNotFoundError):
                 sync(self.log / PUSHES)
+
+    def _tell_evaluator(self) -> None:
+        """Spares an evaluator of this host the looking where each look is several operations of a store."""
+        if not self.folders.is_local:
+            append(self.log / NEWS, ".")
 
     def wrote(self, server: int, generation: int, sequence: int, outcome: Outcome) -> None:
         """A server has written its part of the checkpoint of an order, or says why not."""

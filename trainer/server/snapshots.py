@@ -37,22 +37,23 @@ class Completed(NamedTuple):
 
 class Snapshots:
     """A checkpoint is called by the sequence number of its order. log: writes what a checkpoint counts, and secure, beside
-    the training, has it last: both are called before the checkpoint can be found. is_current: whether this generation still
-    is the run's; given_up: told of checkpoints that were deleted before their evaluation."""
+    the training, has it last: both are called before the checkpoint can be found; told: when it is whole. is_current:
+    whether this generation still is the run's; given_up: told of checkpoints that were deleted before their evaluation."""
 
     def __init__(
         self,
         root: Place,
-        secure: Callable[[], None],
+        secure: Callable[[], object],
         num_servers: int,
         work: Work,
         *,
         log: Callable[[], None],
         is_current: Callable[[], bool],
+        told: Callable[[], object],
         given_up: Callable[[tuple[int, ...]], None],
     ) -> None:
         self.root, self.secure, self.num_servers, self.work = root, secure, num_servers, work
-        self.log, self.is_current, self.given_up = log, is_current, given_up
+        self.log, self.is_current, self.told, self.given_up = log, is_current, told, given_up
         self.under_way: dict[int, UnderWay] = {}  # oldest first
         self.is_final_whole = False
         self.broken: str | None = None  # why there is nothing left to checkpoint
@@ -99,6 +100,7 @@ class Snapshots:
         try:
             self.secure()
             write_state(folder_of(self.root, state.version), state)
+            self.told()
         except (OSError, Superseded) as error:
             return Completed(f"the checkpoint of version {state.version} was not written: {error}")
         try:
