@@ -280,6 +280,18 @@ def test_the_segments_of_starts_are_in_their_order_and_settled_ones_do_not_count
     assert all(OWNED.fullmatch(f"{SEGMENTS}/{name}") for name in names)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lease/.000003.0123abcd.tmp", "logs/.server-0.log.0123abcd.tmp", "segments/.000001.settled.0123abcd.tmp",
+        "checkpoints/00000001/.state.json.0123abcd.tmp", "tensorboard/.events.out.tfevents.1.vm.1.0.0123abcd.tmp",
+        ".result.json.0123abcd.tmp", "checkpoints/.generations.json.0123abcd.tmp",
+    ],
+)  # fmt: skip
+def test_a_draft_that_a_killed_writer_left_is_a_runs_own(name: str) -> None:
+    assert OWNED.fullmatch(name)
+
+
 def folder(tmp_path: Path, name: str) -> Path:
     (tmp_path / name).mkdir()
     return tmp_path / name

@@ -140,7 +140,7 @@ class Processes(Spec):
 class RunSpec(Spec):
     """Where a run is written, how long it is, and what is kept of it. Either epochs or steps is given."""
 
-    output: str = option(help="folder of the run", metavar="DIR", may_change=True)
+    output: str = option(help="folder of the run: local, hdfs:// or s3://", metavar="DIR", may_change=True)
     epochs: int | None = option(
         None, "passes of all workers together over the examples", metavar="E", least=1, may_change=True
     )

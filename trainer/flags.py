@@ -49,7 +49,7 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
     )
     add_member_flags(protocol, PROTOCOLS)
     add_flags(parser.add_argument_group("processes"), Processes)
-    hosts = "the same command on each, with its own --roles and an --output that all of them mount"
+    hosts = "the same command on each, with its own --roles and an --output that all of them mount or reach"
     add_flags(parser.add_argument_group("several hosts", hosts), Options, only=HOSTS)
     _add_run(parser)
     return parser

@@ -89,11 +89,11 @@ class Lease:
             self._watch(seen)
         if not self._put(seen.number + 1, whoami() | {"token": self._token}):
             raise self._in_use()
-        _mine.add(self._token)
         self.number = self._first = seen.number + 1
         self._renewed = self.clock()
         if not self._keeps():
             raise self._in_use()
+        _mine.add(self._token)
 
     def renew(self) -> bool:
         """Take the next number; whether the lease was, and is, this process's. Two operations; a listing too, where the last

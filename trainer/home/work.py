@@ -13,11 +13,12 @@ from uuid import uuid4
 
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
-from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, settle
+from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, look, settle
 from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
 COPY_S = 30.0
 BOARD_S = 120.0
+REACH_S = 10.0
 LOG_BYTES = 1 << 20  # of a process's log, its end
 
 
@@ -31,6 +32,7 @@ class Work:
         self._known: set[bytes] | None = None  # lines that an earlier start of this host's run took over
         self._copied = self._boarded = time.monotonic()
         self._size = self._news = 0
+        self._is_reached = folders.leads
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="copies", daemon=True)
         if not folders.is_local:
@@ -61,7 +63,7 @@ class Work:
     def close(self) -> None:
         """Copy what is left, and the logs, as far as the home can be reached; the work folder is still there."""
         self._end()
-        if self.folders.is_local or self._superseded:
+        if self.folders.is_local or self._superseded or not self._is_reached:
             return
         with suppress(OSError, Superseded):
             if not self.folders.leads:
@@ -71,10 +73,17 @@ class Work:
 
     def _end(self) -> None:
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self._thread.is_alive():  # one of a host that never reached the home is not waited for
+            self._thread.join(None if self._is_reached else REACH_S)
 
     def _keep(self) -> None:
+        if not self._is_reached:
+            try:
+                look(self.folders.home)
+            except OSError as error:  # hosts with workers only need not reach it
+                print(f"{self.folders.home}: events of this host stay here: {error}", flush=True)
+                return
+            self._is_reached = True
         while not self._stop.wait(self._due_s()):
             if self._due_s() > 0:
                 continue  # server 0 has copied for a checkpoint

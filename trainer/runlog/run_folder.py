@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
 _GENERATIONS = rf"({re.escape(GENERATIONS)}|\.{re.escape(GENERATIONS)}\.[0-9a-f]{{8}}\.tmp)"
-_LOG = rf"{LOGS}/[\w.-]+\.log"
+_LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"
 _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
 # All that a run writes; --overwrite deletes nothing else.
 OWNED = re.compile(
     rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
-    rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/events\.out\.tfevents\.[\w.-]+"
+    rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
     rf"|{segments.NAMES.pattern}|{SEGMENTS}/\.[\w.-]+\.tmp"
 )
 # What a start leaves that failed before its first update, or another host's that came first: nothing to lose.
 EARLY = re.compile(
-    rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/\d+\.(begun|settled)"
+    rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/(\d+\.(begun|settled)|host-.*)"
 )
 
 
