@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -29,8 +30,10 @@ from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
 from pipeline.storage.local import LocalFiles
 from pipeline.storage.objects import ObjectFiles
 from pipeline.storage.store import Store
+from tests.configs import make_config
 from tests.places import STORE, elsewhere
 from tests.test_checkpoint import numbers, state_of, write
+from tests.trainer_runs import until
 from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import (
@@ -51,10 +54,10 @@ from trainer.home.folders import Folders
 from trainer.home.lease import Lease, leased
 from trainer.home.place import StorePlace, listing, place_of, resolve_home, write_whole
 from trainer.home.segments import Log, Superseded, begin, copy, joined, settle
-from trainer.home.work import Work, working
+from trainer.home.work import Work, due, working
 from trainer.run_files import CHECKPOINTS, LEASE, METRICS, PUSHES, SEGMENTS
 from trainer.runlog.event_tail import HomeTail
-from trainer.runlog.run_folder import OWNED
+from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
 
 
 @pytest.fixture
@@ -66,6 +69,22 @@ def home(place: str) -> StorePlace:
 def near(tmp_path: Path) -> StorePlace:
     """A home that is reached in no time."""
     return StorePlace(str(tmp_path / "home"), STORE)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_put_where_none_is_and_replaced_whole_with_its_folder(place: str) -> None:
+    path = f"{place}/a/b/file"
+    STORE.put_new(path, b"one")
+    STORE.put_new(path, b"one")  # as after a lost answer
+    with pytest.raises(FileExistsError):
+        STORE.put_new(path, b"two")
+    assert STORE.read(path) == b"one"
+    STORE.replace(path, b"two")
+    STORE.replace(f"{place}/c/file", b"three")
+    assert (STORE.read(path), STORE.read(f"{place}/c/file")) == (b"two", b"three")
+    assert listing(StorePlace(place, STORE)) == ["a/b/file", "c/file"], "no draft is left"
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -390,6 +409,31 @@ def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near:
     assert log_of(begin(near, folder(tmp_path, "after")))[METRICS] == log_of(later_of)[METRICS] == b"a\nb\n"
 
 
+def test_a_run_that_begins_anew_has_nothing_of_a_frozen_start_of_the_run_before(
+    near: StorePlace, tmp_path: Path
+) -> None:
+    frozen = begin(near, folder(tmp_path, "frozen"))
+    add(frozen, METRICS, "a")
+    copy(frozen)
+    record = RunRecord(make_config(), 2, 80, "digest")
+    with settled(near, record, resume=False, overwrite=True) as start:
+        assert start is Start.NEW
+        anew = begin(near, folder(tmp_path, "anew"))
+        add(anew, METRICS, "new")
+        add(frozen, METRICS, "b")
+        with pytest.raises(Superseded):
+            copy(frozen)
+        write_whole(near / SEGMENTS / f"{frozen.source}-000000000002.{METRICS}", b"b\n")  # it had asked before
+        settle(anew)
+    assert (near / METRICS).read_bytes() == b"new\n"
+
+
+def test_a_host_copies_half_a_minute_after_server_0_has_but_at_least_each_minute() -> None:
+    assert due(100.0, -math.inf) == 130.0
+    assert due(100.0, 110.0) == 140.0
+    assert [due(100.0, heard) for heard in (130.0, 159.0, 400.0)] == [160.0] * 3
+
+
 def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: StorePlace, tmp_path: Path) -> None:
     folders = begin(near, folder(tmp_path, "work"))
     errors: list[BaseException] = []
@@ -570,8 +614,16 @@ def test_who_has_lost_a_lease_is_told_so(near: StorePlace, strangers: None, monk
     monkeypatch.setattr(leases, "RENEW_S", 0.01)
     lost = threading.Event()
     with leased(near, lost.set):
-        Lease(near / LEASE).take()
+        until(partial(takes, Lease(near / LEASE)), "a taking between two renewals")
         assert lost.wait(60)
+
+
+def takes(one: Lease) -> bool:
+    try:
+        one.take()
+    except JobError:
+        return False
+    return True
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

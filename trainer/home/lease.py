@@ -127,7 +127,7 @@ class Lease:
     def _keeps(self) -> bool:
         """Whether no number is above this process's; those below are deleted, but for that which says whose it is."""
         numbers = [int(entry.name) for entry in entries(self.folder) if entry.name.isdecimal()]
-        if max(numbers) > self.number:
+        if max(numbers, default=0) > self.number:
             self.folder.store.delete(str(self._path(self.number)))
             self.number = 0
             return False

@@ -26,6 +26,7 @@ from trainer.run_files import METRICS, PUSHES, SEGMENTS
 APPENDED = (METRICS, PUSHES)
 _SEGMENT = re.compile(rf"(\d{{6,}}|host-[0-9a-f]+)-(\d{{12,}})\.({'|'.join(map(re.escape, APPENDED))})")
 _MARK = re.compile(r"(\d{6,})\.(begun|settled)")
+MARKS = re.compile(rf"{SEGMENTS}/{_MARK.pattern}")
 NAMES = re.compile(rf"{SEGMENTS}/({_SEGMENT.pattern}|{_MARK.pattern})")
 TRIES = 10
 
@@ -128,6 +129,14 @@ def begin(home: StorePlace, work: Path) -> Folders:
             (work / file).write_bytes(data)
             begins.append((file, len(data)))
     return Folders(home, work, number, tuple(begins))
+
+
+def void(home: Place) -> None:
+    """The run begins anew: what earlier starts wrote, or will write that were frozen, does not count. Their numbers are not
+    given again. Two operations. Raises OSError."""
+    log = look(home)
+    if log.begun > log.settled:
+        write_whole(home / SEGMENTS / f"{log.begun:06d}.settled", b"")
 
 
 def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:

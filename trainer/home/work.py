@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import threading
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from pipeline.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
 from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, look, settle
@@ -22,16 +24,23 @@ REACH_S = 10.0
 LOG_BYTES = 1 << 20  # of a process's log, its end
 
 
+def due(copied: float, heard: float) -> float:
+    """When this process copies next: COPY_S after the last copy. Server 0's count, but only one at a time: it is here that
+    other hosts' events are taken over, and a later start is noticed. copied: its own last; heard: server 0's. Pure."""
+    return max(copied, min(heard, copied + COPY_S)) + COPY_S
+
+
 class Work:
     """What a host does for its folders. Where the home is local, nothing."""
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
-        self._superseded: Superseded | None = None
+        self.trouble: str | None = None  # why the log was not copied the last time, for people
+        self._ended: JobError | None = None
         self._taken: set[str] = set()
         self._known: set[bytes] | None = None  # lines that an earlier start of this host's run took over
         self._copied = self._boarded = time.monotonic()
-        self._size = self._news = 0
+        self._size = 0
         self._is_reached = folders.leads
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="copies", daemon=True)
@@ -40,8 +49,8 @@ class Work:
 
     def check(self) -> None:
         """Raises Superseded (a JobError) once another start of the run leads it."""
-        if self._superseded:
-            raise self._superseded
+        if self._ended:
+            raise self._ended
 
     def copy(self) -> None:
         """Have what was appended here in the home now, and take over what other hosts have copied, where this one leads.
@@ -63,7 +72,7 @@ class Work:
     def close(self) -> None:
         """Copy what is left, and the logs, as far as the home can be reached; the work folder is still there."""
         self._end()
-        if self.folders.is_local or self._superseded or not self._is_reached:
+        if self.folders.is_local or self._ended or not self._is_reached:
             return
         with suppress(OSError, Superseded):
             if not self.folders.leads:
@@ -77,36 +86,38 @@ class Work:
             self._thread.join(None if self._is_reached else REACH_S)
 
     def _keep(self) -> None:
-        if not self._is_reached:
+        wait_s = COPY_S if self.folders.leads else 0.0
+        while not self._stop.wait(wait_s):
             try:
-                look(self.folders.home)
-            except OSError as error:  # hosts with workers only need not reach it
-                print(f"{self.folders.home}: events of this host stay here: {error}", flush=True)
-                return
-            self._is_reached = True
-        while not self._stop.wait(self._due_s()):
-            if self._due_s() > 0:
-                continue  # server 0 has copied for a checkpoint
-            self._copied = time.monotonic()
-            try:
-                if self.folders.leads or self._has_grown():
-                    self.copy()
-                if time.monotonic() - self._boarded > BOARD_S:
-                    self._boarded = time.monotonic()
-                    self._copy_board()
-            except Superseded as error:
-                self._superseded = error
+                self._copy_what_is_due()
+                self.trouble = None
+            except JobError as error:
+                self._ended = error
                 return
             except OSError as error:
-                self._size = 0
-                print(f"{self.folders.home}: copying the log is tried again: {error}", flush=True)
+                self._size, self._copied = 0, time.monotonic()
+                self.trouble = f"{self.folders.home}: the log was not copied: {error}"
+            wait_s = max(0.0, due(self._copied, self._heard()) - time.monotonic())
 
-    def _due_s(self) -> float:
-        """Until the next copy: COPY_S after the last, be it server 0's."""
-        news = self.folders.work / NEWS
-        if news.exists() and (size := news.stat().st_size) != self._news:
-            self._news, self._copied = size, time.monotonic()
-        return max(0.0, self._copied + COPY_S - time.monotonic())
+    def _copy_what_is_due(self) -> None:
+        if not self._is_reached:
+            look(self.folders.home)
+            self._is_reached = True
+        if due(self._copied, self._heard()) > time.monotonic():
+            return  # server 0 has copied meanwhile
+        if self.folders.leads or self._has_grown():
+            self.copy()
+        self._copied = time.monotonic()
+        if self._copied - self._boarded > BOARD_S:
+            self._boarded = self._copied
+            self._copy_board()
+
+    def _heard(self) -> float:
+        """When server 0 last told of a checkpoint, for which it had copied (monotonic seconds)."""
+        try:
+            return time.monotonic() - max(0.0, time.time() - (self.folders.work / NEWS).stat().st_mtime)
+        except FileNotFoundError:
+            return -math.inf
 
     def _has_grown(self) -> bool:
         path = self.folders.work / METRICS

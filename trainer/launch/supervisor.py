@@ -279,7 +279,7 @@ class Supervisor:
             if self.board:
                 self.board.add(event)
         if fresh:
-            self._tell_of_trouble(self.control.status.get("trouble"))
+            self._tell_of_trouble(self.control.status.get("trouble") or self.work.trouble)
         if fresh and self.control.status["ready"]:
             self.furthest = max(self.furthest, self.control.status["version"])
             self.overseer.update({"eval_accuracy": self._evaluated, **self.control.status})

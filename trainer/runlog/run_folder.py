@@ -176,6 +176,8 @@ def settled(
             check()
             if is_new:
                 _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
+                if not isinstance(output, Path):
+                    segments.void(output)
             elif not isinstance(output, Path):
                 _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # a local write removes those
             (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
@@ -244,9 +246,10 @@ def _refuse_foreign(output: Place, names: list[str]) -> None:
 
 
 def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
-    """Remove the named files and the folders that are left empty; what holds the folder stays, unless ``held``."""
+    """Remove the named files and the folders that are left empty; what holds the folder, and the numbers of
+    starts, stay, unless ``held``."""
     for name in sorted(names, key=lambda name: name != CONFIG):
-        if held or not re.fullmatch(_HELD, name):
+        if held or not (re.fullmatch(_HELD, name) or segments.MARKS.fullmatch(name)):
             (output / name).unlink(missing_ok=True)
     folders = {str(folder) for name in names for folder in PurePath(name).parents} - {"."}
     for folder in sorted(folders, reverse=True):
