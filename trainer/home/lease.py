@@ -45,7 +45,7 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
 
     def keep() -> None:
         while not stop.wait(RENEW_S):
-            with suppress(OSError):  # it is there again later; meanwhile nobody else can take the lease either
+            with suppress(OSError):  # the next try finds whether another has taken it meanwhile
                 if not lease.renew():
                     lost()
                     return
@@ -79,7 +79,7 @@ class Lease:
 
     def __init__(self, folder: StorePlace, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock, self.number, self._first = folder, clock, 0, 0
-        self._renewed = 0.0  # or a little later
+        self._renewed = 0.0  # when the last number that it took was tried, by the clock
         self._token = uuid.uuid4().hex
 
     def take(self) -> None:
@@ -87,10 +87,10 @@ class Lease:
         seen = self._look()
         if self._is_held(seen):
             self._watch(seen)
+        self._renewed = self.clock()
         if not self._put(seen.number + 1, whoami() | {"token": self._token}):
             raise self._in_use()
         self.number = self._first = seen.number + 1
-        self._renewed = self.clock()
         if not self._keeps():
             raise self._in_use()
         _mine.add(self._token)
@@ -100,6 +100,7 @@ class Lease:
         renewal is so long ago that others may have taken it. Raises OSError."""
         if not self.number:
             return False
+        begun = self.clock()
         try:
             self.folder.store.create(str(self._path(self.number + 1))).close()
         except FileExistsError:  # another's, unless the answer to an earlier try was lost
@@ -107,8 +108,8 @@ class Lease:
                 self.number = 0
                 return False
         self.number += 1
-        since, self._renewed = self._renewed, self.clock()
-        if self._renewed - since >= EXPIRES_S:
+        is_late, self._renewed = self.clock() - self._renewed >= EXPIRES_S, begun
+        if is_late:
             return self._keeps()
         if self.number - 1 != self._first:
             self.folder.store.delete(str(self._path(self.number - 1)))
