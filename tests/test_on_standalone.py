@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
@@ -30,9 +33,11 @@ from tests.cluster_runs import (
     whole,
     writing,
 )
+from tests.cluster_training import HOSTS, Task, checkpoints, hosts_in, job, make_task, training_processes, vector
 from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree, spark_submit
 from tests.clusters.submit import start_submit
 from tests.places import put
+from tests.trainer_runs import until
 from trainer.data.shards import load_worker, open_shards
 
 # How long a task, and the driver, waits for a DataNode that died under its write.
@@ -199,3 +204,70 @@ def test_executors_without_keys_of_their_own_shard_on_s3_and_a_trainer_reads_tha
     assert secret not in done.stdout + done.stderr + everything.decode(errors="replace")
     shards = open_shards(output)
     assert sum(len(load_worker(shards, worker).labels) for worker in range(3)) == 2000 + small_set.copies
+
+
+@pytest.fixture(scope="module")
+def task(spark: SparkSession, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(spark, hdfs, tmp_path_factory.mktemp("training"), "training", 1500)
+
+
+def test_training_on_standalone_ends_with_the_bits_of_one_host_though_executors_are_killed(
+    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
+) -> None:
+    output = f"{hdfs.uri}/training/killed"
+    (tmp_path / "events").mkdir()
+    events = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
+    conf = {**events, "spark.eventLog.dir": f"file://{tmp_path}/events"}
+    with job(task, output, tmp_path / "log", master=standalone.master_url, conf=conf, env={}) as run:
+        for version in (1, 300):
+            run.wait_for_checkpoint(version)
+            standalone.kill_executor(0)
+            until(lambda: len(standalone.executors()) == HOSTS, "Spark starts another executor")
+        assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(vector(output), task.vector)
+    said = run.said()
+    assert len(hosts_in(said, "was lost, and is started again on")) >= 2, said
+    for line in ("host 0 has started on", "2 servers, 3 workers of 1 thread each", "finished   1,500 updates"):
+        assert line in said
+    readable = "".join(path.read_text(errors="replace") for path in (tmp_path / "events").rglob("*") if path.is_file())
+    assert "train on 2 hosts" in readable, "the event log has the stage"
+    readable += said + "".join(path.read_text() for path in standalone.folder.glob("work*/app-*/*/std*"))
+    assert not re.search(r"\b[0-9a-f]{64}\b", readable), "the token is nowhere to be read"
+    until(lambda: not training_processes(), "every process ends")
+
+
+def test_a_scheduler_s_signal_leaves_a_checkpoint_and_a_killed_driver_leaves_no_process(
+    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
+) -> None:
+    output = f"{hdfs.uri}/training/resumed"
+    where: dict[str, Any] = {"master": standalone.master_url, "conf": {}, "env": {}}
+    with job(task, output, tmp_path / "first", **where) as run:
+        run.wait_for_checkpoint()
+        run.process.terminate()
+        assert run.wait() == 1
+    assert re.search(r"error: interrupted at version \d+ .*--resume goes on\n", run.said()), run.said()
+    until(lambda: not training_processes(), "every process ends")
+    left = max(checkpoints(output))
+    with job(task, output, tmp_path / "second", "--resume", **where) as run:
+        run.wait_for_checkpoint(left + 1)
+        run.kill()
+    until(lambda: not training_processes(), "every process on every host ends", 15)
+    with job(task, output, tmp_path / "third", "--resume", **where) as run:
+        assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(vector(output), task.vector)
+
+
+def test_a_cluster_without_room_for_the_hosts_is_told_of(
+    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
+) -> None:
+    output = f"{hdfs.uri}/training/none"
+    where: dict[str, Any] = {"master": standalone.master_url, "env": {}}
+    with job(task, output, tmp_path / "few", conf={"spark.cores.max": "1"}, **where) as run:
+        assert run.wait() == 2
+    assert "error: --hosts 2: spark.cores.max has room for 1" in run.said()
+    with job(task, output, tmp_path / "none", "--hosts", 3, conf={}, **where) as run:
+        until(lambda: "2 of 3 hosts have started after 10 s" in run.said(), "the missing host is told of")
+        run.process.terminate()
+        assert run.wait() == 1
+    assert "spark.task.cpus" in run.said()
+    assert not STORE.exists(output), "nothing is left of a run that never began"

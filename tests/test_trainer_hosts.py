@@ -172,6 +172,19 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
     assert head.process.poll() is None, head.said()
 
 
+def test_a_host_whose_workers_are_done_stays_for_its_servers_part_of_the_last_checkpoint(tmp_path: Path) -> None:
+    config, facts = make_config("s", tmp_path, batch_size=12, servers=2), Facts(12, 100, 10, 0)
+    where = ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
+    over = []
+    for roles in ("worker:11", "server:1,worker:11"):
+        options = Options(roles=parse_roles(roles), addresses=where, token_file=tmp_path / "token", quiet=True)
+        supervisor = Supervisor(config, facts, options, where, Secret("0123456789abcdef"))
+        supervisor.done = {role for role in supervisor.roles if role.kind == "worker"}
+        over.append(supervisor._is_over())
+        supervisor.close()
+    assert over == [True, False]
+
+
 def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_path: Path) -> None:
     config, facts = make_config("s", tmp_path, batch_size=12), Facts(12, 100, 10, 0)
     where, roles = ("tcp://127.0.0.1:7000",), parse_roles("worker:9-11,evaluator")

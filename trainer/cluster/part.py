@@ -20,7 +20,7 @@ from pipeline.storage.store import SETTINGS
 from trainer.cluster.launcher import Invitation, Part, Slot, visible
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line, Lost
 from trainer.config import Config, Facts
-from trainer.home.place import place_of, reachable
+from trainer.home.place import place_of
 from trainer.home.segments import Superseded
 from trainer.home.work import Work, working
 from trainer.launch.open_files import check_limit, raise_limit
@@ -57,6 +57,8 @@ def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
             raise
         except JobError as error:
             code, text = error.exit_code, str(error)
+        except OSError as error:
+            code, text = 1, " ".join(str(error).split())
         except Exception as error:
             text, code = unforeseen(error)
         finally:
@@ -107,7 +109,7 @@ class _Host:
                 " hdfs:// or s3://, or a folder that all hosts mount"
             )
         scratch = Path(self.slot.scratch) if self.slot.scratch else None
-        with reachable(home), working(home, leads=self.part.leads, scratch=scratch) as work:
+        with working(home, leads=self.part.leads, scratch=scratch) as work:
             return self._supervise(answer, Facts(**facts), work)
 
     def _supervise(self, answer: Answer, facts: Facts, work: Work) -> bool:

@@ -4,6 +4,7 @@ It is no barrier stage: there a lost task ends all of them, and no slots are loo
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -100,13 +101,14 @@ class SparkLauncher:
 
 def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Iterable[int]) -> Iterator[tuple[int, str]]:
     """What a task does. It fails only where another attempt may do better."""
-    from pyspark import TaskContext
+    from pyspark import SparkFiles, TaskContext
 
     context = TaskContext.get()
     assert context
     gpus = context.resources().get("gpu")
     devices = tuple(gpus.addresses) if gpus else None
-    yield run_part(invitations[index], Slot(first + context.attemptNumber(), devices))
+    scratch = os.path.abspath(SparkFiles.getRootDirectory())  # the cluster deletes it, even after a SIGKILL
+    yield run_part(invitations[index], Slot(first + context.attemptNumber(), devices, scratch))
 
 
 def cause_of(error: str) -> str | None:

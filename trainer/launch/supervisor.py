@@ -216,9 +216,10 @@ class Supervisor:
             return True
         if LEADER in self.roles:
             return False
-        # Another host leads: this one is done when its workers and evaluator are, whatever it hears from there.
-        working = any(role.kind != "server" for role in set(self.roles) - self.done)
-        mine_are_done = not working and any(role.kind != "server" for role in self.roles)
+        # Another host leads: this one is done when its workers and evaluator are, whatever it hears from there. A server's
+        # part of the last checkpoint may not be written by then.
+        has_server = any(role.kind == "server" for role in self.roles)
+        mine_are_done = not has_server and set(self.roles) <= self.done
         return mine_are_done or (self.control.is_silent() and self._has_ended())
 
     def _has_ended(self) -> bool:
