@@ -270,4 +270,4 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
         run.process.terminate()
         assert run.wait() == 1
     assert "spark.task.cpus" in run.said()
-    assert not STORE.exists(output), "nothing is left of a run that never began"
+    assert not STORE.exists(f"{output}/config.json"), "the run never began"

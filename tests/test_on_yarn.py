@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from tests.cluster_runs import (
@@ -18,7 +23,9 @@ from tests.cluster_runs import (
     digests,
     strays,
 )
-from tests.clusters import ROOT, Hdfs, Yarn, spark_submit
+from tests.cluster_training import hosts_in, job, make_task, training_processes, vector
+from tests.clusters import ROOT, Hdfs, Yarn, end_tree, spark_submit
+from tests.trainer_runs import until
 
 
 def packed(target: Path) -> Path:
@@ -56,3 +63,31 @@ def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
     result = spark_submit(reader, hdfs.uri, "/job/input", 3, "", master="yarn", env=env, conf=conf)
     assert READ in result.stdout, result.stderr
     assert result.returncode == 3
+
+
+def executors() -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "java" and any("YarnCoarseGrainedExecutor" in word for word in process.cmdline()):
+                yield process
+
+
+def test_training_on_yarn_goes_on_after_a_killed_executor_and_after_a_killed_application(
+    yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
+) -> None:
+    task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 1500)
+    output = f"{hdfs.uri}/yarn-training/run"
+    where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
+    with job(task, output, tmp_path / "first", **where) as run:
+        run.wait_for_checkpoint()
+        end_tree([next(executors())])
+        until(
+            lambda: hosts_in(run.said(), "was lost, and is started again on"), "another executor takes its place", 120
+        )
+        yarn.kill_application()
+        assert run.wait() == 1
+    assert "error: " in run.said().splitlines()[-1]
+    until(lambda: not training_processes(), "every process ends", 15)
+    with job(task, output, tmp_path / "second", "--resume", **where) as run:
+        assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(vector(output), task.vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 from tests.clusters.artifacts import find_java, yarn_classpath
@@ -55,6 +56,14 @@ class Yarn(Cluster):
         port = self._ports[YARN_ADDRESSES.index("resourcemanager.webapp.address")]
         metrics = jmx_bean(port, "service=ResourceManager,name=ClusterMetrics")
         return int(metrics.get("NumActiveNMs", -1))
+
+    def kill_application(self) -> None:
+        """``yarn application -kill`` of the latest one."""
+        found = max((self.folder / "containers").glob("application_*"), key=lambda path: path.stat().st_mtime)
+        base = hadoop_command(find_java(), self.folder, yarn_classpath())
+        command = [*base, "org.apache.hadoop.yarn.client.cli.ApplicationCLI", "application", "-kill", found.name]
+        env = {**server_environment(find_java()), "HADOOP_CONF_DIR": str(self.conf_dir)}
+        subprocess.run(list(map(str, command)), env=env, check=True, capture_output=True)
 
     def container_logs(self) -> str:
         """The output of the latest application's containers. In cluster mode the driver's own output is among it."""

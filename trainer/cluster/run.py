@@ -51,7 +51,7 @@ class ClusterRun:
         self._came: set[int] = set()
         self._silent: set[int] = set()
         self._began = 0.0
-        self._has_told = self._is_lost = False
+        self._has_told = self._is_lost = self._was_over = False
         self._stopping = False
 
     def start(self) -> None:
@@ -118,9 +118,16 @@ class ClusterRun:
         if failure:
             self._show()
             raise JobError(failure)
+        self._raise_if_all_have_gone()
         self._tell_of_missing()
         self._tell_of_silent()
         return False
+
+    def _raise_if_all_have_gone(self) -> None:
+        """A launcher that has nothing to do any more, though the leading part has not told its end."""
+        was_over, self._was_over = self._was_over, self.launcher.is_over()
+        if was_over and self.rendezvous.ends.empty():
+            raise JobError("every host's part has ended without a word; see their logs")
 
     def _raise_for(self, end: End) -> None:
         errors = {error.exit_code: error for error in (UsageError, DataError)}

@@ -20,6 +20,7 @@ from trainer.cluster.rendezvous import Lost
 
 Open = Callable[[], tuple[Any, str]]
 GROUP = "trainer"
+STOP_S = 10.0  # for a cancelled stage to end
 TRIES = 1000  # more than spark.task.maxFailures: attempts of a later stage have higher numbers
 
 
@@ -76,25 +77,33 @@ class SparkLauncher:
 
     def stop(self) -> None:
         self._stopping.set()
-        if not self.is_over():
+        if not self.is_over() and not self._has_stopped():
             self.context.cancelJobGroup(GROUP)
-            assert self._thread
-            self._thread.join()
+        if self._thread:
+            self._thread.join(STOP_S)
+
+    def _has_stopped(self) -> bool:
+        try:
+            return bool(self.context._jsc.sc().isStopped())
+        except Exception:  # the JVM has gone
+            return True
 
     def _run(self, invitations: list[dict[str, Any]]) -> None:
         """The stage; one that Spark has given up, because a task was lost too often, is followed by another."""
         self.context.setJobGroup(GROUP, f"train on {len(invitations)} hosts", interruptOnCancel=True)
         while not self._stopping.is_set():
             submission = self._attempts.begin(0, time.monotonic())
-            tasks = self.context.parallelize(range(len(invitations)), len(invitations))
             try:
+                tasks = self.context.parallelize(range(len(invitations)), len(invitations))
                 tasks.mapPartitionsWithIndex(partial(_task, invitations, submission * TRIES)).collect()
                 return
             except Exception as error:
-                cause = cause_of(str(error))
-                due = None if cause else self._attempts.lost(0, time.monotonic())
-                if due is None:
+                cause, due = cause_of(str(error)), self._attempts.lost(0, time.monotonic())
+                if self._has_stopped():
+                    self._failure = "the Spark application was ended; the same command with --resume goes on"
+                elif cause or due is None:
                     self._failure = f"a host's part cannot run: {cause or 'it is lost as soon as it is started'}"
+                if self._failure or due is None:
                     return
                 self._stopping.wait(due - time.monotonic())
 
