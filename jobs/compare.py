@@ -11,6 +11,7 @@ from pipeline.runs.compare import run_comparison
 from pipeline.specs import add_flags
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
+from pipeline.strategies.submodular import Submodular
 
 
 def main() -> int:
@@ -23,6 +24,7 @@ def main() -> int:
         help="which ones, each committed to OUTPUT/NAME (default %(default)s)",
     )
     add_flags(group, NeighbourhoodStrategy, leave_out=cli.COMMON)
+    add_flags(group, Submodular, only=("function", "block_rule"))
     return run_comparison(parse(flags))
 
 

@@ -26,6 +26,8 @@ SHARDING = {
     "distribution_aware": ["distribution_aware.py"],
     "distribution_aware-plain": ["distribution_aware.py", "--preset", "plain", "--components", "50", "--n-init", "2"],
     "class_cluster": ["class_cluster.py"],
+    "submodular": ["submodular.py"],
+    "submodular-facility-location": ["submodular.py", "--function", "facility-location"],
 }
 TRAINING = {
     "bsp-1": ["random-1", "--model", "cnn", "--protocol", "bsp"],

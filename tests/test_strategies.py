@@ -37,9 +37,10 @@ from tests.conftest import make_rows, write_binary
 QUIET = PhaseLog(quiet=True)
 SHAPE = (3, 8, 8)
 # Small fits for strategies that fit; the others take what they have.
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "distribution_aware": {"clusters": 40, "components": 20, "whiten": True},
     "class_cluster": {"clusters": 30, "components": 10},
+    "submodular": {"embedding": "pca:10"},
 }
 
 

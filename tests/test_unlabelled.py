@@ -123,6 +123,7 @@ def test_resharding_keeps_them_and_a_rerun_finds_them(sources: dict[str, Path], 
     [
         (["stratified.py"], "stratified looks at labels"),
         (["class_cluster.py"], "class_cluster looks at labels"),
+        (["submodular.py"], "submodular looks at labels"),
         (["compare.py"], "stratified looks at labels"),
         (["distribution_aware.py"], "--unlabelled needs --clusters"),
         (["baseline.py", "--num-classes", "3"], "--unlabelled and --num-classes exclude each other"),

@@ -56,3 +56,26 @@ class KeptGroups:
                 break
             parts.append(_groups(self.store, kept.path)[max(low - kept.low, 0) : high - kept.low])
         return np.concatenate(parts).astype(np.int64)
+
+
+@lru_cache(maxsize=1024)  # a block of rows has some of every class
+def _of_class(store: Store, path: str) -> npt.NDArray[np.int32]:
+    return np.frombuffer(store.read(path), "<i4")
+
+
+@dataclass(frozen=True)
+class KeptByRank:
+    """A number of every row by its group and its rank in that: one file a group that has rows.
+
+    A process keeps those it has read, up to 1,024: 4 bytes a row of their groups."""
+
+    store: Store
+    paths: dict[int, str]
+
+    def __call__(self, groups: Ints, ranks: Ints) -> Ints:
+        """int64 [rows]. O(rows x groups among them)."""
+        found = np.empty(len(groups), np.int64)
+        for group in np.unique(groups).tolist():
+            rows = groups == group
+            found[rows] = _of_class(self.store, self.paths[group])[ranks[rows]]
+        return found

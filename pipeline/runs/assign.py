@@ -85,7 +85,14 @@ def assign(
         source = scanned(context, dataset, num_workers)
     images = Images(context, dataset)
     fitting = Context(
-        images, source.scan, source.bounds, num_workers, progress.phase, progress.report, f"{folder}/groups"
+        images,
+        source.scan,
+        source.bounds,
+        num_workers,
+        progress.phase,
+        progress.report,
+        f"{folder}/groups",
+        tuple(request.ratios) if request.ratios else None,
     )
     placement = deal(chosen.fit(fitting), num_workers, request.ratios).placement
     job = ChunkJob(dataset, placement, source.bounds, folder, source.scan.num_classes)

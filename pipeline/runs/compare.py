@@ -38,7 +38,7 @@ def read_strategies(args: argparse.Namespace) -> list[Strategy]:
             raise UsageError(f"--strategies: {name!r} is not one of {', '.join(STRATEGIES)}")
         kind = STRATEGIES[name]
         own = {field.name for field in fields(kind)}
-        result.append(kind(**{key: value for key, value in vars(args).items() if key in own}))
+        result.append(kind(**{key: value for key, value in vars(args).items() if key in own and value is not None}))
     if not result:
         raise UsageError("--strategies names none")
     return result

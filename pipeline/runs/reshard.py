@@ -1,4 +1,4 @@
-"""From N to M workers out of a committed set: the same grouping dealt again, nothing fitted again."""
+"""From N to M workers out of a committed set: its neighbourhoods dealt again, not fitted again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ASSIGNED = "assigned"  # in the place of a strategy: rows that a table has place
 
 def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> ShardingResult:
     """Deal a committed set to another number of workers. The result is, file for file, what the original job would
-    write for that number: groups do not depend on it. Raises DataError for a damaged set."""
+    write for that number. Neighbourhoods do not depend on it; a strategy without them looks at the rows again. Raises
+    DataError for a damaged set."""
     store = open_store(context)
     output = check_output(store, request)
     with progress.phase("discover"):

@@ -172,7 +172,7 @@ class ShardingRun:
     evaluation: Dataset | None = None
     fit: Callable[[Context], Fitted] | None = None  # how to get the grouping where the strategy is not to fit it
     place: Callable[[Context, Source], Placed] | None = None  # where rows go that are not dealt by groups
-    models: tuple[tuple[str, str], ...] = ()  # files of a fitted model to carry over: (where, path under _model)
+    models: tuple[tuple[str, str], ...] = ()  # fitted ones to carry over: (where, path under _model)
 
     @cached_property
     def identity(self) -> str:
@@ -227,7 +227,14 @@ class ShardingRun:
         source, progress, num_workers = inputs.source, self.progress, self.request.num_workers
         images = Images(self.context, self.dataset)
         context = Context(
-            images, source.scan, source.bounds, num_workers, progress.phase, progress.report, f"{staging}/groups"
+            images,
+            source.scan,
+            source.bounds,
+            num_workers,
+            progress.phase,
+            progress.report,
+            f"{staging}/groups",
+            tuple(self.request.ratios) if self.request.ratios else None,
         )
         if self.place:
             placed = self.place(context, source)
@@ -265,8 +272,10 @@ class ShardingRun:
         return written
 
     def _commit(self, attempt: Attempt, before: ShardSet | None, inputs: Inputs, dealt: Dealt) -> ShardingResult:
-        models = save_models(self.context, self.store, dealt.placed.models, attempt.folder)
-        models += copy_models(self.store, self.models, attempt.folder)
+        if self.models:
+            models = copy_models(self.store, self.models, attempt.folder)
+        else:
+            models = save_models(self.context, self.store, dealt.placed.models, attempt.folder)
         manifest = self._describe(inputs, dealt, [path for _, path in models])
         moves = dealt.written.moves() + (dealt.written_eval.moves() if dealt.written_eval else [])
         committed = publish(

@@ -8,7 +8,8 @@ from pipeline.strategies.random import Random
 from pipeline.strategies.random_iid import RandomIid
 from pipeline.strategies.round_robin import RoundRobin
 from pipeline.strategies.stratified import Stratified
+from pipeline.strategies.submodular import Submodular
 
-STRATEGIES = registry(RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster)
+STRATEGIES = registry(RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster, Submodular)
 
 __all__ = ["STRATEGIES", "Context", "Fitted", "Grouping", "Strategy"]

@@ -20,6 +20,7 @@ from pipeline.command_line import seed as seed_number
 from pipeline.errors import UsageError
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.scan import Scan
+from pipeline.shardset.ratios import Ratios
 from pipeline.spark.images import Images
 from pipeline.specs import Spec, option
 
@@ -29,7 +30,7 @@ START_HELP = "first worker of a group: 0 as in the paper, or where the group bef
 @dataclass(frozen=True)
 class Context:
     """What ``fit`` may use. phase(name): times and announces a step; report(text): progress inside it. scratch: a folder for
-    what tasks keep until the run ends."""
+    what tasks keep until the run ends. ratios: of the workers' shares, in lowest terms; None: equal ones."""
 
     images: Images
     scan: Scan
@@ -38,6 +39,7 @@ class Context:
     phase: Callable[[str], AbstractContextManager[None]]
     report: Callable[[str], None]
     scratch: str
+    ratios: Ratios | None = None
 
 
 class Grouping:

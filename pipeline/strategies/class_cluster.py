@@ -20,7 +20,6 @@ from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, 
 from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
-    fit_space,
     group_points,
     projected,
 )
@@ -79,7 +78,7 @@ class ClassCluster(NeighbourhoodStrategy):
         sizes = context.scan.label_counts.sum(axis=0)
         classes = len(sizes)
         each = max(1, (self.clusters or 2 * classes) // classes)
-        space = fit_space(context, self)
+        space = self.space(context)
         with projected(context, space) as points:
             with context.phase("kmeans"):
                 estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)

@@ -18,7 +18,6 @@ from pipeline.strategies.neighbourhoods import (
     COMPONENTS,
     LabelledPoints,
     NeighbourhoodStrategy,
-    fit_space,
     group_points,
     pca_space,
     projected,
@@ -97,7 +96,7 @@ class DistributionAware(NeighbourhoodStrategy):
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
             space, fitted = pca_space(context, pca), {"partitions": min(PARTITIONS, context.scan.rows)}
         else:
-            space, kmeans, fitted = fit_space(context, self), None, {}
+            space, kmeans, fitted = self.space(context), None, {}
         with projected(context, space) as points:
             if kmeans is None:
                 kmeans = self._fit_clusters(context, points, wanted, space.projection)

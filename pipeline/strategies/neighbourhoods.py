@@ -47,6 +47,14 @@ COMPONENTS: dict[str, Any] = {
     "check": is_component_number,
     "expected": "a whole number or a share of variance in (0, 1)",
 }
+FIT_ROWS: dict[str, Any] = {
+    "help": "rows that the PCA is fitted to: all, or about N, drawn by their ids",
+    "metavar": "N|all",
+    "parse": count_or_word,
+    "check": is_fit_rows,
+    "expected": "all, auto or a whole number of at least 100",
+    "shown": "as many as cost what the eigenvectors cost: 10,000, or three a pixel; 2,000 very large images",
+}
 
 
 @dataclass(frozen=True)
@@ -59,19 +67,11 @@ class NeighbourhoodStrategy(Strategy):
         None, "neighbourhoods in all", metavar="K", least=1, most=MOST_CLUSTERS, shown="twice the classes"
     )
     embedding: str | None = option(
-        None, "cluster the vectors of a Parquet column as they are, instead of pixels", metavar="COLUMN"
+        None, "look at the vectors of a Parquet column as they are, instead of pixels", metavar="COLUMN"
     )
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
-    fit_rows: int | str = option(
-        "auto",
-        "rows that the PCA is fitted to: all, or about N, drawn by their ids",
-        metavar="N|all",
-        parse=count_or_word,
-        check=is_fit_rows,
-        expected="all, auto or a whole number of at least 100",
-        shown="as many as cost what the eigenvectors cost: 10,000, or three a pixel; 2,000 very large images",
-    )
+    fit_rows: int | str = option("auto", **FIT_ROWS)
     max_iter: int = option(150, "k-means iterations", metavar="I", least=1)
     tol: float = option(
         1e-4, "k-means tolerance, as scikit-learn's", metavar="T", least=0, expected="a number of 0 or more"
@@ -89,10 +89,25 @@ class NeighbourhoodStrategy(Strategy):
         return found
 
     def check_input(self, dataset: Dataset) -> None:
-        if self.embedding:
-            vector_view(dataset, self.embedding)
-        elif dataset.layout.dtype == "uint8":
-            rows_to_fit(self.fit_rows, dataset.rows, dataset.layout.record_bytes)
+        check_space(dataset, self.embedding, self.fit_rows)
+
+    def space(self, context: Context) -> Space:
+        return fit_space(
+            context,
+            embedding=self.embedding,
+            components=self.components,
+            whiten=self.whiten,
+            fit_rows=self.fit_rows,
+            seed=self.seed,
+        )
+
+
+def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) -> None:
+    """Raises UsageError for rows that have no such column, or of which no such PCA can be made."""
+    if embedding:
+        vector_view(dataset, embedding)
+    elif dataset.layout.dtype == "uint8":
+        rows_to_fit(fit_rows, dataset.rows, dataset.layout.record_bytes)
 
 
 @dataclass(frozen=True)
@@ -155,11 +170,13 @@ def pca_space(context: Context, model: BlockPCAModel) -> Space:
     return Space(context.images, model.projection, params, {"pca": model})
 
 
-def fit_space(context: Context, strategy: NeighbourhoodStrategy) -> Space:
-    """The principal components of images; embeddings and float32 features as they are."""
+def fit_space(
+    context: Context, *, embedding: str | None, components: float, whiten: bool, fit_rows: int | str, seed: int
+) -> Space:
+    """The principal components of images; the vectors of the column ``embedding`` and float32 features as they are."""
     images = context.images
-    if strategy.embedding:
-        images = Images(images.context, vector_view(images.dataset, strategy.embedding))
+    if embedding:
+        images = Images(images.context, vector_view(images.dataset, embedding))
     layout = images.dataset.layout
     if layout.dtype == "float32":
         with context.phase("bounds"):
@@ -167,10 +184,7 @@ def fit_space(context: Context, strategy: NeighbourhoodStrategy) -> Space:
             grid = Grid(layout.record_bytes // 4, grid_exponent(reduced(largest, np.maximum).astype(np.float64)))
             context.report(f"{grid.dimensions} numbers a row, clustered as they are")
         return Space(images, grid, {"components_fitted": grid.dimensions}, {})
-    model = fit_pca(
-        context, components=strategy.components, whiten=strategy.whiten, fit_rows=strategy.fit_rows, seed=strategy.seed
-    )
-    return pca_space(context, model)
+    return pca_space(context, fit_pca(context, components=components, whiten=whiten, fit_rows=fit_rows, seed=seed))
 
 
 @contextmanager

@@ -1,0 +1,18 @@
+"""Shard images class by class, so that every worker's rows of a class are as like the class as they can be."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+
+from pipeline.runs import flags as cli
+from pipeline.runs.command import shard_with
+from pipeline.strategies.submodular import Submodular
+
+
+def main() -> int:
+    return shard_with("submodular.py", __doc__, Submodular)
+
+
+if __name__ == "__main__":
+    cli.execute(main)
