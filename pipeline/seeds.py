@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     STEP_TIME = 6  # the seconds of the virtual step at clock ``number``
     TOY = 7  # the noise of a toy gradient at clock ``number``
     FIT_ROWS = 9  # which rows a PCA is fitted to
+    CLASS_PARTS = 10  # which part of its class a row is in, where classes are cut
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

@@ -158,6 +158,7 @@ def run_all(args: argparse.Namespace, scratch: Path) -> None:
         print_limit(rows, warm)
         stratified = [sum(ours(context, folder, output(), "stratified").values()) for _ in range(args.repeat)]
         print(f"\nstratified, warm: {statistics.median(stratified):.2f} s   goal <= 3 s")
+        print_submodular(context, folder, output)
         if "stock" not in skip:
             estimate_stock(context, folder, rows, scratch, statistics.median(sum(run.values()) for run in warm))
     finally:
@@ -240,6 +241,22 @@ def compare(
     phases.append(("ratio", "", *(ratio(sums[0], side) for side in sums[1:])))
     print(table(phases, ("phase", "ours s", "fastest s", "exact s"), right=(1, 2, 3), indent="  "))
     return warm
+
+
+def print_submodular(context: SparkContext, folder: Path, output: Callable[[], Path]) -> None:
+    """Both functions over 8 workers, warm."""
+    from pipeline.runs.request import Request
+    from pipeline.runs.shard import shard
+    from pipeline.spark.progress import PhaseLog
+    from pipeline.strategies.submodular import Submodular
+
+    print("\nsubmodular, 8 workers, warm")
+    for function, goal in (("graph-cut", 20), ("facility-location", 90)):
+        progress, request = PhaseLog(quiet=True), Request(str(folder), str(output()), 8)
+        began = time.perf_counter()
+        shard(context, request, Submodular(function=function), progress)  # type: ignore[arg-type]
+        seconds = time.perf_counter() - began
+        print(f"  {function}: {seconds:.1f} s, blocks {progress.seconds['blocks']:.1f} s   goal <= {goal} s")
 
 
 def print_limit(rows: int, warm: list[Phases]) -> None:

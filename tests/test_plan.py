@@ -128,6 +128,20 @@ def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
         assert sign in text
 
 
+def test_a_class_that_no_task_holds_is_said_before_a_run_of_submodular() -> None:
+    small = plan(Shape(50_000, 8, 3072, components=64, blocks=8))
+    assert [phase.name for phase in small.phases] == ["scan", "pca", "project", "blocks", "write"]
+    (blocks,) = (phase for phase in small.phases if phase.name == "blocks")
+    assert blocks.tasks == 10
+    assert 4 * 5000**2 < blocks.task_bytes < 10 * 5000**2 + plan_module.PYTHON_TASK
+    assert warnings(small, 2 << 30) == []
+    large = plan(Shape(1_000_000, 8, 3072, components=64, blocks=8))
+    assert [phase.tasks for phase in large.phases if phase.name == "blocks"] == [100]
+    assert warnings(large, 2 << 30) == []
+    (line,) = warnings(large, 400 << 20)
+    assert line.startswith("a task of blocks holds 0.5 GiB, and has 0.4")
+
+
 def test_tasks_follow_rows_times_workers() -> None:
     by_name = {phase.name: phase for phase in plan(Shape(10**6, 1000, 3072, cores=16)).phases}
     assert by_name["spill"].tasks >= 16

@@ -36,10 +36,15 @@ from pipeline.assignment.blocks import (
 from pipeline.clustering import similarity
 from pipeline.clustering.similarity import LAST, ONE, STEPS, exponentials, mean_distance, similarities
 from pipeline.errors import UsageError
+from pipeline.input.dataset import ranges
+from pipeline.runs.request import Request
+from pipeline.runs.reshard import reshard
 from pipeline.shardset.ratios import largest_remainder
-from pipeline.strategies.submodular import Submodular
+from pipeline.spark.images import Images
+from pipeline.strategies.submodular import Parts, Submodular
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
+from tests.test_strategies import QUIET, digests, run, shas
 
 Value = Callable[[np.ndarray[Any, Any], set[int]], int]
 ROOT = Path(__file__).resolve().parents[1]
@@ -358,6 +363,72 @@ def test_on_real_cats_blocks_are_as_far_from_the_class_as_was_measured(
     assert bounds[0] < beside_random(cats, ratios, name, rule) < bounds[1]
 
 
+def in_parts(points: np.ndarray[Any, Any], number: int, name: FunctionName) -> np.ndarray[Any, Any]:
+    """The owners of a class in ratios 4:2:1:1 that is cut into parts, one after the other."""
+    parts = Parts(np.array([0, number]), 5)
+    ids, labels = np.arange(len(points)), np.zeros(len(points), np.int64)
+    groups = parts(labels, ids)
+    of_class = largest_remainder(np.array([len(points)]), (4, 2, 1, 1))
+    capacities = parts.capacities(np.bincount(groups, minlength=number), of_class)
+    owners = np.empty(len(points), np.int64)
+    for group, rows in enumerate(capacities):
+        mine = groups == group
+        owners[mine] = owners_of_class(similarities(points[mine]), rows, name, "micro", (4, 2, 1, 1))
+    assert np.bincount(owners).tolist() == of_class[0].tolist()
+    return owners
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_a_class_in_parts_is_nearly_as_evenly_placed(name: FunctionName) -> None:
+    points = made_class(1200)
+    similar = similarities(points)
+    by_chance = np.random.default_rng(0).permutation(in_parts(points, 1, name))
+    whole, quarters = (mean_mmd(similar, in_parts(points, number, name)) for number in (1, 4))
+    assert whole < quarters < 0.8 * mean_mmd(similar, by_chance)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.integers(1, 9),
+)
+@settings(max_examples=100, deadline=None)
+def test_parts_hold_what_the_class_holds(sizes: list[int], ratios: list[int], most: int) -> None:
+    parts = Parts.of(np.array(sizes), most, 1)
+    assert parts.number == sum(max(1, math.ceil(size / most)) for size in sizes)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    groups = parts(labels, np.arange(len(labels)))
+    assert np.array_equal(np.searchsorted(parts.firsts, groups, side="right") - 1, labels)
+    of_class = largest_remainder(np.array(sizes), tuple(ratios))
+    of_groups = np.bincount(groups, minlength=parts.number)
+    found = parts.capacities(of_groups, of_class)
+    assert (found >= 0).all()
+    assert np.array_equal(found.sum(axis=1), of_groups)
+    for label in range(len(sizes)):
+        part = slice(parts.firsts[label], parts.firsts[label + 1])
+        assert np.array_equal(found[part].sum(axis=0), of_class[label])
+        assert (np.abs(found[part] - of_groups[part, None] * np.array(ratios) / sum(ratios)) < parts.number + 1).all()
+
+
+def test_classes_in_parts_are_the_same_bits_however_the_work_is_cut(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, images = make_rows(1500, classes=3, seed=8, pixels=192)
+    source = write_binary(tmp_path / "in", labels, images, files=3)
+    strategy = Submodular(embedding="pca:8", part_rows=100)
+    sets = []
+    for pieces in (1, 5):
+        monkeypatch.setattr(Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1])
+        sets.append(run(spark, source, tmp_path / str(pieces), strategy, 4, ratios=(4, 2, 1, 1)))
+    assert digests(sets[0]) == digests(sets[1])
+    table = np.array([worker["label_histogram"] for worker in sets[0]["workers"]]).T
+    expected = largest_remainder(np.bincount(labels), (4, 2, 1, 1), carry=True)
+    assert np.array_equal(table, expected)
+    run(spark, source, tmp_path / "even", strategy, 3)
+    request = Request(str(tmp_path / "even"), str(tmp_path / "again"), 4, ratios=(4, 2, 1, 1))
+    assert shas(reshard(spark.sparkContext, request, QUIET).shards.manifest) == shas(sets[0])
+
+
 def vectors_in_parquet(folder: Path, vectors: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Path:
     folder.mkdir()
     columns = {
@@ -408,7 +479,7 @@ def test_the_job_places_the_rows_of_every_class_as_plain_floats_do(
     flags += ["--embedding", "v", "--function", name, "--block-rule", "paper", "--start", "zero", "--assignment-only"]
     done = run_job("submodular.py", *flags)
     assert done.code == 0, done.err
-    assert "a task a class, the largest first: class 0 has" in done.err
+    assert "3 tasks, the largest first: " in done.err
     expected = np.full(75, -1)
     for label in (0, 2, 5):
         rows = np.flatnonzero(labels == label)
@@ -424,7 +495,10 @@ def test_what_cannot_be_done_is_one_line(spark: SparkSession, tmp_path: Path) ->
     flags = ["--input", source, "--output", tmp_path / "out", "--workers", 2, "--image-shape", "3x8x8", "--quiet"]
     flags += ["--format", "cifar10-binary"]
     for more, line in (
-        (["--task-memory-gb", "0.01"], r"rows, whose task takes 0.03 GB, more than --task-memory-gb 0.01; raise it"),
+        (
+            ["--task-memory-gb", "0.01"],
+            "together at most, which takes a task 0.03 GB, more than --task-memory-gb 0.01: use",
+        ),
         (["--embedding", "pca:0"], "--embedding must be pca:C, C components or a share"),
         (["--embedding", "v"], "--embedding v is a column of Parquet, and"),
         (["--function", "cut"], "graph-cut"),
@@ -444,8 +518,6 @@ def test_an_embedding_that_is_none_is_refused(text: str) -> None:
 
 def test_the_memory_that_a_task_may_take_is_not_part_of_the_set() -> None:
     assert Submodular(task_memory_gb=9.0).params() == Submodular().params()
-    assert not Submodular(embedding="v").draws()
-    assert Submodular().draws()
 
 
 def test_a_set_of_a_column_cannot_be_dealt_again_without_it(spark: SparkSession, tmp_path: Path) -> None:

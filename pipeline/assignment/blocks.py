@@ -20,6 +20,7 @@ from pipeline.shardset.ratios import Ratios, largest_remainder
 FunctionName = Literal["graph-cut", "facility-location"]
 BlockRule = Literal["micro", "paper", "size"]
 Similarities = npt.NDArray[np.int32]
+PART_ROWS = 10_000  # of a class that are placed together
 MOST_BLOCKS = 64  # of a class, unless there are more workers than half of it
 TAKEN = -(1 << 62)  # a gain below all others, with room for what is still taken off it
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.assignment.blocks import PART_ROWS, block_bytes
 from pipeline.assignment.chunks import (
     BUFFER_BYTES,
     chunk_bounds,
@@ -23,6 +24,7 @@ from pipeline.clustering.gram import rows_are_fewer, rows_to_fit
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.reduction import arrivals
+from pipeline.clustering.similarity import held_bytes
 from pipeline.errors import UsageError
 from pipeline.input.dataset import NEAR_BYTES
 
@@ -33,12 +35,14 @@ ITERATIONS = 50  # of k-means, as a guess; it is stopped by --max-iter
 RESULT_LIMIT = 1 << 30  # Spark's default for all results of a stage together
 MANY_FILES = 1_000_000
 PYTHON_TASK = 120 << 20  # of a Python worker with its libraries
+PAIR_FLOP = 600  # as many take the time of a similarity's table look-up and of what blocks do with it
 
 
 @dataclass(frozen=True)
 class Shape:
     """What is to be sharded, and over how many. record_bytes: of an image, its pixels. clusters: 0 for a strategy without
-    neighbourhoods; components, fit_rows: of its PCA; see ``gram.rows_to_fit``."""
+    neighbourhoods; components, fit_rows: of its PCA; see ``gram.rows_to_fit``. blocks: that a class is cut into by a
+    submodular function, or 0."""
 
     rows: int
     workers: int
@@ -48,10 +52,11 @@ class Shape:
     components: int = 50
     cores: int = 2
     fit_rows: int | str = "auto"
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "fit_rows" and value < (0 if name == "clusters" else 1):
+            if name != "fit_rows" and value < (0 if name in ("clusters", "blocks") else 1):
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
         if self.workers > self.rows:
             raise UsageError(f"{self.workers:,} workers are more than {self.rows:,} rows")
@@ -101,6 +106,8 @@ def plan(shape: Shape) -> Plan:
     phases = [scan]
     if shape.clusters:
         phases += _clustering(shape, pieces, counted)
+    elif shape.blocks:
+        phases += [*_embedding(shape, pieces), _blocks(shape)]
     files = sum(min(shape.workers, high - low) for low, high in parts)
     told = files * (FILE + 8 * shape.classes)
     held = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * at_once)
@@ -116,8 +123,8 @@ def plan(shape: Shape) -> Plan:
     return Plan(shape, tuple(phases), files, manifest, spills)
 
 
-def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
-    n, d, p, k = shape.rows, shape.record_bytes, shape.components, shape.clusters
+def _embedding(shape: Shape, pieces: int) -> Iterator[Phase]:
+    n, d, p = shape.rows, shape.record_bytes, shape.components
     received = arrivals(pieces)
     fitted = rows_to_fit(shape.fit_rows, n, d)
     read = min(n * d, fitted * (d + NEAR_BYTES))
@@ -130,10 +137,27 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
         sent = received * (d * (d + 1) // 2 * wide + 8 * d)
         yield Phase("pca", pieces, sent, 12 * d * d + PYTHON_TASK, read, 0, float(fitted) * d * d)
     points = 4 * n * p
+    pieces = point_pieces(pieces, points)
+    yield Phase("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
+
+
+def _blocks(shape: Shape) -> Phase:
+    """Of classes of one size, cut into parts where they are large; of the function whose blocks hold more."""
+    of_class = -(-shape.rows // shape.classes)
+    parts = -(-of_class // PART_ROWS)
+    rows, groups = -(-of_class // parts), shape.classes * parts
+    held = held_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
+    flop = groups * float(rows) ** 2 * (2 * shape.components + PAIR_FLOP)
+    return Phase("blocks", groups, RESULT * groups, PYTHON_TASK + held, 0, 0, flop)
+
+
+def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
+    n, p, k = shape.rows, shape.components, shape.clusters
+    yield from _embedding(shape, pieces)
+    points = 4 * n * p
     counted += point_pieces(pieces, points) - pieces
     pieces = point_pieces(pieces, points)
     received = arrivals(pieces)
-    yield Phase("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
     far = min(FAR_ROWS, n // SHARE) * (4 * p + 16)
     sample = min(n, sample_rows(k)) * (4 * p + 8)
     passes = ITERATIONS + 2

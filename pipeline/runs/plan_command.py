@@ -19,6 +19,7 @@ from pipeline.runs.flags import image_shape
 from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows
+from pipeline.strategies.submodular import Submodular
 
 START_S, STAGE_S = 4.0, 0.1  # of Spark; of a stage however small
 
@@ -155,7 +156,7 @@ def main(argv: Sequence[str]) -> None:
         "--strategy", default="distribution_aware", metavar="NAME", help=f"{names} (default %(default)s)"
     )
     flags.add_argument("--clusters", type=number, metavar="K", help="neighbourhoods (default: twice the classes)")
-    flags.add_argument("--components", type=number, default=50, help="of the PCA (default %(default)s)")
+    flags.add_argument("--components", type=number, help="of the PCA (default 50, 64 of submodular)")
     flags.add_argument(
         "--fit-rows", default="auto", metavar="N|all", type=count_or_word, help="rows that the PCA is fitted to"
     )
@@ -173,9 +174,11 @@ def main(argv: Sequence[str]) -> None:
             raise UsageError(f"--fit-rows must be all, auto or a whole number of at least 100, got {args.fit_rows}")
         grouped = issubclass(STRATEGIES[args.strategy], NeighbourhoodStrategy)
         clusters = (args.clusters or 2 * args.classes) if grouped else 0
+        blocks = args.workers if args.strategy == Submodular.name else 0
+        components = args.components or (64 if blocks else 50)
         pixels = int(np.prod(args.image))
         shape = Shape(
-            args.rows, args.workers, pixels, args.classes, clusters, args.components, args.cores, args.fit_rows
+            args.rows, args.workers, pixels, args.classes, clusters, components, args.cores, args.fit_rows, blocks
         )
         print(show(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
         return 0

@@ -5,20 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
+from pyspark import RDD
 
 from pipeline.arrays import Ints
-from pipeline.assignment.blocks import BlockRule, FunctionName, block_bytes, block_counts, owners_of_class
+from pipeline.assignment.blocks import PART_ROWS, BlockRule, FunctionName, block_bytes, block_counts, owners_of_class
+from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.assignment.groups import GroupTable, Start, group_table, rows_by_worker
 from pipeline.assignment.kept import KeptByRank, keep
 from pipeline.clustering.gram import is_component_number
 from pipeline.clustering.points import Points, gather
 from pipeline.clustering.similarity import held_bytes, similarities
 from pipeline.errors import UsageError
+from pipeline.hashing import keyed_hash
 from pipeline.input.dataset import Block, Dataset
-from pipeline.shardset.ratios import Ratios
+from pipeline.seeds import Purpose, word
+from pipeline.shardset.ratios import Ratios, largest_remainder
 from pipeline.specs import option
 from pipeline.storage.store import Store
 from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Strategy
@@ -26,23 +33,70 @@ from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_s
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Which rows are placed together: those of a class, or of a random part of one.
+
+    firsts: int64 [classes + 1], the group of a class's first part, as groups are numbered by class. key: of the hash that
+    cuts classes."""
+
+    firsts: Ints
+    key: int
+
+    @classmethod
+    def of(cls, sizes: Ints, most: int, key: int) -> Parts:
+        """As few parts a class as have at most ``most`` rows on average, one at least."""
+        return cls(np.concatenate([[0], np.cumsum(np.maximum(1, -(-sizes // most)))]), key)
+
+    @property
+    def number(self) -> int:
+        return int(self.firsts[-1])
+
+    @property
+    def whole(self) -> bool:
+        """Whether the groups are the classes."""
+        return self.number == len(self.firsts) - 1
+
+    def __call__(self, labels: npt.NDArray[np.integer[Any]], ids: Ints) -> Ints:
+        """The group of each row, int64 [rows]."""
+        if self.whole:
+            return labels.astype(np.int64)
+        hashed = keyed_hash(ids, self.key) % np.diff(self.firsts)[labels].astype(np.uint64)
+        groups: Ints = self.firsts[labels] + hashed.astype(np.int64)
+        return groups
+
+    def capacities(self, sizes: Ints, of_class: Ints) -> Ints:
+        """Rows by (group, worker), int64 [groups, workers], that add up to those of the class.
+
+        sizes: int64 [groups]; of_class: int64 [classes, workers]. Of each part a worker gets its share of what it still
+        lacks, by largest remainder."""
+        found = []
+        for label, left in enumerate(of_class):
+            for size in sizes[self.firsts[label] : self.firsts[label + 1]]:
+                found.append(largest_remainder(np.array([size]), tuple(left.tolist()))[0] if size else 0 * left)
+                left = left - found[-1]
+        return np.array(found)
+
+
+@dataclass(frozen=True)
 class OwnedByRank(Grouping):
-    """The groups are the classes; the owner of a row stands in the file of its class."""
+    """The owner of a row stands in the file of its group."""
 
     reads_images = False
+    parts: Parts
     owned: KeptByRank
 
     def groups(self, block: Block) -> Ints:
-        return block.labels.astype(np.int64)
+        return self.parts(block.labels, block.ids)
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
         return self.owned(groups, ranks)
 
 
 @dataclass(frozen=True)
-class ClassTask:
-    """What is done to one class, in a task of its own. capacities: int64 [classes, workers]; order: classes by size."""
+class GroupTask:
+    """What is done to one group, in a task of its own. capacities: int64 [groups, workers]; order: groups by size."""
 
+    parts: Parts
     order: tuple[int, ...]
     capacities: Ints
     function: FunctionName
@@ -51,25 +105,27 @@ class ClassTask:
     store: Store
     scratch: str
 
-    def by_class(self, parts: Iterable[LabelledPoints]) -> Iterator[tuple[int, Points]]:
-        """The rows of each class among some, with its place in the order."""
-        for part in parts:
-            for place, label in enumerate(self.order):
-                rows = part.labels == label
-                if rows.any():
-                    yield place, Points(part.points.ids[rows], part.points.points[rows])
+    def by_group(self, blocks: Iterable[LabelledPoints]) -> Iterator[tuple[int, Points]]:
+        """The rows of each group among some, with its place in the order."""
+        places = {group: place for place, group in enumerate(self.order)}
+        for block in blocks:
+            ids, points = block.points.ids, block.points.points
+            groups = self.parts(block.labels, ids)
+            for group in np.unique(groups).tolist():
+                rows = groups == group
+                yield places[group], Points(ids[rows], points[rows])
 
-    def place(self, parts: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
-        """The owners of one class's rows, kept: (class, file)."""
-        found = list(parts)
-        if not found:
+    def place(self, found: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
+        """The owners of one group's rows, kept: (group, file)."""
+        pieces = list(found)
+        if not pieces:
             return
-        label = self.order[found[0][0]]
-        rows = gather(points for _, points in found)
+        group = self.order[pieces[0][0]]
+        rows = gather(points for _, points in pieces)
+        del pieces
         points = rows.points[np.argsort(rows.ids)]
-        del found, rows
-        owners = owners_of_class(similarities(points), self.capacities[label], self.function, self.rule, self.ratios)
-        yield label, keep(self.store, self.scratch, 0, owners.astype(np.int32)).path
+        owners = owners_of_class(similarities(points), self.capacities[group], self.function, self.rule, self.ratios)
+        yield group, keep(self.store, self.scratch, 0, owners.astype(np.int32)).path
 
 
 def is_embedding(text: str) -> bool:
@@ -81,10 +137,11 @@ def is_embedding(text: str) -> bool:
 class Submodular(Strategy):
     """function: what a block is worth; block_rule: which block is next; see ``pipeline/assignment/blocks.py``.
 
-    Exact class counts, as stratified's; totals within one of their shares. Of n rows of a class and B blocks a task holds
-    4 n^2 bytes of similarities, and takes 128 n^2 flop for them and about n^2 additions a function: graph-cut 2 n^2,
-    facility-location about 40 n^2 (lazy). Only embeddings go through a shuffle, 4 bytes a component and row.
-    Raises UsageError where the largest class needs more than task_memory_gb."""
+    Exact class counts, as stratified's; totals within one of their shares. A class is placed in one task. One of more than
+    part_rows is cut into random parts, of each of which every worker gets its share: so what parts differ from the class by
+    cancels out in its rows. A task of n rows and p components holds 4 n^2 bytes of similarities. They take 2 p n^2 flop,
+    graph-cut 2 n^2 additions, facility-location some 40 n^2. Only embeddings go through a shuffle, 4 p bytes a row.
+    Raises UsageError where a task needs more than task_memory_gb."""
 
     name: ClassVar[str] = "submodular"
     summary: ClassVar[str] = "each class in blocks that are as like it as can be (greedy, submodular)"
@@ -107,6 +164,12 @@ class Submodular(Strategy):
     )
     fit_rows: int | str = option("auto", **FIT_ROWS)
     start: Start = option("carry", START_HELP)
+    part_rows: int = option(
+        PART_ROWS,
+        "rows of a class that are placed together; a larger class is cut by a hash of ids",
+        metavar="R",
+        least=100,
+    )
     task_memory_gb: float = option(
         2.0, "memory that the task of a class may take, refused beyond", metavar="GB", above=0, recorded=False
     )
@@ -114,10 +177,6 @@ class Submodular(Strategy):
     @property
     def column(self) -> str | None:
         return None if self.embedding.startswith("pca:") else self.embedding
-
-    def draws(self) -> bool:
-        """The seed chooses the rows that the PCA is fitted to."""
-        return self.column is None and self.fit_rows != "all"
 
     def check_input(self, dataset: Dataset) -> None:
         check_space(dataset, self.column, self.fit_rows)
@@ -128,22 +187,31 @@ class Submodular(Strategy):
         space = fit_space(
             context, embedding=self.column, components=components, whiten=False, fit_rows=self.fit_rows, seed=self.seed
         )
-        task = self._task(context, sizes)
-        with context.phase("memory"):
-            self._tell_memory(context, sizes, space.projection.dimensions)
-        with projected(context, space) as points, context.phase("blocks"):
-            moved = points.mapPartitions(task.by_class).partitionBy(len(task.order), int)
-            paths = dict(moved.mapPartitions(task.place).collect())
-            context.report(f"{len(paths)} classes placed by {self.function}")
-        grouping = OwnedByRank(KeptByRank(context.images.dataset.store, paths))
-        return Fitted(grouping, context.scan.label_counts, start=self.start, params=space.params, models=space.models)
+        parts = Parts.of(sizes, self.part_rows, word(self.seed, Purpose.CLASS_PARTS))
+        with projected(context, space) as points:
+            counts = context.scan.label_counts
+            if not parts.whole:
+                with context.phase("parts"):
+                    counts = part_counts(context, points, parts)
+                    context.report(f"{parts.number} parts of {len(sizes)} classes")
+            task = self._task(context, parts, sizes, counts.sum(axis=0))
+            with context.phase("memory"):
+                self._tell_memory(context, counts.sum(axis=0), space.projection.dimensions)
+            with context.phase("blocks"):
+                moved = points.mapPartitions(task.by_group).partitionBy(len(task.order), int)
+                paths = dict(moved.mapPartitions(task.place).collect())
+                context.report(f"{len(paths)} groups placed by {self.function}")
+        grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))
+        return Fitted(grouping, counts, start=self.start, params=space.params, models=space.models)
 
-    def _task(self, context: Context, sizes: Ints) -> ClassTask:
-        table = group_table(sizes, context.num_workers, self.start, "never", context.ratios)
-        order = sorted(np.flatnonzero(sizes).tolist(), key=lambda label: (-sizes[label], label))
-        return ClassTask(
+    def _task(self, context: Context, parts: Parts, of_classes: Ints, of_groups: Ints) -> GroupTask:
+        """Both: sizes, int64."""
+        table = group_table(of_classes, context.num_workers, self.start, "never", context.ratios)
+        order = sorted(np.flatnonzero(of_groups).tolist(), key=lambda group: (-of_groups[group], group))
+        return GroupTask(
+            parts,
             tuple(order),
-            rows_by_worker(table).T,
+            parts.capacities(of_groups, rows_by_worker(table).T),
             self.function,
             self.block_rule,
             context.ratios,
@@ -152,15 +220,30 @@ class Submodular(Strategy):
         )
 
     def _tell_memory(self, context: Context, sizes: Ints, dimensions: int) -> None:
-        """What the task of the largest class holds. Raises UsageError where that is too much."""
+        """What the task of the largest group holds. Raises UsageError where that is too much."""
         rows = int(sizes.max())
         micro = context.ratios if self.block_rule == "micro" else None
         blocks = sum(block_counts(micro)) if micro else context.num_workers
         needed = (held_bytes(rows, dimensions) + block_bytes(rows, blocks, self.function)) / 1e9
-        told = f"class {int(sizes.argmax())} has {rows:,} rows, whose task takes {needed:.2f} GB"
+        told = f"{rows:,} rows are placed together at most, which takes a task {needed:.2f} GB"
         if needed > self.task_memory_gb:
             raise UsageError(
-                f"{told}, more than --task-memory-gb {self.task_memory_gb:g}; raise it if an executor has that for a task,"
-                " or use class_cluster"
+                f"{told}, more than --task-memory-gb {self.task_memory_gb:g}: use fewer --part-rows, or raise it if an"
+                " executor has that for a task"
             )
-        context.report(f"a task a class, the largest first: {told}")
+        context.report(f"{len(np.flatnonzero(sizes))} tasks, the largest first: {told}")
+
+
+def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> Ints:
+    """Rows by (chunk, group), int64: about a number a chunk and group for the driver."""
+    bounds = context.bounds
+
+    def count(blocks: Iterable[LabelledPoints]) -> Iterator[ChunkCounts]:
+        found = [
+            count_by_chunk(block.points.ids, parts(block.labels, block.points.ids), parts.number, bounds)
+            for block in blocks
+        ]
+        if found:
+            yield reduce(add, found)
+
+    return all_counts(points.mapPartitions(count).collect(), len(bounds), parts.number)
