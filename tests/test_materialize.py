@@ -85,7 +85,7 @@ def test_an_assignment_made_into_shards_is_the_set_that_its_job_would_write(
     assert again.manifest["generation"] == made.manifest["generation"]
     # and its lines are what is in the shards
     rows = read(tmp_path / "direct", direct.manifest)
-    rows["group"] = rows.get("neighbourhood", rows.label if name == "stratified" else 0)
+    rows["group"] = rows.get("neighbourhood", rows.label if name in ("stratified", "submodular") else 0)
     expected = rows.sort_values(["id", "copy"])[["id", "worker", "copy", "group"]].to_numpy()
     assert np.array_equal(lines_of(direct).to_numpy(), expected)
 

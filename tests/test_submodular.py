@@ -41,6 +41,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
 from pipeline.shardset.ratios import largest_remainder
 from pipeline.spark.images import Images
+from pipeline.strategies import submodular
 from pipeline.strategies.submodular import Parts, Submodular
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
@@ -290,6 +291,34 @@ def test_another_blas_kernel_other_vector_units_and_more_threads_give_the_same_b
         assert len({plain for _, plain, _ in found}) > 1, "these kernels round in one way: the test shows nothing"
 
 
+MEMORY = """
+import sys
+from pathlib import Path
+import numpy as np
+from pipeline.assignment.blocks import block_bytes, owners_of_class
+from pipeline.clustering.similarity import exponentials, held_bytes, similarities
+def kilobytes(name):
+    return int(Path("/proc/self/status").read_text().partition(name)[2].split()[0])
+rows, name, workers = 4000, sys.argv[1], int(sys.argv[2])
+points = (np.random.default_rng(0).normal(0, 1 << 19, (rows, 64)) / (1 + np.arange(64))).astype(np.int32)
+owners_of_class(similarities(points[:200]), np.array([100, 100]), name, "paper", None)
+before = kilobytes("VmRSS:")
+owners_of_class(similarities(points), np.full(workers, rows // workers), name, "paper", None)
+print((kilobytes("VmHWM:") - before) * 1024, held_bytes(rows, 64) + block_bytes(rows, workers, name))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.parametrize("workers", [2, 50])
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_a_task_holds_what_is_said_beforehand(name: FunctionName, workers: int) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", MEMORY, name, str(workers)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    held, told = map(int, done.stdout.split())
+    assert 0.6 * told < held < 1.1 * told
+
+
 def mean_mmd(similar: np.ndarray[Any, Any], owners: np.ndarray[Any, Any]) -> float:
     """MMD^2 between a worker's points and all of the class, mean over workers; the kernel is the similarity."""
     kernel = similar.astype(np.float64) / ONE
@@ -339,14 +368,19 @@ CAT: list[tuple[FunctionName, BlockRule, tuple[int, ...], float, tuple[float, fl
 
 @pytest.fixture(scope="module")
 def cats(cifar10: Path) -> np.ndarray[Any, Any]:
-    """The similarities of CIFAR-10's class 3, of 64 principal components of its own."""
+    return similarities(cat_points(cifar10))
+
+
+def cat_points(cifar10: Path) -> np.ndarray[Any, Any]:
+    """CIFAR-10's class 3 on 64 principal components of its own, int32 [5000, 64]."""
     records = np.concatenate(
         [np.fromfile(path, np.uint8).reshape(-1, 3073) for path in cifar10.glob("data_batch_*.bin")]
     )
     images = records[records[:, 0] == 3][:, 1:].astype(np.float64)
     images -= images.mean(axis=0)
     _, vectors = np.linalg.eigh(images.T @ images)
-    return similarities(np.rint(images @ vectors[:, -64:] * 64).astype(np.int32))
+    points: np.ndarray[Any, Any] = np.rint(images @ vectors[:, -64:] * 64).astype(np.int32)
+    return points
 
 
 @pytest.mark.slow
@@ -363,17 +397,25 @@ def test_on_real_cats_blocks_are_as_far_from_the_class_as_was_measured(
     assert bounds[0] < beside_random(cats, ratios, name, rule) < bounds[1]
 
 
-def in_parts(points: np.ndarray[Any, Any], number: int, name: FunctionName) -> np.ndarray[Any, Any]:
-    """The owners of a class in ratios 4:2:1:1 that is cut into parts, one after the other."""
-    parts = Parts(np.array([0, number]), 5)
+def in_parts(
+    points: np.ndarray[Any, Any],
+    number: int,
+    name: FunctionName,
+    ratios: tuple[int, ...] = (4, 2, 1, 1),
+    rule: BlockRule = "micro",
+    key: int = 5,
+) -> np.ndarray[Any, Any]:
+    """The owners of a class that is cut into parts, one after the other."""
+    parts = Parts(np.array([0, number]), key)
     ids, labels = np.arange(len(points)), np.zeros(len(points), np.int64)
     groups = parts(labels, ids)
-    of_class = largest_remainder(np.array([len(points)]), (4, 2, 1, 1))
+    of_class = largest_remainder(np.array([len(points)]), ratios)
     capacities = parts.capacities(np.bincount(groups, minlength=number), of_class)
     owners = np.empty(len(points), np.int64)
+    unequal = ratios if len(set(ratios)) > 1 else None
     for group, rows in enumerate(capacities):
         mine = groups == group
-        owners[mine] = owners_of_class(similarities(points[mine]), rows, name, "micro", (4, 2, 1, 1))
+        owners[mine] = owners_of_class(similarities(points[mine]), rows, name, rule, unequal)
     assert np.bincount(owners).tolist() == of_class[0].tolist()
     return owners
 
@@ -417,8 +459,10 @@ def test_classes_in_parts_are_the_same_bits_however_the_work_is_cut(
     source = write_binary(tmp_path / "in", labels, images, files=3)
     strategy = Submodular(embedding="pca:8", part_rows=100)
     sets = []
+    most = iter([2000, 4])  # tasks, of 15 parts
     for pieces in (1, 5):
         monkeypatch.setattr(Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1])
+        monkeypatch.setattr(submodular, "MOST_TASKS", next(most))
         sets.append(run(spark, source, tmp_path / str(pieces), strategy, 4, ratios=(4, 2, 1, 1)))
     assert digests(sets[0]) == digests(sets[1])
     table = np.array([worker["label_histogram"] for worker in sets[0]["workers"]]).T

@@ -1,8 +1,8 @@
 """The points of a class in blocks of given sizes, each block as like the class as can be: a submodular partition.
 
-Algorithm 1 of RCD-SGD: the block of the lowest value takes the point that adds most to it, until all points are placed. Pure
-numpy, on integer similarities. So no sum is ever rounded: values, gains and ties are exact, and the result is the same on
-every machine. A tie goes to the lowest point."""
+Algorithm 1 of RCD-SGD (He and Dube 2023): the block of the lowest value takes the point that adds most to it, until all
+points are placed. Pure numpy, on integer similarities. So no sum is ever rounded: values, gains and ties are exact, and the
+result is the same on every machine. A tie goes to the lowest point."""
 
 from __future__ import annotations
 

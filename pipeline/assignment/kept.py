@@ -58,7 +58,7 @@ class KeptGroups:
         return np.concatenate(parts).astype(np.int64)
 
 
-@lru_cache(maxsize=1024)  # a block of rows has some of every class
+@lru_cache(maxsize=8192)  # a block of rows has some of every class
 def _of_class(store: Store, path: str) -> npt.NDArray[np.int32]:
     return np.frombuffer(store.read(path), "<i4")
 
@@ -67,7 +67,7 @@ def _of_class(store: Store, path: str) -> npt.NDArray[np.int32]:
 class KeptByRank:
     """A number of every row by its group and its rank in that: one file a group that has rows.
 
-    A process keeps those it has read, up to 1,024: 4 bytes a row of their groups."""
+    A process keeps those it has read, up to 8,192: 4 bytes a row of their groups."""
 
     store: Store
     paths: dict[int, str]

@@ -26,7 +26,7 @@ def similarities(points: npt.NDArray[np.int32]) -> Similarities:
     """int32 [n, n] of int32 [n, p] on a grid on which squared distances stay below 2^52 (``projection.grid_exponent``):
     symmetric, ONE on the diagonal; ONE everywhere where all points are the same.
 
-    sigma is the mean of all n^2 distances, those to itself included (RCD-SGD, which takes that of all classes).
+    sigma is the mean of all n^2 distances, those to itself included (He and Dube 2023, who take that of all classes).
     2 n^2 p flop in float64, as half of the matrix is computed, twice; see ``held_bytes``."""
     found = np.empty((len(points), len(points)), np.int32)
     sigma = mean_distance(points)

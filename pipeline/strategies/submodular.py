@@ -1,8 +1,9 @@
-"""Each class cut into blocks that are as like it as can be: greedy choice by a submodular function."""
+"""Each class cut into blocks that are as like it as can be, by a submodular function (RCD-SGD, He and Dube 2023)."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -30,6 +31,8 @@ from pipeline.specs import option
 from pipeline.storage.store import Store
 from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Strategy
 from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, projected
+
+MOST_TASKS = 2000  # a task takes about 10 ms at least
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ class OwnedByRank(Grouping):
 
 @dataclass(frozen=True)
 class GroupTask:
-    """What is done to one group, in a task of its own. capacities: int64 [groups, workers]; order: groups by size."""
+    """What is done to each group, one after the other where there are more than MOST_TASKS.
+
+    capacities: int64 [groups, workers]; order: groups by size, the largest first."""
 
     parts: Parts
     order: tuple[int, ...]
@@ -116,16 +121,16 @@ class GroupTask:
                 yield places[group], Points(ids[rows], points[rows])
 
     def place(self, found: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
-        """The owners of one group's rows, kept: (group, file)."""
-        pieces = list(found)
-        if not pieces:
-            return
-        group = self.order[pieces[0][0]]
-        rows = gather(points for _, points in pieces)
-        del pieces
-        points = rows.points[np.argsort(rows.ids)]
-        owners = owners_of_class(similarities(points), self.capacities[group], self.function, self.rule, self.ratios)
-        yield group, keep(self.store, self.scratch, 0, owners.astype(np.int32)).path
+        """The owners of the rows of some groups, all of each, kept: (group, file)."""
+        pieces = defaultdict(list)
+        for place, points in found:
+            pieces[self.order[place]].append(points)
+        while pieces:
+            group, parts = pieces.popitem()
+            rows = gather(parts)
+            similar = similarities(rows.points[np.argsort(rows.ids)])
+            owners = owners_of_class(similar, self.capacities[group], self.function, self.rule, self.ratios)
+            yield group, keep(self.store, self.scratch, 0, owners.astype(np.int32)).path
 
 
 def is_embedding(text: str) -> bool:
@@ -198,7 +203,7 @@ class Submodular(Strategy):
             with context.phase("memory"):
                 self._tell_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
-                moved = points.mapPartitions(task.by_group).partitionBy(len(task.order), int)
+                moved = points.mapPartitions(task.by_group).partitionBy(min(len(task.order), MOST_TASKS), int)
                 paths = dict(moved.mapPartitions(task.place).collect())
                 context.report(f"{len(paths)} groups placed by {self.function}")
         grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))
@@ -231,7 +236,8 @@ class Submodular(Strategy):
                 f"{told}, more than --task-memory-gb {self.task_memory_gb:g}: use fewer --part-rows, or raise it if an"
                 " executor has that for a task"
             )
-        context.report(f"{len(np.flatnonzero(sizes))} tasks, the largest first: {told}")
+        tasks = min(len(np.flatnonzero(sizes)), MOST_TASKS)
+        context.report(f"{tasks} tasks, the largest first: {told}")
 
 
 def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> Ints:
