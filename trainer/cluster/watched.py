@@ -66,14 +66,20 @@ class Watched(ABC, Generic[H]):
         self.running[part.index] = self.begin(part, attempt, self._invitation)
 
     def _watch(self) -> None:
-        while not self._stopping.wait(LOOK_S):
-            for index, handle in list(self.running.items()):
-                cause = self.outcome(handle)
-                if cause and index not in self._due:
-                    self._lost(index, cause)
-            for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
-                self._begin(self._parts[index])
-                del self._due[index]
+        try:
+            while not self._stopping.wait(LOOK_S):
+                self._look()
+        except Exception as error:  # of a cluster's client
+            self._failure = f"the cluster is not reached any more: {type(error).__name__}: {error}"
+
+    def _look(self) -> None:
+        for index, handle in list(self.running.items()):
+            cause = self.outcome(handle)
+            if cause and index not in self._due:
+                self._lost(index, cause)
+        for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
+            self._begin(self._parts[index])
+            del self._due[index]
 
     def _lost(self, index: int, cause: str) -> None:
         due = self._attempts.lost(index, time.monotonic())
