@@ -131,6 +131,15 @@ def test_one_that_hears_nothing_is_lost(call: Call, meeting: Rendezvous, monkeyp
         line.answer()
 
 
+def test_what_nobody_heard_is_known(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = call(1)
+    line.say("a word")
+    assert line.flush()
+    monkeypatch.setattr(meeting, "_answer", lambda *message: {}[message])
+    line.tell(end=(0, ""))
+    assert not line.flush(1.0)
+
+
 def test_only_the_token_opens_the_line(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "REFUSED_AFTER_S", 1.0)
     stranger = call(1, secret=Secret("another token of it"))

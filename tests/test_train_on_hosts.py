@@ -228,12 +228,12 @@ def test_a_finished_run_starts_no_host(shards: Path, tmp_path: Path) -> None:
     assert done.result() == before
 
 
-def test_signals_reach_a_program_that_trains_on_hosts(start: Start) -> None:
-    """A second signal does not wait for the checkpoint."""
+def test_a_terminals_signal_reaches_every_process_and_leaves_a_checkpoint(start: Start) -> None:
     run = start(*BSP)
     run.wait_for_updates(10)
-    os.kill(run.process.pid, signal.SIGINT)
-    os.kill(run.process.pid, signal.SIGINT)
+    os.killpg(run.process.pid, signal.SIGINT)
     assert run.wait() == 1
-    assert "error: interrupted" in run.said()
+    assert re.search(r"error: interrupted at version \d+ ", run.said()), run.said()
+    assert "Traceback" not in run.said()
+    assert any(whole(run.output / "checkpoints"))
     until(lambda: not run.family(), "all processes end")

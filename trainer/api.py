@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,13 +60,9 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
 
     parts = share_roles(config.processes.servers, open_shards(config.data.shards).num_workers, hosts)
     run = ClusterRun(config, options, launcher, parts)
-    try:
-        with interruptible(run), _settled(config, options, run.start, run.lose) as start:
-            if start is not Start.FINISHED:
-                run.train()
-            run.close()
-    finally:
-        run.close()
+    with interruptible(run), _settled(config, options, run.start, run.lose) as start, closing(run):
+        if start is not Start.FINISHED:
+            run.train()
     result = read_result(place_of(config.run.output))
     if start is not Start.FINISHED:
         announce(result, options, result.output / REPORT if options.report else None)
@@ -85,8 +81,9 @@ def _settled(
 
     output = place_of(config.run.output)
     shards = open_shards(config.data.shards)
-    roles = options.roles_of(config.processes.servers, shards.num_workers)
-    check_limit(roles, config.processes.servers, shards.num_workers)
+    if check is None:  # else other hosts have the roles
+        roles = options.roles_of(config.processes.servers, shards.num_workers)
+        check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
     record, check = RunRecord.of(config, shards), check or partial(_check, config, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:

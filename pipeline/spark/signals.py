@@ -31,9 +31,9 @@ def passed_on(context: SparkContext) -> Iterator[None]:
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
     handler = _Handler()
     python = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, then in python.items():
-        if callable(then):
-            signal.signal(number, handler.noting(then))
+    noting = {number: handler.noting(then) for number, then in python.items() if callable(then)}
+    for number, noted in noting.items():
+        signal.signal(number, noted)
     java = [
         (jvm.sun.misc.Signal(name), jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)) for name in NAMES
     ]
@@ -42,8 +42,9 @@ def passed_on(context: SparkContext) -> Iterator[None]:
     finally:
         for name, before in java:
             jvm.sun.misc.Signal.handle(name, before)
-        for number, then in python.items():
-            signal.signal(number, then)
+        for number, noted in noting.items():
+            if signal.getsignal(number) is noted:  # nobody has another one now
+                signal.signal(number, python[number])
 
 
 class _Handler:

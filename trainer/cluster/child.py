@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 
 from trainer.cluster.launcher import Slot
 from trainer.cluster.part import run_part
+from trainer.cluster.rendezvous import Lost
 
 
 def main() -> int:
-    """Returns 0 once the part has told its end, whatever that was. Raises Lost."""
+    """Returns 0 once the part has told its end, whatever that was."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all; the starter decides
+        signal.signal(number, signal.SIG_IGN)
     invitation, slot = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_starter, name="lifeline", daemon=True).start()
-    run_part(invitation, Slot(**slot))
+    try:
+        run_part(invitation, Slot(**slot))
+    except Lost as error:
+        print(f"a host's part ends: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

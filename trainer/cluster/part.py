@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -31,41 +32,50 @@ from trainer.launch.supervisor import Interrupted, Supervisor
 from trainer.options import Options, parse_roles
 from trainer.report.progress import Status
 from trainer.run_files import CONFIG
-from trainer.transport.addresses import parts_of
+from trainer.transport.addresses import LOOPBACK, parts_of
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.05
 BACKLOG = 4096
+ELSEWHERE = ("192.0.2.1", 9)  # an address of documentation: packets there would take the way that leads out
 
 
 def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
     """Take part until the run is over, or somebody else's; blocks. Returns the exit code and, where it is not 0, why.
 
-    Raises Lost, and nothing that would be the same at the next attempt."""
+    Raises Lost where another attempt may do better: nobody hears this one, or a disk or a store fails it."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
-    _prepare_environment(invitation, slot)
-    raise_limit()
     secret, address = Secret(str(invitation["token"])), str(invitation["rendezvous"])
-    with _listening(part, address) as held:
+    raise_limit()
+    with _environment(invitation, slot), _listening(part, address) as held:
         addresses = {index: address_of(listener) for index, listener in held.items()}
         line = Line(address, secret, part.index, slot.attempt, addresses, platform.node())
         try:
-            code, text = 0, ""
-            _Host(part, slot, invitation, secret, held, line).take_part()
-        except Lost:
-            line.close()
-            raise
-        except JobError as error:
-            code, text = error.exit_code, str(error)
-        except OSError as error:
-            code, text = 1, " ".join(str(error).split())
-        except Exception as error:
-            text, code = unforeseen(error)
+            code, text = _outcome(_Host(part, slot, invitation, secret, held, line))
+            line.tell(end=(code, text))
+            if not line.flush():
+                raise Lost("nobody heard how this part ended")
         finally:
             FORK_SERVER.end()
-        line.tell(end=(code, text))
-        line.close()
+            line.close()
     return code, text
+
+
+def _outcome(host: _Host) -> tuple[int, str]:
+    try:
+        host.take_part()
+    except Lost:
+        raise
+    except JobError as error:
+        return error.exit_code, str(error)
+    except OSError as error:
+        host.line.say(f"{' '.join(str(error).split())}; this host is started again")
+        host.line.flush()
+        raise Lost(str(error)) from error
+    except Exception as error:
+        text, code = unforeseen(error)
+        return code, text
+    return 0, ""
 
 
 class _Host:
@@ -93,7 +103,7 @@ class _Host:
             if answer.wanted in (LEAVE, DONE):
                 return
             if answer.wanted == CHECKPOINT:
-                raise Interrupted("interrupted before the run began")
+                raise Interrupted("interrupted; --resume goes on from the last checkpoint, where there is one")
             if answer.wanted == GO and answer.facts and answer.edition > self.edition:
                 self.edition = answer.edition
                 if self._go(answer, answer.facts) and self.part.leads:
@@ -158,13 +168,23 @@ class _Caller:
         """The line lives longer."""
 
 
-def _prepare_environment(invitation: Invitation, slot: Slot) -> None:
-    """What the part's processes inherit: it must be there before the process that they are forked from is."""
+@contextmanager
+def _environment(invitation: Invitation, slot: Slot) -> Iterator[None]:
+    """What the part's processes inherit, while it lasts: a cluster may use this process for another part later."""
+    names = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", SETTINGS)
+    before = {name: os.environ.get(name) for name in names}
     if slot.devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, before["CUDA_VISIBLE_DEVICES"])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # a zip that a cluster brought is in it
     if invitation["store"]:
         os.environ[SETTINGS] = str(invitation["store"])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -189,7 +209,12 @@ def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
     family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, kind) as probe:
         probe.connect(target)
-        return sockets.AddressFamily(family), str(probe.getsockname()[0])
+        own = str(probe.getsockname()[0])
+    if ip_address(own).is_loopback and not LOOPBACK.fullmatch(address):  # the name leads this host, and no other, there
+        with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+            probe.connect(ELSEWHERE)
+            return sockets.AF_INET, str(probe.getsockname()[0])
+    return sockets.AddressFamily(family), own
 
 
 def address_of(listener: sockets.socket) -> str:

@@ -187,7 +187,7 @@ class Line:
     def say(self, text: str) -> None:
         with self._lock:
             self._lines += 1
-            self._said.append((self._lines, text))
+            self._said.append((self._lines, text[:TEXT_LIMIT]))
 
     def tell(self, **news: Any) -> None:
         """What every message has from now on: status, facts, end."""
@@ -205,14 +205,15 @@ class Line:
     def is_silent(self) -> bool:
         return time.monotonic() - self._heard_at > SILENT_S
 
-    def flush(self, seconds: float = SILENT_S) -> None:
-        """Wait until all that was said before has been heard, so long at the most."""
+    def flush(self, seconds: float = SILENT_S) -> bool:
+        """Wait until all that was said before has been heard, so long at the most; whether it was."""
         with self._lock:
             number = self._number + 1
         end = time.monotonic() + seconds
         self._wake.set()
         while self._acknowledged < number and time.monotonic() < end and self._thread.is_alive():
             time.sleep(0.02)
+        return self._acknowledged >= number
 
     def close(self) -> None:
         """Say goodbye, where somebody listens."""

@@ -46,7 +46,9 @@ class ClusterRun:
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.token = secrets.token_hex(32)
-        self.rendezvous = Rendezvous(len(parts), config.processes.servers, Secret(self.token))
+        # Where the parts find this process: on this machine only, or wherever they are.
+        bind = "127.0.0.1" if launcher.name == "local" else "0.0.0.0"
+        self.rendezvous = Rendezvous(len(parts), config.processes.servers, Secret(self.token), bind)
         self.restarts = Restarts()
         self._came: set[int] = set()
         self._silent: set[int] = set()
@@ -55,23 +57,35 @@ class ClusterRun:
         self._stopping = False
 
     def start(self) -> None:
-        """Start the parts and wait until the leading one has found that the run can be trained.
+        """Start the parts and wait until all are there and the leading one has found that the run can be trained.
 
-        Raises UsageError, DataError and JobError, of which nothing is left."""
+        Raises UsageError, DataError and JobError, after which no part runs."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        self._raise_if_interrupted()
         self.launcher.check(self.parts)
+        self._raise_if_interrupted()
         threads = self.config.processes.threads or self.launcher.threads(self.parts)
         self.config = replace(self.config, processes=replace(self.config.processes, threads=threads))
         self._began = time.monotonic()
         self.launcher.start(self.parts, self._invitation())
-        while self.rendezvous.facts is None:
+        while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
             self._watch()
-            if self.interrupted:
-                raise Interrupted("interrupted before the run began")
+            self._raise_if_interrupted()
         if not (self.options.quiet or self.options.silent):
             print(describe(plan(self.config, Facts(**self.rendezvous.facts))), flush=True)
 
+    def _raise_if_interrupted(self) -> None:
+        if self.interrupted:
+            raise Interrupted("interrupted before the run began")
+
     def _invitation(self) -> Invitation:
-        host = self.launcher.host()
+        host = self.launcher.host().strip("[]")
         return {
             "rendezvous": f"tcp://{f'[{host}]' if ':' in host else host}:{self.rendezvous.port}",
             "token": self.token,
@@ -87,6 +101,7 @@ class ClusterRun:
         while not self._watch():
             if self.interrupted:
                 self._leave_checkpoint()
+                break
         self.rendezvous.want(everybody, DONE)
         self._wait_for_ends()
 
@@ -96,10 +111,14 @@ class ClusterRun:
 
     def close(self) -> None:
         """End what still runs. May be called twice."""
-        if not self._stopping:
-            self._stopping = True
-            self.rendezvous.want([part.index for part in self.parts], LEAVE)
-            self._wait_for_ends()
+        if self._stopping:
+            return
+        self._stopping = True
+        try:
+            if self._began and not self.launcher.is_over():
+                self.rendezvous.want([part.index for part in self.parts], LEAVE)
+                self._wait_for_ends()
+        finally:
             self.launcher.stop()
             self.rendezvous.close()
             self.progress.close()
@@ -167,7 +186,8 @@ class ClusterRun:
         self._silent = silent
 
     def _leave_checkpoint(self) -> None:
-        """The leading part first: without the others' servers its last checkpoint would never be whole."""
+        """The leading part first: without the others' servers its last checkpoint would never be whole. Raises Interrupted,
+        but where the run ends at this moment."""
         head = next(part.index for part in self.parts if part.leads)
         self.rendezvous.want([head], CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S
@@ -175,16 +195,16 @@ class ClusterRun:
             time.sleep(POLL_S)
             self._show()
             for found in drained(self.rendezvous.ends):
+                if found.part == head and not found.code:
+                    return  # the run has just ended
                 if found.part == head:
-                    raise Interrupted(found.text) if found.code else Interrupted("interrupted at the run's end")
+                    raise Interrupted(found.text)
         raise Interrupted(f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume goes on from the last")
 
     def _wait_for_ends(self) -> None:
         end = time.monotonic() + LEAVE_S
-        ended: set[int] = set()
         while time.monotonic() < end and not self.launcher.is_over():
             time.sleep(POLL_S)
-            ended |= {found.part for found in drained(self.rendezvous.ends)}
         self._show()
 
     def _show(self) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from pipeline.errors import UsageError
 from trainer.cluster.attempts import Attempts
@@ -19,7 +20,6 @@ from trainer.cluster.part import run_part
 from trainer.cluster.rendezvous import Lost
 
 Open = Callable[[], tuple[Any, str]]
-GROUP = "trainer"
 STOP_S = 10.0  # for a cancelled stage to end
 TRIES = 1000  # more than spark.task.maxFailures: attempts of a later stage have higher numbers
 
@@ -39,6 +39,7 @@ class SparkLauncher:
         self._failure: str | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._group = ""
 
     def check(self, parts: Sequence[Part]) -> None:
         self.context, self.settings = self.open_context()
@@ -60,6 +61,8 @@ class SparkLauncher:
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
         from pyspark import InheritableThread
 
+        self._attempts, self._failure, self._group = Attempts(), None, f"trainer-{uuid4().hex[:8]}"
+        self._stopping.clear()
         invitations = [invited(invitation, part) for part in parts]
         self._thread = InheritableThread(target=self._run, args=(invitations,), name="launcher", daemon=True)
         self._thread.start()
@@ -77,10 +80,10 @@ class SparkLauncher:
 
     def stop(self) -> None:
         self._stopping.set()
-        if not self.is_over() and not self._has_stopped():
-            self.context.cancelJobGroup(GROUP)
-        if self._thread:
-            self._thread.join(STOP_S)
+        end = time.monotonic() + STOP_S
+        while not self.is_over() and not self._has_stopped() and time.monotonic() < end:
+            self.context.cancelJobGroup(self._group)  # again, where the stage was only about to be submitted
+            self._thread.join(0.5)  # type: ignore[union-attr]
 
     def _has_stopped(self) -> bool:
         try:
@@ -90,7 +93,7 @@ class SparkLauncher:
 
     def _run(self, invitations: list[dict[str, Any]]) -> None:
         """The stage; one that Spark has given up, because a task was lost too often, is followed by another."""
-        self.context.setJobGroup(GROUP, f"train on {len(invitations)} hosts", interruptOnCancel=True)
+        self.context.setJobGroup(self._group, f"train on {len(invitations)} hosts", interruptOnCancel=True)
         while not self._stopping.is_set():
             submission = self._attempts.begin(0, time.monotonic())
             try:
@@ -122,7 +125,7 @@ def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Itera
 
 def cause_of(error: str) -> str | None:
     """Why the Python of a task failed, by the text of a job's error; None where the task was lost rather. Pure."""
-    lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:Error|Exception|Lost)\b[^\n]*)", error, re.MULTILINE)
+    lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:[Ee]rror|Exception|Lost)\b[^\n]*)", error, re.MULTILINE)
     python = [line for line in lines if not line.startswith(("org.apache", "py4j", "java"))]
     if not python or Lost.__name__ in python[-1].split(":")[0]:
         return None
@@ -135,6 +138,8 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     if conf.get("spark.speculation", "false") == "true":
         return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
     if master.startswith("local"):
+        given = re.match(r"local(?:\[(\d+))?", master)
+        cores = int(given[1]) if given and given[1] else 1 if master == "local" else cores
         room, where = cores // cpus, f"--master {master}"
     elif "spark.executor.cores" in conf and _number(conf, "spark.executor.cores", 1) < cpus:
         return (

@@ -41,6 +41,8 @@ class Watched(ABC, Generic[H]):
         """End a part at once; it may have ended."""
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        self._attempts, self._due, self._failure = Attempts(), {}, None
+        self._stopping.clear()
         self._invitation = invitation
         self._parts = {part.index: part for part in parts}
         for part in parts:
@@ -58,6 +60,7 @@ class Watched(ABC, Generic[H]):
         self._stopping.set()
         if self._watcher:
             self._watcher.join()
+            self._watcher = None
         for handle in self.running.values():
             self.end(handle)
 

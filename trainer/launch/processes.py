@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -88,6 +88,9 @@ class ForkServer:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
             self._forget()
+        for entry in list(vars(util)["_finalizer_registry"].values()):
+            if entry._callback is vars(util)["_remove_temp_dir"]:
+                entry()  # the folder of its socket, which only a program that ends by itself would remove
 
     def _forget(self) -> None:
         os.close(vars(forkserver._forkserver)["_forkserver_alive_fd"])
