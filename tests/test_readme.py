@@ -59,6 +59,10 @@ WRITTEN = {
 ARROWS = {"--push"}  # of the front door's picture
 SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
 OTHERS_OWN = SPARK_SUBMITS_OWN | {
+    "--archives",
+    "--executor-cores",
+    "--executor-memory",
+    "--num-executors",
     "--requirement",
     "--dag-id",
     "--from-date",
