@@ -71,7 +71,7 @@ def test_parts_get_the_addresses_once_all_are_there_and_do_what_is_wanted(meetin
     until(lambda: (first.answer().wanted, second.answer().wanted) == (CHECKPOINT, GO), "each hears what is wanted")
     first.tell(facts={"num_workers": 3})
     until(lambda: second.answer().facts == {"num_workers": 3}, "facts reach the others")
-    assert collected(meeting.arrivals, 2) == [(0, 0, "host-0"), (1, 0, "host-1")]
+    assert collected(meeting.arrivals, 2) == [(0, "host-0"), (1, "host-1")]
 
 
 def test_every_line_is_heard_once_and_in_order(meeting: Rendezvous, call: Call) -> None:

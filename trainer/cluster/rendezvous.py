@@ -47,13 +47,14 @@ class End:
 
 class Rendezvous:
     """The starter's side. said: lines for people, with the part that they are of; ends: of attempts that count; arrivals:
-    attempts that were new; status: the leading part's newest; facts: of the run, once the leading part has them."""
+    parts that came, each time, and on which host; status: the leading part's newest; facts: of the run, once the leading
+    part has them."""
 
     def __init__(self, num_parts: int, num_servers: int, secret: Secret, bind: str = "0.0.0.0") -> None:
         self.roster = Roster(num_parts, num_servers)
         self.said: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.ends: SimpleQueue[End] = SimpleQueue()
-        self.arrivals: SimpleQueue[tuple[int, int, str]] = SimpleQueue()
+        self.arrivals: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.status: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
         self.wanted: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
@@ -81,11 +82,6 @@ class Rendezvous:
     def silent(self) -> list[int]:
         with self._lock:
             return self.roster.silent(time.monotonic())
-
-    def edition(self) -> int:
-        """Of the addresses; 0 before all parts have come."""
-        with self._lock:
-            return self.roster.book.edition if self.roster.book else 0
 
     def close(self) -> None:
         self._closing.set()
@@ -119,7 +115,7 @@ class Rendezvous:
         with self._lock:
             addresses = {int(index): str(address) for index, address in message["addresses"].items()}
             if self.roster.hello(part, attempt, addresses, now):
-                self.arrivals.put((part, attempt, str(message.get("host", ""))[:200]))
+                self.arrivals.put((part, str(message.get("host", ""))[:200]))
             self.roster.heard(part, attempt, now)
             self._identities[part, attempt] = identity
             for earlier in self.roster.waits_for(part):

@@ -95,10 +95,6 @@ class Roster:
             self._publish(now)
         return self.book
 
-    def missing(self) -> list[int]:
-        """The parts that never came."""
-        return [part for part in range(self.num_parts) if part not in self.members]
-
     def silent(self, now: float) -> list[int]:
         """The parts that were not heard of for a lease."""
         return [part for part, member in sorted(self.members.items()) if now - member.heard > self.lease_s]

@@ -3,6 +3,7 @@ the run goes, and ends it."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ POLL_S = 0.1
 SLOW_S = 10.0  # parts that have not come by then are told of
 START_S = 120.0  # and are given up by then
 LEAVE_S = 12.0  # for parts to end by themselves once they are told to; a launcher that stops them does not wait
+SETTLE_S = 2.0  # for a launcher to see that a part was lost
 CHECKPOINT_S = 120.0  # for the leading part to leave its checkpoint
 
 T = TypeVar("T")
@@ -53,7 +55,8 @@ class ClusterRun:
         self._came: set[int] = set()
         self._silent: set[int] = set()
         self._began = 0.0
-        self._has_told = self._is_lost = self._was_over = False
+        self._has_told = self._is_lost = False
+        self._over_since = math.inf
         self._stopping = False
 
     def start(self) -> None:
@@ -131,8 +134,8 @@ class ClusterRun:
             self._raise_for(end)
             if self.parts[end.part].leads:
                 return True
-        for part, attempt, host in drained(self.rendezvous.arrivals):
-            self._arrived(part, attempt, host)
+        for part, host in drained(self.rendezvous.arrivals):
+            self._arrived(part, host)
         failure = "a later start of the run has its --output now" if self._is_lost else self.launcher.failure()
         if failure:
             self._show()
@@ -144,8 +147,9 @@ class ClusterRun:
 
     def _raise_if_all_have_gone(self) -> None:
         """A launcher that has nothing to do any more, though the leading part has not told its end."""
-        was_over, self._was_over = self._was_over, self.launcher.is_over()
-        if was_over and self.rendezvous.ends.empty():
+        now = time.monotonic()
+        self._over_since = min(self._over_since, now) if self.launcher.is_over() else math.inf
+        if now - self._over_since > SETTLE_S and self.rendezvous.ends.empty():
             raise JobError("every host's part has ended without a word; see their logs")
 
     def _raise_for(self, end: End) -> None:
@@ -154,7 +158,7 @@ class ClusterRun:
             where = "" if self.parts[end.part].leads else f"host {end.part}: "
             raise errors.get(end.code, JobError)(f"{where}{end.text}")
 
-    def _arrived(self, part: int, attempt: int, host: str) -> None:
+    def _arrived(self, part: int, host: str) -> None:
         """A part that comes again was lost before: too often in a row, and the run has failed."""
         if part not in self._came:
             self._came.add(part)

@@ -93,10 +93,10 @@ class SparkLauncher:
 
     def _run(self, invitations: list[dict[str, Any]]) -> None:
         """The stage; one that Spark has given up, because a task was lost too often, is followed by another."""
-        self.context.setJobGroup(self._group, f"train on {len(invitations)} hosts", interruptOnCancel=True)
         while not self._stopping.is_set():
             submission = self._attempts.begin(0, time.monotonic())
             try:
+                self.context.setJobGroup(self._group, f"train on {len(invitations)} hosts", interruptOnCancel=True)
                 tasks = self.context.parallelize(range(len(invitations)), len(invitations))
                 tasks.mapPartitionsWithIndex(partial(_task, invitations, submission * TRIES)).collect()
                 return
