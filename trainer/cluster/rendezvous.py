@@ -232,7 +232,7 @@ class Line:
                 due = time.monotonic() + BEAT_S
                 while (left := due - time.monotonic()) > 0 and not self._wake.is_set():
                     if socket.poll(int(min(left, 0.05) * 1000)):
-                        self._hear(socket.recv())
+                        self._hear(socket.recv_multipart()[0])
                 watch.has_broken()
         except UsageError as error:
             self._problem = error

@@ -68,7 +68,10 @@ class Result:
         """The final model's arrays by the names of its state_dict, in the order of its layers."""
         from safetensors.numpy import load
 
-        return dict(load((self.output / MODEL).read_bytes()))
+        arrays = load((self.output / MODEL).read_bytes())  # in any order
+        header, _ = json_header(self.output / MODEL)
+        names = header.keys() - {"__metadata__"}
+        return {name: arrays[name] for name in sorted(names, key=lambda name: list(header[name]["data_offsets"]))}
 
 
 def read_result(output: Place) -> Result:
