@@ -115,6 +115,8 @@ def commit(store: Store, output: Path | str, name: str, workers: int, *, overwri
 
     with Attempt(store, str(output), heartbeat_s=60) as attempt:
         before = read_committed(store, str(output))
+        if before:  # as a job refuses before it works
+            refuse_unless(overwrite, before, "run")
         moves = []
         for path, data in files.items():
             staged = f"{attempt.folder}/task/{path}"
