@@ -20,7 +20,7 @@ COMMANDS = {
     "inspect": ("pipeline.upkeep.contents", "tell what is in a committed set"),
     "verify": ("pipeline.upkeep.verify", "hold the files of a committed set against its manifest"),
     "clean": ("pipeline.upkeep.clean", "tell what killed runs have left beside a set, and delete it"),
-    "zip": ("pipeline.spark.package", "pack this package for spark-submit --py-files (YARN in cluster mode)"),
+    "zip": ("pipeline.spark.package", "pack the packages for spark-submit --py-files (YARN in cluster mode)"),
 }
 
 

@@ -97,12 +97,13 @@ class Job:
 
 @contextmanager
 def job(
-    task: Task, output: str, text: Path, *flags: object, master: str, conf: dict[str, str], env: dict[str, str]
+    task: Task, output: str, text: Path, *flags: object, conf: dict[str, str], env: dict[str, str], **where: Any
 ) -> Iterator[Job]:
+    """where: what else start_submit takes."""
     arguments = ("--shards", task.shards, "--output", output, "--hosts", HOSTS, *task.flags, *flags)
     with open(text, "wb") as log:
         process = start_submit(
-            ROOT / "jobs" / "train.py", *arguments, master=master, conf=conf, env={**QUIET, **env}, output=log
+            ROOT / "jobs" / "train.py", *arguments, conf=conf, env={**QUIET, **env}, output=log, **where
         )
     try:
         yield Job(process, text, output)

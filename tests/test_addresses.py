@@ -15,7 +15,7 @@ import zmq
 from pipeline.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.trainer_sets import own_address
-from trainer.transport.addresses import check_addresses, interface, listening
+from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening
 from trainer.transport.sockets import Secret, connect
 
 ECHO = """
@@ -34,6 +34,7 @@ os._exit(0)
 
 
 def free_port(host: str) -> int:
+    """Skips the test where this machine has no such address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -146,3 +147,18 @@ def test_who_listens_in_a_servers_place_is_told_neither_the_token_nor_anything_t
     for word in (secret.token, "what only servers"):
         assert word.encode() not in heard
     assert all(key not in heard for side in ("server", "client") for key in secret.keys(side))
+
+
+@pytest.mark.parametrize(
+    ("host", "at"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("192.0.2.7", "0.0.0.0"),
+        ("2001:db8::7", "[::]"),
+        ("a-name.nobody.has", "0.0.0.0"),
+    ],
+)
+def test_one_that_is_reached_by_a_number_of_this_machine_alone_listens_there_alone(host: str, at: str) -> None:
+    assert all_interfaces(host) == at

@@ -145,8 +145,8 @@ def test_two_hosts_that_move_at_once_make_whole_editions_only() -> None:
 def test_the_silent_are_named() -> None:
     roster = complete()
     roster.heard(2, 0, 9.0)
-    assert roster.silent(LEASE_S) == []
-    assert roster.silent(LEASE_S + 1) == [0, 1]
+    assert roster.silent(LEASE_S) == {}
+    assert roster.silent(LEASE_S + 1) == {0: LEASE_S + 1, 1: LEASE_S + 1}
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tests.trainer_runs import until
 
 
 def packed(target: Path) -> Path:
-    """The package as `python -m pipeline zip` writes it for YARN's cluster mode, where the driver needs it too."""
+    """The packages as `python -m pipeline zip` writes them for YARN's cluster mode, where the driver needs them too."""
     command = [sys.executable, "-m", "pipeline", "zip", "--to", str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{target}: written\n"), done.stderr
@@ -44,7 +44,7 @@ def test_yarn_makes_the_same_shards(
     earlier = set((yarn.folder / "containers").glob("application_*/*"))
     arguments = ["--input", small_input, "--output", output, "--workers", 3, *LAYOUT, *FIT]
     env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
-    zipped = packed(tmp_path / "build" / "pipeline.zip") if deploy_mode == "cluster" else None
+    zipped = packed(tmp_path / "build" / "packages.zip") if deploy_mode == "cluster" else None
     done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, py_files=zipped, env=env)
     printed = done.stdout + done.stderr + (yarn.container_logs() if deploy_mode == "cluster" else "")
     assert done.returncode == 0, printed
@@ -72,7 +72,7 @@ def executors() -> Iterator[psutil.Process]:
                 yield process
 
 
-def test_training_on_yarn_goes_on_after_a_killed_executor_and_after_a_killed_application(
+def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_after_a_killed_application(
     yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
 ) -> None:
     task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 1500)
@@ -88,6 +88,7 @@ def test_training_on_yarn_goes_on_after_a_killed_executor_and_after_a_killed_app
         assert run.wait() == 1
     assert "error: " in run.said().splitlines()[-1]
     until(lambda: not training_processes(), "every process ends", 15)
+    where |= {"deploy_mode": "cluster", "py_files": packed(tmp_path / "packages.zip")}
     with job(task, output, tmp_path / "second", "--resume", **where) as run:
-        assert run.wait() == 0, run.said()
+        assert run.wait() == 0, run.said() + yarn.container_logs()
     np.testing.assert_array_equal(vector(output), task.vector)

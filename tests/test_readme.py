@@ -47,7 +47,7 @@ WRITTEN = {
         "build/run-bsp/model.safetensors",
     ),
     "pipeline/README.md": (
-        "build/pipeline.zip", "build/shards/report.html", "build/shards-3/manifest.json", "build/in-runs/manifest.json",
+        "build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json", "build/in-runs/manifest.json",
     ),
     "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/run-own/result.json"),
     "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from tests.configs import make_config
+from tests.test_addresses import free_port
 from tests.trainer_runs import Training, train_here, until
 from tests.trainer_sets import make_sets
 from trainer import train
@@ -160,6 +161,56 @@ def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
     run.wait_for_updates(before + 10)
     run.process.terminate()
     assert run.wait() == 1
+
+
+def test_a_host_that_stays_frozen_is_waited_for_as_long_as_a_process_that_stalls(start: Start) -> None:
+    run = start("--protocol", "bsp", "--steps", 1_000_000, "--checkpoint-every-s", 0.5, "--stall-timeout-s", 11)
+    run.wait_for_updates(10)
+    part_of(run, "worker-2").suspend()
+    assert run.wait() == 1
+    assert re.search(r"error: host 2 was not heard of for 1\d s \(--stall-timeout-s 11\); --resume goes on", run.said())
+    until(lambda: not run.family(), "every process on every host ends", 15)
+
+
+class OfThreads(LocalLauncher):
+    """A cluster that gives each worker so many threads."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def threads(self, parts: Sequence[Part]) -> int:
+        return self.count
+
+
+def test_a_run_has_the_threads_it_began_with_wherever_it_goes_on(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(steps: int, count: int, threads: int = 0) -> int:
+        config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=steps, threads=threads)
+        result = train(config, Options(resume=True, report=False), launcher=OfThreads(count), hosts=2)
+        assert result
+        started = [event for event in result.events() if event["event"] == "start"]
+        return int(started[-1]["plan"]["threads_per_worker"])
+
+    assert trained(2, 2) == 2
+    assert "threads each as before" not in capsys.readouterr().err
+    assert trained(4, 1) == 2
+    assert "workers have 2 threads each as before, not 1; --threads 1 changes that" in capsys.readouterr().err
+    assert trained(6, 2, threads=1) == 1
+
+
+class OnIpv6(LocalLauncher):
+    def host(self) -> str:
+        return "::1"
+
+
+def test_hosts_meet_over_ipv6(shards: Path, tmp_path: Path) -> None:
+    free_port("::1")
+    config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=4)
+    result = train(config, Options(silent=True, report=False), launcher=OnIpv6(), hosts=2)
+    assert result
+    assert result.cause == "finished"
 
 
 def test_an_asynchronous_run_ends_on_hosts(start: Start) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.spark.package import TRAINER
 from pipeline.spark.session import PACKAGE, package_zip
 from tests.clusters.artifacts import find_java, java_home
 
@@ -144,7 +145,7 @@ def test_a_set_is_made_sharded_and_trained_on_without_the_checkout(installed: In
 
 def test_the_zip_for_executors_carries_the_defaults(installed: Installed, tmp_path: Path) -> None:
     assert installed.run("sharding", "zip", "--to", tmp_path / "wheel.zip").returncode == 0
-    package_zip(tmp_path / "checkout.zip")
+    package_zip(tmp_path / "checkout.zip", PACKAGE, TRAINER)
     names = [zipfile.ZipFile(tmp_path / f"{kind}.zip").namelist() for kind in ("wheel", "checkout")]
     assert sorted(names[0]) == sorted(names[1])
     for kind in ("wheel", "checkout"):

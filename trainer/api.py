@@ -73,7 +73,7 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
 def _settled(
     config: Config,
     options: Options,
-    check: Callable[[], object] | None = None,
+    check: Callable[[RunRecord], RunRecord] | None = None,
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """What is left to do; the folder is ready for it, and nobody else's meanwhile. Raises as ``settled`` does."""
@@ -85,7 +85,7 @@ def _settled(
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
-    record, check = RunRecord.of(config, shards), check or partial(_check, config, options)
+    record, check = RunRecord.of(config, shards), check or partial(_check, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
@@ -94,9 +94,10 @@ def _settled(
         yield start
 
 
-def _check(config: Config, options: Options) -> None:
+def _check(options: Options, record: RunRecord) -> RunRecord:
     """Raises UsageError for what no process of this host could compute."""
     FORK_SERVER.ensure()
     from trainer.launch.run import check
 
-    check(config, options)
+    check(record.config, options)
+    return record

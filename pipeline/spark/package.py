@@ -1,4 +1,4 @@
-"""``python -m pipeline zip``: this package as one file, for spark-submit's --py-files."""
+"""``python -m pipeline zip``: the packages that jobs/ need as one file, for spark-submit's --py-files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.spark.session import package_zip
+from pipeline.spark.session import PACKAGE, package_zip
+
+TRAINER = PACKAGE.parent / "trainer"  # of jobs/train.py; not there where only the pipeline is installed
 
 
 def main(argv: Sequence[str]) -> None:
@@ -14,4 +16,5 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the zip to write")
     args = parser.parse_args(argv)
     args.to.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{package_zip(args.to)}: written")
+    packages = [package for package in (PACKAGE, TRAINER) if package.is_dir()]
+    print(f"{package_zip(args.to, *packages)}: written")

@@ -37,16 +37,18 @@ NOISY = (
 )
 
 
+NOT_SHIPPED = {"__pycache__", "conf", "results"}  # folders: conf goes with its files only, results are of studies
 DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
 
 
-def package_zip(target: Path, package: Path = PACKAGE) -> Path:
-    """A package as a zip that executors and YARN containers import from; this one with the defaults of conf/."""
+def package_zip(target: Path, *packages: Path) -> Path:
+    """Packages as a zip that executors and YARN containers import from; this one with the defaults of conf/."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(package.rglob("*")):
-            if path.is_file() and not {"__pycache__", "conf"} & set(path.relative_to(package).parts):
-                archive.write(path, path.relative_to(package.parent))
-        for file in sorted(CONF.iterdir() if package == PACKAGE else [], key=lambda file: file.name):
+        for package in packages:
+            for path in sorted(package.rglob("*")):
+                if path.is_file() and not NOT_SHIPPED & set(path.relative_to(package).parts):
+                    archive.write(path, path.relative_to(package.parent))
+        for file in sorted(CONF.iterdir() if PACKAGE in packages else [], key=lambda file: file.name):
             if file.name.endswith((".toml", ".conf", ".properties")):
                 archive.writestr(f"{PACKAGE.name}/conf/{file.name}", file.read_bytes())
     return target

@@ -47,8 +47,6 @@ class Launcher(Protocol):
     A part is ``trainer.cluster.part.run_part``. It reports its end itself, so a launcher tells of a part only when it will
     not start it again."""
 
-    name: str
-
     def check(self, parts: Sequence[Part]) -> None:
         """Raises UsageError that names the setting which keeps the parts from running all at once."""
 

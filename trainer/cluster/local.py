@@ -17,8 +17,6 @@ from trainer.plan import usable_cores
 class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
     """A process a part. It ends with the process that started it, whose end of a pipe it reads."""
 
-    name = "local"
-
     def check(self, parts: Sequence[Part]) -> None:
         """One machine takes any number of parts."""
 

@@ -32,7 +32,7 @@ from trainer.launch.supervisor import Interrupted, Supervisor
 from trainer.options import Options, parse_roles
 from trainer.report.progress import Status
 from trainer.run_files import CONFIG
-from trainer.transport.addresses import LOOPBACK, parts_of
+from trainer.transport.addresses import LOOPBACK, bracketed, parts_of
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.05
@@ -219,4 +219,4 @@ def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
 
 def address_of(listener: sockets.socket) -> str:
     number, port = listener.getsockname()[:2]
-    return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
+    return f"tcp://{bracketed(number)}:{port}"

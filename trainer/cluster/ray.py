@@ -20,8 +20,6 @@ class RayLauncher(Watched[Any]):
 
     cores, gpus: what each part takes. Ray tells a task of its GPUs by itself."""
 
-    name = "ray"
-
     def __init__(self, cores: int = 1, gpus: float = 0) -> None:
         super().__init__()
         self.cores, self.gpus = cores, gpus

@@ -79,7 +79,7 @@ class Rendezvous:
         with self._lock:
             return len(self.roster.members)
 
-    def silent(self) -> list[int]:
+    def silent(self) -> dict[int, float]:
         with self._lock:
             return self.roster.silent(time.monotonic())
 

@@ -95,9 +95,10 @@ class Roster:
             self._publish(now)
         return self.book
 
-    def silent(self, now: float) -> list[int]:
-        """The parts that were not heard of for a lease."""
-        return [part for part, member in sorted(self.members.items()) if now - member.heard > self.lease_s]
+    def silent(self, now: float) -> dict[int, float]:
+        """The parts that were not heard of for a lease, and for how long (seconds)."""
+        since = {part: now - member.heard for part, member in sorted(self.members.items())}
+        return {part: seconds for part, seconds in since.items() if seconds > self.lease_s}
 
     def _is_fenced(self, part: int, now: float) -> bool:
         for key in [key for key, found in self.replaced.items() if found.is_gone(now, self.lease_s)]:

@@ -20,6 +20,8 @@ from trainer.launch.supervisor import Interrupted
 from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.report.progress import ProgressLine
+from trainer.runlog.run_folder import RunRecord
+from trainer.transport.addresses import all_interfaces, bracketed
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.1
@@ -48,9 +50,7 @@ class ClusterRun:
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.token = secrets.token_hex(32)
-        # Where the parts find this process: on this machine only, or wherever they are.
-        bind = "127.0.0.1" if launcher.name == "local" else "0.0.0.0"
-        self.rendezvous = Rendezvous(len(parts), config.processes.servers, Secret(self.token), bind)
+        self.rendezvous: Rendezvous  # from the moment that the launcher has found its cluster
         self.restarts = Restarts()
         self._came: set[int] = set()
         self._silent: set[int] = set()
@@ -59,22 +59,26 @@ class ClusterRun:
         self._over_since = math.inf
         self._stopping = False
 
-    def start(self) -> None:
-        """Start the parts and wait until all are there and the leading one has found that the run can be trained.
+    def start(self, record: RunRecord) -> RunRecord:
+        """Start the parts and wait until all are there and the leading one has found that the run can be trained. Returns
+        what is recorded of the run: with its threads, by which a resume on other hosts has the same bits.
 
         Raises UsageError, DataError and JobError, after which no part runs."""
         try:
-            self._start()
+            threads = self._start(record.threads)
         except BaseException:
             self.close()
             raise
+        return replace(record, threads=threads)
 
-    def _start(self) -> None:
+    def _start(self, threads_before: int) -> int:
         self._raise_if_interrupted()
         self.launcher.check(self.parts)
         self._raise_if_interrupted()
-        threads = self.config.processes.threads or self.launcher.threads(self.parts)
+        threads = self._threads(threads_before)
         self.config = replace(self.config, processes=replace(self.config.processes, threads=threads))
+        bind = all_interfaces(self.launcher.host())
+        self.rendezvous = Rendezvous(len(self.parts), self.config.processes.servers, Secret(self.token), bind)
         self._began = time.monotonic()
         self.launcher.start(self.parts, self._invitation())
         while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
@@ -82,15 +86,24 @@ class ClusterRun:
             self._raise_if_interrupted()
         if not (self.options.quiet or self.options.silent):
             print(describe(plan(self.config, Facts(**self.rendezvous.facts))), flush=True)
+        return threads
+
+    def _threads(self, before: int) -> int:
+        """Of each worker. before: those that the run had, 0 for a new one; another number would give it other bits."""
+        own = self.launcher.threads(self.parts)
+        if before and before != own and not self.config.processes.threads:
+            self.progress.message(
+                f"workers have {before} threads each as before, not {own}; --threads {own} changes that"
+            )
+        return self.config.processes.threads or before or own
 
     def _raise_if_interrupted(self) -> None:
         if self.interrupted:
             raise Interrupted("interrupted before the run began")
 
     def _invitation(self) -> Invitation:
-        host = self.launcher.host().strip("[]")
         return {
-            "rendezvous": f"tcp://{f'[{host}]' if ':' in host else host}:{self.rendezvous.port}",
+            "rendezvous": f"tcp://{bracketed(self.launcher.host())}:{self.rendezvous.port}",
             "token": self.token,
             "config": self.config.to_json(),
             "options": {"report": self.options.report, "tensorboard": self.options.tensorboard},
@@ -123,7 +136,8 @@ class ClusterRun:
                 self._wait_for_ends()
         finally:
             self.launcher.stop()
-            self.rendezvous.close()
+            if self._began:
+                self.rendezvous.close()
             self.progress.close()
 
     def _watch(self) -> bool:
@@ -182,12 +196,18 @@ class ClusterRun:
             self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
 
     def _tell_of_silent(self) -> None:
-        silent = set(self.rendezvous.silent())
-        for part in sorted(silent - self._silent):
+        silent, limit = self.rendezvous.silent(), self.config.processes.stall_timeout_s
+        for part in sorted(silent.keys() - self._silent):
             self.progress.message(f"host {part} is not heard of; waiting until it is, or is started again")
-        for part in sorted(self._silent - silent):
+        for part in sorted(self._silent - silent.keys()):
             self.progress.message(f"host {part} is heard of again")
-        self._silent = silent
+        self._silent = set(silent)
+        for part, seconds in silent.items():
+            if limit and seconds > limit:
+                raise JobError(
+                    f"host {part} was not heard of for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume goes on from"
+                    " the last checkpoint"
+                )
 
     def _leave_checkpoint(self) -> None:
         """The leading part first: without the others' servers its last checkpoint would never be whole. Raises Interrupted,

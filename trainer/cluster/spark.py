@@ -28,8 +28,6 @@ class SparkLauncher:
     """open_context: a SparkContext whose executors can import this package, and settings of file systems for hosts that have
     no Hadoop configuration of their own (see Launcher.store). It is called once there is something to train."""
 
-    name = "spark"
-
     def __init__(self, open_context: Open) -> None:
         self.open_context = open_context
         self.context: Any = None

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path, PurePath
@@ -68,14 +68,15 @@ class Start(Enum):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What config.json holds: the configuration, of the shards their numbers and a digest of their content, and of a run in
-    virtual time what stands for its machines."""
+    """What config.json holds: the configuration, of the shards their numbers and a digest of their content, of a run in
+    virtual time what stands for its machines, and of one on a cluster the threads of each worker (0 elsewhere)."""
 
     config: Config
     num_workers: int
     rows: int
     shards: str
     simulated: dict[str, Any] | None = None
+    threads: int = 0
 
     @classmethod
     def of(cls, config: Config, shards: Shards) -> RunRecord:
@@ -95,14 +96,16 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         about = {"num_workers": self.num_workers, "rows": self.rows, "digest": self.shards}
         virtual = {"simulated": self.simulated} if self.simulated is not None else {}
-        return {"config": self.config.to_json(), "shards": about} | virtual
+        threads = {"threads": self.threads} if self.threads else {}
+        return {"config": self.config.to_json(), "shards": about} | virtual | threads
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunRecord:
         """Raises KeyError or TypeError for what is not a run of this version."""
         about = values["shards"]
         config = Config.from_json(values["config"])
-        return cls(config, about["num_workers"], about["rows"], about["digest"], values.get("simulated"))
+        simulated, threads = values.get("simulated"), values.get("threads", 0)
+        return cls(config, about["num_workers"], about["rows"], about["digest"], simulated, threads)
 
 
 def digest(shards: Shards) -> str:
@@ -143,6 +146,10 @@ def locked(output: Place, lost: Callable[[], object] = lambda: None) -> Iterator
         yield
 
 
+def unchecked(record: RunRecord) -> RunRecord:
+    return record
+
+
 @contextmanager
 def settled(
     output: Place,
@@ -150,13 +157,14 @@ def settled(
     *,
     resume: bool,
     overwrite: bool,
-    check: Callable[[], object] = lambda: None,
+    check: Callable[[RunRecord], RunRecord] = unchecked,
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """Decide what a start in a folder amounts to, make the folder ready for it, and keep others out while it runs.
 
     check: raises UsageError or DataError for a start that has something to do and cannot; it is asked before anything in
-    the folder is changed, and then nothing is. lost: see ``locked``. Needs no torch: the roles may run elsewhere.
+    the folder is changed, and then nothing is. It gets what was requested, with the threads that a run which goes on had,
+    and returns what is recorded. lost: see ``locked``. Needs no torch: the roles may run elsewhere.
 
     Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged, JobError while
     another run is there, OSError where the folder cannot be reached."""
@@ -167,13 +175,11 @@ def settled(
     with _without_trace(output), locked(output, lost):
         names = listing(output)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
-        start = (
-            Start.NEW
-            if is_new
-            else decide(output, _saved(output), requested, is_finished=_is_finished(output), resume=resume)
-        )
+        start, saved = Start.NEW, None if is_new else _saved(output)
+        if not is_new:
+            start = decide(output, saved, requested, is_finished=_is_finished(output), resume=resume)
         if start is not Start.FINISHED:
-            check()
+            record = check(replace(requested, threads=saved.threads) if saved else requested)
             if is_new:
                 _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
                 if not isinstance(output, Path):
@@ -181,7 +187,7 @@ def settled(
             elif not isinstance(output, Path):
                 _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # a local write removes those
             (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
-            write_whole(output / CONFIG, (json.dumps(requested.to_json(), indent=1) + "\n").encode())
+            write_whole(output / CONFIG, (json.dumps(record.to_json(), indent=1) + "\n").encode())
         yield start
 
 

@@ -28,7 +28,7 @@ from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import CLOCK
 from trainer.runlog.read import read_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled
+from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled, unchecked
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import Simulated
@@ -47,7 +47,7 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
-    check = partial(_check, config, num_workers) if simulated.compute == "real" else lambda: None
+    check = partial(_check, num_workers) if simulated.compute == "real" else unchecked
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
@@ -57,11 +57,13 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
         return _run(config, facts, simulated, compute, options)
 
 
-def _check(config: Config, num_workers: int) -> None:
+def _check(num_workers: int, record: RunRecord) -> RunRecord:
     """Raises UsageError for what no worker could compute."""
+    config = record.config
     shards = open_shards(config.data.shards)
     pick_device(config.processes.device, 0)
     check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
+    return record
 
 
 def drawn_ratios(config: Config, simulated: Simulated, num_workers: int) -> Ratios:

@@ -81,6 +81,19 @@ def listening(address: str) -> tuple[str, bool]:
     return f"tcp://{at}:{port}", at.startswith("[")
 
 
+def bracketed(host: str) -> str:
+    """A host's name or number as addresses have it."""
+    return f"[{host.strip('[]')}]" if ":" in host else host
+
+
+def all_interfaces(host: str) -> str:
+    """Where to listen for whoever reaches this machine by a name or number: only here where that leads nowhere else."""
+    at = f"tcp://{bracketed(host)}:1"
+    if LOOPBACK.fullmatch(at) and host != "localhost":
+        return bracketed(host)
+    return "[::]" if is_ipv6(at) else "0.0.0.0"
+
+
 def interface(found: Sequence[str]) -> str:
     """Where to listen, of the numbers that a host's name has: at the first that others reach.
 
