@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.cluster_runs import (
@@ -24,7 +21,7 @@ from tests.cluster_runs import (
     strays,
 )
 from tests.cluster_training import hosts_in, job, make_task, training_processes, vector
-from tests.clusters import ROOT, Hdfs, Yarn, end_tree, spark_submit
+from tests.clusters import ROOT, Hdfs, Yarn, spark_submit
 from tests.trainer_runs import until
 
 
@@ -65,13 +62,6 @@ def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
     assert result.returncode == 3
 
 
-def executors() -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            if process.name() == "java" and any("YarnCoarseGrainedExecutor" in word for word in process.cmdline()):
-                yield process
-
-
 def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_after_a_killed_application(
     yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
 ) -> None:
@@ -80,7 +70,7 @@ def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_af
     where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
     with job(task, output, tmp_path / "first", **where) as run:
         run.wait_for_checkpoint()
-        end_tree([next(executors())])
+        yarn.kill_executor()
         until(
             lambda: hosts_in(run.said(), "was lost, and is started again on"), "another executor takes its place", 120
         )

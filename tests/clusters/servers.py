@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -190,3 +191,27 @@ class Cluster:
     def pids(self) -> list[int]:
         """The servers' process ids."""
         return [server.pid for server in self.servers if server.process is not None]
+
+
+class SparkCluster(Cluster):
+    """One that runs executors. Its first server is the master; the others start them."""
+
+    def executors(self) -> list[psutil.Process]:
+        """The executor JVMs that run now, by server."""
+        found = []
+        for server in self.servers[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = psutil.Process(server.pid).children(recursive=True)
+                found += [child for child in children if _is_executor(child)]
+        return found
+
+    def kill_executor(self, index: int = 0) -> None:
+        """End one executor and its Python workers with SIGKILL. Spark asks for another."""
+        end_tree([self.executors()[index]])
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    # A zombie, such as the script that started a worker may leave behind, has no command line; YARN has a shell in between.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == "java" and any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+    return False

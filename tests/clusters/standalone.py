@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
-
 from tests.clusters.artifacts import find_java, spark_home
 from tests.clusters.machine import HOST, free_ports
-from tests.clusters.processes import end_tree
-from tests.clusters.servers import START_TIMEOUT, Cluster, Server, get_json, server_environment, wait_until
+from tests.clusters.servers import START_TIMEOUT, Server, SparkCluster, get_json, server_environment, wait_until
 from tests.clusters.settings import LAUNCHER_OPTIONS, QUICK_START, class_archive, write_logging
 
 
-class Standalone(Cluster):
+class Standalone(SparkCluster):
     """A Spark master and workers, by default of one core each. They take 5 s to start.
 
     Each job starts executors of its own.
@@ -63,26 +59,6 @@ class Standalone(Cluster):
         state = get_json(f"http://{HOST}:{self.http_port}/json/") or {}
         return int(state.get("aliveworkers", -1))
 
-    def executors(self) -> list[psutil.Process]:
-        """The executor JVMs that run now, by worker."""
-        found = []
-        for server in self.servers[1:]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                children = psutil.Process(server.pid).children(recursive=True)
-                found += [child for child in children if _is_executor(child)]
-        return found
-
-    def kill_executor(self, index: int = 0) -> None:
-        """End one executor and its Python workers with SIGKILL. Spark starts another on the same worker."""
-        end_tree([self.executors()[index]])
-
     def kill_worker(self, index: int) -> None:
         """End a worker and its executors with SIGKILL, as the loss of a machine does."""
         self.servers[1 + index].kill()
-
-
-def _is_executor(process: psutil.Process) -> bool:
-    # A zombie, such as the script that started a worker may leave behind, has no command line.
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
-    return False

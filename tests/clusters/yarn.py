@@ -11,8 +11,8 @@ from tests.clusters.hdfs import Hdfs
 from tests.clusters.machine import free_ports
 from tests.clusters.servers import (
     START_TIMEOUT,
-    Cluster,
     Server,
+    SparkCluster,
     hadoop_command,
     jmx_bean,
     server_environment,
@@ -21,7 +21,7 @@ from tests.clusters.servers import (
 from tests.clusters.settings import YARN_ADDRESSES, write_conf, yarn_settings
 
 
-class Yarn(Cluster):
+class Yarn(SparkCluster):
     """A ResourceManager and one NodeManager on an Hdfs. They take 9 s to start and 0.5 GB besides the containers.
 
     conf_dir holds the configuration of YARN and of HDFS, which spark-submit needs as HADOOP_CONF_DIR.

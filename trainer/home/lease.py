@@ -11,6 +11,7 @@ one, and knows that it has lost. A renewal needs no DataNode, so none that dies 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import uuid
@@ -139,6 +140,11 @@ class Lease:
 
     def _watch(self, seen: Held) -> None:
         """Wait until the lease has expired. Raises JobError as soon as it is renewed."""
+        print(
+            f"{self.folder.parent} may still be in use by an earlier start; waiting {EXPIRES_S:.0f} s to see whether it is",
+            file=sys.stderr,
+            flush=True,
+        )
         since = self.clock()
         while self.clock() - since < EXPIRES_S:
             time.sleep(LOOK_S)
