@@ -4,6 +4,7 @@ exit codes. No Spark."""
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from pipeline.errors import JobError, UsageError
 
 UNSET = object()
+MAX_IMAGE_BYTES = 1 << 28
 
 
 def _conf() -> Traversable:
@@ -44,6 +46,17 @@ def seed(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
     return int(text)
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    """The type of --image-shape."""
+    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
+    if not match or not all(map(int, match.groups())):
+        raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
+    channels, height, width = map(int, match.groups())
+    if channels * height * width > MAX_IMAGE_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
+    return channels, height, width
 
 
 def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -26,6 +26,15 @@ def keyed_hash(values: Ints, key: int) -> npt.NDArray[np.uint64]:
     return splitmix64(np.asarray(values).astype(np.uint64) ^ salt)
 
 
+def is_drawn(ids: Ints, rows: int, wanted: int, key: int) -> npt.NDArray[np.bool_]:
+    """Whether the keyed hash of an id is among about the ``wanted`` lowest of all ``rows``: the same rows for any
+    partitioning."""
+    if wanted >= rows:
+        return np.ones(len(ids), np.bool_)
+    drawn: npt.NDArray[np.bool_] = keyed_hash(ids, key) < np.uint64((wanted << 64) // rows)
+    return drawn
+
+
 def row_hashes(
     ids: Ints,
     labels: npt.NDArray[Any],

@@ -23,8 +23,9 @@ from pipeline.arrays import Ints
 from pipeline.clustering import gram, lloyd
 from pipeline.clustering.fit import fit_here
 from pipeline.clustering.projection import quantise
+from pipeline.hashing import is_drawn
 from pipeline.reporting.tables import table
-from pipeline.strategies.neighbourhoods import is_drawn
+from pipeline.seeds import Purpose, word
 from tests.sklearn_sharding import read
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -81,7 +82,7 @@ def main() -> None:
             shares, agree, found, seconds = [], [], [], 0.0
             for seed in range(1, 1 + DRAWS):
                 began = time.perf_counter()
-                chosen = is_drawn(len(images), wanted, seed, np.arange(len(images)))
+                chosen = is_drawn(np.arange(len(images)), len(images), wanted, word(seed, Purpose.FIT_ROWS))
                 spectrum = spectrum_of(images[chosen], preset["components"])
                 seconds += (time.perf_counter() - began) / DRAWS
                 shares.append(held(images, spectrum))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.arrays import Ints
 from pipeline.errors import DataError
-from pipeline.input.files import named
+from pipeline.input.files import named, plain_files
 from pipeline.shardset.manifest import ShardSet, read_committed
 from pipeline.shardset.schema import broken_is_data_error
 from pipeline.storage.store import Store
@@ -45,11 +45,10 @@ def open_table(store: Store, uri: str) -> AssignmentTable:
                 f"{uri} was made by an older version, without its assignment; make it again with --overwrite"
             )
         return AssignmentTable(store, uri, files, committed)
-    below = [file for entry in found for file in (store.list(entry.path) if entry.is_dir else [entry])]
-    paths = sorted(file.path for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes)
-    if not paths:
+    files = tuple(file.path for file in plain_files(store, found))
+    if not files:
         raise DataError(f"{uri} holds no table of workers; expected Parquet or CSV with the columns id and worker")
-    return AssignmentTable(store, uri, tuple(paths))
+    return AssignmentTable(store, uri, files)
 
 
 def read_lines(store: Store, path: str) -> Iterator[Ints]:
@@ -82,13 +81,18 @@ def _columns(batch: pa.RecordBatch, path: str) -> Ints:
     for place, name in enumerate(COLUMNS):
         if name not in batch.schema.names:
             continue
-        values = batch.column(name)
-        if values.null_count or not pa.types.is_integer(values.type):
-            kind = "nulls" if values.null_count else f"{values.type}, not whole numbers"
-            raise DataError(f"{path}: column {name} holds {kind}; write every row's {name} as a whole number")
-        lines[place] = values.cast(pa.int64()).to_numpy()
         most = MOST_ROWS if name == "id" else np.iinfo(np.int32).max
-        odd = np.flatnonzero((lines[place] < 0) | (lines[place] > most))
-        if len(odd):
-            raise DataError(f"{path}: {name} {lines[place][odd[0]]} is not in 0..{most}")
+        lines[place] = whole_numbers(batch.column(name), name, path, most)
     return lines
+
+
+def whole_numbers(values: Any, name: str, path: str, most: int) -> Ints:
+    """A column as int64 [rows]. Raises DataError where it holds anything but whole numbers in 0..most."""
+    if values.null_count or not pa.types.is_integer(values.type):
+        kind = "nulls" if values.null_count else f"{values.type}, not whole numbers"
+        raise DataError(f"{path}: column {name} holds {kind}; write every row's {name} as a whole number")
+    numbers: Ints = values.cast(pa.int64()).to_numpy()
+    odd = np.flatnonzero((numbers < 0) | (numbers > most))
+    if len(odd):
+        raise DataError(f"{path}: {name} {numbers[odd[0]]} is not in 0..{most}")
+    return numbers

@@ -53,6 +53,13 @@ def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
         raise
 
 
+def plain_files(store: Store, found: list[FileInfo]) -> list[FileInfo]:
+    """Those of some files and folders that hold something, by path; hidden ones and folders below left out."""
+    below = [file for entry in found for file in (store.list(entry.path) if entry.is_dir else [entry])]
+    kept = [file for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes]
+    return sorted(kept, key=lambda file: file.path)
+
+
 def is_pattern(uri: str) -> bool:
     return any(sign in uri for sign in "*?[")
 

@@ -16,14 +16,18 @@ def vector_view(dataset: Dataset, column: str) -> Dataset:
     """The same rows, with the vectors of a Parquet column for images. Opens the first file.
 
     Raises UsageError where there is no such column, or not of vectors, and DataError for a broken file."""
+    table = f"a table of embeddings is named by a path, such as ./{column}"
     if dataset.format != "parquet":
-        raise UsageError(f"--embedding {column} is a column of Parquet, and {dataset.uri} holds {dataset.format} files")
+        raise UsageError(
+            f"--embedding {column} is a column of Parquet, and {dataset.uri} holds {dataset.format} files; {table}"
+        )
     path = dataset.files[0].path
     with broken_is_data_error(path):
         file = pq.ParquetFile(dataset.store.open(path))
         if column not in file.schema_arrow.names:
             raise UsageError(
-                f"--embedding {column} is no column of {path}; its columns are {', '.join(file.schema_arrow.names)}"
+                f"--embedding {column} is no column of {path}; its columns are {', '.join(file.schema_arrow.names)};"
+                f" {table}"
             )
         first = next(file.iter_batches(1, columns=[column])).column(0)
     length = vectors_of(first, None, path, 0).shape[1] // 4

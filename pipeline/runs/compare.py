@@ -48,6 +48,7 @@ def run_comparison(args: argparse.Namespace) -> int:
     """Returns the exit code. A set that is committed already is measured as it stands."""
     from pipeline.quality.report import comparison_row, render_comparison
 
+    cli.fill_embedding(args)
     strategies = read_strategies(args)
     request = cli.read_request(args)
     preflight(request, *strategies)

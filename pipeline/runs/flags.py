@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pipeline import command_line, specs
 from pipeline.assignment.speeds import measured_ratios
-from pipeline.command_line import Parser
+from pipeline.command_line import Parser, image_shape
 from pipeline.errors import UsageError
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
@@ -18,27 +18,16 @@ from pipeline.shardset.ratios import Ratios, parse_ratios
 from pipeline.storage.store import configured_store
 from pipeline.strategies import Strategy
 
-MAX_IMAGE_BYTES = 1 << 28
 COMMON = ("seed",)  # parameters of every strategy, which stand among the flags of the run
 EPILOG = """\
 Paths are local (plain or file:), hdfs://host:port/path or s3://bucket/path. {ds} and {run_id} in
---input, --eval-input and --output are replaced by --ds and --run-id. Exit codes: 0 done or already committed, 2 usage,
-3 broken input, 1 anything else
+--input, --eval-input, --embedding and --output are replaced by --ds and --run-id. Exit codes: 0 done or already
+committed, 2 usage, 3 broken input, 1 anything else
 (on YARN in cluster mode the cluster's own 0 or 1)."""
 
 
 def parser(prog: str, description: str | None) -> Parser:
     return command_line.parser(prog, description, EPILOG)
-
-
-def image_shape(text: str) -> tuple[int, int, int]:
-    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
-    if not match or not all(map(int, match.groups())):
-        raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
-    channels, height, width = map(int, match.groups())
-    if channels * height * width > MAX_IMAGE_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
-    return channels, height, width
 
 
 def add_input_flags(flags: argparse.ArgumentParser) -> None:
@@ -178,6 +167,12 @@ def fill_in(uri: str, args: argparse.Namespace) -> str:
         value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
         uri = uri.replace(f"{{{key}}}", value)
     return uri
+
+
+def fill_embedding(args: argparse.Namespace) -> None:
+    """``fill_in`` of --embedding, where there is one: it may be the path of a table."""
+    if getattr(args, "embedding", None):
+        args.embedding = fill_in(args.embedding, args)
 
 
 def _ratios(args: argparse.Namespace) -> Ratios | None:

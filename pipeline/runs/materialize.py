@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ from pipeline.output.tabled import Settled, Tabled, settle_and_keep
 from pipeline.runs.request import Request, check_output
 from pipeline.runs.reshard import ASSIGNED, carried_models, read_strategy, resolved_params
 from pipeline.runs.shard import Placed, ShardingResult, ShardingRun, check_num_workers, discover_inputs
-from pipeline.shardset.damage import READ_BYTES, damage_of
+from pipeline.shardset.damage import content_digest, damage_of
 from pipeline.shardset.manifest import ShardSet
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
@@ -75,7 +74,7 @@ def materialize(
 def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:
     """What the manifest is to say of how the assignment came about."""
     if not table.made_by:
-        return Tables(table=_digest(context, table))
+        return Tables(table=content_digest(table.store, table.files, run_on(context)))
     manifest = table.made_by.manifest
     return Tables(**manifest["asked"]) if manifest["strategy"] == ASSIGNED else read_strategy(table.made_by)
 
@@ -106,20 +105,6 @@ def _highest_worker(store: Store, path: str) -> int | str:
         return max((int(lines[1].max()) for lines in read_lines(store, path) if lines.size), default=0)
     except DataError as error:
         return str(error)
-
-
-def _digest(context: SparkContext, table: AssignmentTable) -> str:
-    """Of the content of all files, by name."""
-    digests = run_on(context)(partial(_sha256, table.store), table.files)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
-
-
-def _sha256(store: Store, path: str) -> str:
-    digest = hashlib.sha256()
-    with store.open(path) as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def _place(

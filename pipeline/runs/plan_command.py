@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline import command_line
+from pipeline.command_line import image_shape
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import aligned, table
-from pipeline.runs.flags import image_shape
 from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows

@@ -62,14 +62,17 @@ def preflight(request: Request, *strategies: Strategy) -> None:
         for strategy in strategies:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    beside = [uri for strategy in strategies for uri in strategy.sources()]
     store = Store()
-    for uri in filter(is_object, uris):
+    for uri in filter(is_object, uris + beside):
         store.resolve(uri)
-    if any(only_spark_knows(uri) for uri in uris):
+    if any(only_spark_knows(uri) for uri in uris + beside):
         return
     check_output(store, request)
     for uri in uris[1:]:
         named(store, store.resolve(uri))
+    for uri in beside:
+        named(store, store.resolve(uri), flag="--embedding")
 
 
 def only_spark_knows(uri: str) -> bool:
@@ -112,7 +115,7 @@ def identity(request: Request, strategy: Strategy) -> str:
     configuration = {
         "format_version": FORMAT_VERSION,
         "strategy": strategy.name,
-        "params": strategy.params(),
+        "params": strategy.identity(),
         "seed": strategy.seed,
         "num_workers": request.num_workers,
         "interval": request.interval,

@@ -51,7 +51,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         if fingerprint != shards.manifest["input"]["fingerprint"]:
             raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
         if not dataset.neighbourhoods:
-            return strategy.fit(fitting)
+            return strategy.prepared(store, run_on(context)).fit(fitting)
         with progress.phase("assign"):
             counts = neighbourhood_counts(context, dataset, len(shards.manifest["neighbourhoods"]), fitting.bounds)
         return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))

@@ -71,6 +71,7 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
         progress.report(f"{dataset.rows:,} rows of {size} in {len(dataset.files)} {dataset.format} files")
     strategy.check_input(dataset)
     check_num_workers(request, dataset)
+    strategy = strategy.prepared(store, run_on(context))
     return ShardingRun(context, request, strategy, progress, store, output, dataset, evaluation).carry_out()
 
 

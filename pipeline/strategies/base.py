@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable, SparseIf, Start, rows_by_worker
 from pipeline.command_line import seed as seed_number
 from pipeline.errors import UsageError
-from pipeline.input.dataset import Block, Dataset
+from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.scan import Scan
 from pipeline.shardset.ratios import Ratios
 from pipeline.spark.images import Images
 from pipeline.specs import Spec, option
+from pipeline.storage.store import Store
 
 START_HELP = "first worker of a group: 0 as in the paper, or where the group before left off"
 
@@ -96,6 +97,20 @@ class Strategy(Spec, ABC):
     def draws(self) -> bool:
         """Whether the seed changes the shards."""
         return True
+
+    def identity(self) -> dict[str, Any]:
+        """What of the parameters makes two runs the same."""
+        return self.params()
+
+    def sources(self) -> tuple[str, ...]:
+        """What it reads beside the input, by URI."""
+        return ()
+
+    def prepared(self, store: Store, run: Run[Any, Any]) -> Self:
+        """With what its ``sources`` hold, which decides its identity. run(fn, items): how to map over files.
+
+        Raises DataError where they hold something else than when it was configured."""
+        return self
 
     def check_without_labels(self) -> None:
         """Raises UsageError where rows without labels cannot be sharded so."""

@@ -21,13 +21,13 @@ from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Grid, Projection, grid_exponent
 from pipeline.clustering.reduction import reduced
-from pipeline.hashing import keyed_hash
+from pipeline.hashing import is_drawn
 from pipeline.input.dataset import Block, Dataset
-from pipeline.input.vectors import vector_view
 from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
 from pipeline.specs import option
-from pipeline.strategies.base import Context, Grouping, Strategy
+from pipeline.strategies.base import Context, Grouping
+from pipeline.strategies.embeddings import EmbeddingStrategy, check_embedding, embedded_rows
 
 if TYPE_CHECKING:
     from pipeline.clustering.pca import BlockPCAModel
@@ -58,16 +58,19 @@ FIT_ROWS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class NeighbourhoodStrategy(Strategy):
-    """clusters: None for twice the number of classes. fit_rows: see ``gram.rows_to_fit``. embedding: a column of Parquet
-    whose vectors are clustered as they are, instead of images."""
+class NeighbourhoodStrategy(EmbeddingStrategy):
+    """clusters: None for twice the number of classes. fit_rows: see ``gram.rows_to_fit``. embedding: a column of Parquet, or
+    a table by id, whose vectors are clustered as they are, instead of images."""
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
         None, "neighbourhoods in all", metavar="K", least=1, most=MOST_CLUSTERS, shown="twice the classes"
     )
     embedding: str | None = option(
-        None, "look at the vectors of a Parquet column as they are, instead of pixels", metavar="COLUMN"
+        None,
+        "look at the vectors of a Parquet column, or of a table of (id, embedding) at a path, as they are, instead of"
+        " pixels",
+        metavar="COLUMN|TABLE",
     )
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
@@ -81,6 +84,10 @@ class NeighbourhoodStrategy(Strategy):
         if self.fit_rows is None:  # as it was written before there was a default of fewer
             object.__setattr__(self, "fit_rows", "all")
         super().__post_init__()
+
+    @property
+    def vectors(self) -> str | None:
+        return self.embedding
 
     def params(self) -> dict[str, Any]:
         found = super().params()
@@ -103,9 +110,11 @@ class NeighbourhoodStrategy(Strategy):
 
 
 def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) -> None:
-    """Raises UsageError for rows that have no such column, or of which no such PCA can be made."""
+    """Raises UsageError for rows that have no such column, or of which no such PCA can be made.
+
+    Raises DataError for a table that is none."""
     if embedding:
-        vector_view(dataset, embedding)
+        check_embedding(dataset, embedding)
     elif dataset.layout.dtype == "uint8":
         rows_to_fit(fit_rows, dataset.rows, dataset.layout.record_bytes)
 
@@ -123,12 +132,6 @@ def project(projection: Projection | Grid, blocks: Iterable[Block]) -> Iterator[
         yield LabelledPoints(block.labels, Points(block.ids, projection(block.images)))
 
 
-def is_drawn(rows: int, wanted: int, seed: int, ids: Ints) -> npt.NDArray[np.bool_]:
-    """Whether the keyed hash of an id is among about the ``wanted`` lowest of all ``rows``: the same rows for any
-    partitioning."""
-    return keyed_hash(ids, word(seed, Purpose.FIT_ROWS)) < np.uint64((wanted << 64) // rows)
-
-
 def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int) -> BlockPCAModel:
     """Of all rows, or of about as many as ``fit_rows`` asks for; the mean is theirs too."""
     from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
@@ -138,7 +141,8 @@ def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int 
         rows = context.scan.rows
         wanted = rows_to_fit(fit_rows, rows, pixels)
         if wanted < rows:
-            images = context.images.some(partial(is_drawn, rows, wanted, seed))
+            key = word(seed, Purpose.FIT_ROWS)
+            images = context.images.some(partial(is_drawn, rows=rows, wanted=wanted, key=key))
         else:
             images = context.images.blocks().map(lambda block: block.images)
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels, wanted)
@@ -173,10 +177,10 @@ def pca_space(context: Context, model: BlockPCAModel) -> Space:
 def fit_space(
     context: Context, *, embedding: str | None, components: float, whiten: bool, fit_rows: int | str, seed: int
 ) -> Space:
-    """The principal components of images; the vectors of the column ``embedding`` and float32 features as they are."""
+    """The principal components of images; the vectors of ``embedding`` and float32 features as they are."""
     images = context.images
     if embedding:
-        images = Images(images.context, vector_view(images.dataset, embedding))
+        images = Images(images.context, embedded_rows(context, embedding))
     layout = images.dataset.layout
     if layout.dtype == "float32":
         with context.phase("bounds"):

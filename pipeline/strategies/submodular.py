@@ -29,7 +29,8 @@ from pipeline.seeds import Purpose, word
 from pipeline.shardset.ratios import Ratios, largest_remainder
 from pipeline.specs import option
 from pipeline.storage.store import Store
-from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Strategy
+from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping
+from pipeline.strategies.embeddings import EmbeddingStrategy
 from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, projected
 
 MOST_TASKS = 2000  # a task takes about 10 ms at least
@@ -134,12 +135,13 @@ class GroupTask:
 
 
 def is_embedding(text: str) -> bool:
+    """pca:C, or anything else: a column, or the path of a table."""
     share = re.fullmatch(r"pca:(\d+(?:\.\d+)?)", text)
     return is_component_number(float(share[1])) if share else bool(text) and not text.startswith("pca:")
 
 
 @dataclass(frozen=True)
-class Submodular(Strategy):
+class Submodular(EmbeddingStrategy):
     """function: what a block is worth; block_rule: which block is next; see ``pipeline/assignment/blocks.py``.
 
     Exact class counts, as stratified's; totals within one of their shares. A class is placed in one task. One of more than
@@ -162,10 +164,11 @@ class Submodular(Strategy):
     )
     embedding: str = option(
         "pca:64",
-        "what similarity is measured on: principal components of images, or the vectors of a Parquet column as they are",
-        metavar="pca:C|COLUMN",
+        "what similarity is measured on: principal components of images, or the vectors of a Parquet column, or of a table"
+        " of (id, embedding) at a path, as they are",
+        metavar="pca:C|COLUMN|TABLE",
         check=is_embedding,
-        expected="pca:C, C components or a share of the variance below 1, or the name of a column",
+        expected="pca:C, C components or a share of the variance below 1, the name of a column or the path of a table",
     )
     fit_rows: int | str = option("auto", **FIT_ROWS)
     start: Start = option("carry", START_HELP)
@@ -180,17 +183,17 @@ class Submodular(Strategy):
     )
 
     @property
-    def column(self) -> str | None:
+    def vectors(self) -> str | None:
         return None if self.embedding.startswith("pca:") else self.embedding
 
     def check_input(self, dataset: Dataset) -> None:
-        check_space(dataset, self.column, self.fit_rows)
+        check_space(dataset, self.vectors, self.fit_rows)
 
     def fit(self, context: Context) -> Fitted:
         sizes = context.scan.label_counts.sum(axis=0)
-        components = float(self.embedding.removeprefix("pca:")) if self.column is None else 1.0
+        components = float(self.embedding.removeprefix("pca:")) if self.vectors is None else 1.0
         space = fit_space(
-            context, embedding=self.column, components=components, whiten=False, fit_rows=self.fit_rows, seed=self.seed
+            context, embedding=self.vectors, components=components, whiten=False, fit_rows=self.fit_rows, seed=self.seed
         )
         parts = Parts.of(sizes, self.part_rows, word(self.seed, Purpose.CLASS_PARTS))
         with projected(context, space) as points:

@@ -1,0 +1,165 @@
+"""A table of embeddings: Parquet files of (id, embedding), in any order of files and rows. No Spark.
+
+An id is a row's place in the input. ``python -m trainer embed`` writes such a table, and so can anybody."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from pipeline.arrays import Ints
+from pipeline.errors import DataError
+from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
+from pipeline.input.dataset import Block, Dataset
+from pipeline.input.files import named, plain_files
+from pipeline.input.formats.parquet import vectors_of
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import broken_is_data_error
+from pipeline.storage.store import Store
+
+ID, VECTOR = "id", "embedding"
+PART_BYTES = 64 << 20  # of a file that a task reads
+BATCH_ROWS = 1 << 16
+
+Vectors = npt.NDArray[np.float32]
+
+
+def is_table(embedding: str | None) -> bool:
+    """Whether --embedding names a table: a path or URI, which has a slash, as no column has."""
+    return embedding is not None and "/" in embedding
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Every ``parts``-th row group of a file, from number ``part`` on."""
+
+    path: str
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """parts: what a task reads; length: numbers of a vector. Picklable: O(files)."""
+
+    store: Store
+    uri: str
+    parts: tuple[FilePart, ...]
+    length: int
+
+    @property
+    def paths(self) -> list[str]:
+        return [part.path for part in self.parts if not part.part]
+
+    def read(self, part: FilePart) -> Iterator[tuple[Ints, Vectors]]:
+        """Ids int64 [rows] and their vectors float32 [rows, length], in batches. Raises DataError with the place."""
+        layout = vector_layout(self.length)
+        with self.store.open(part.path) as file, broken_is_data_error(part.path):
+            parquet = _opened(file, part.path)
+            first = 0
+            for group in range(parquet.num_row_groups):
+                if group % part.parts == part.part:
+                    at = first
+                    for batch in parquet.iter_batches(BATCH_ROWS, [group], columns=[ID, VECTOR]):
+                        ids = whole_numbers(batch.column(ID), ID, part.path, MOST_ROWS)
+                        data = vectors_of(batch.column(VECTOR), layout, part.path, at)
+                        yield ids, data.view(np.float32)
+                        at += len(ids)
+                first += parquet.metadata.row_group(group).num_rows
+
+
+def vector_layout(length: int) -> Layout:
+    return Layout((length, 1, 1), dtype="float32")
+
+
+def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
+    """The table at a place: a file, a folder or a pattern. Opens the first file. Raises DataError where there is none."""
+    uri = store.resolve(uri)
+    files = plain_files(store, named(store, uri, flag="--embedding"))
+    if not files:
+        raise DataError(f"{uri} holds no table of embeddings; expected Parquet with the columns {ID} and {VECTOR}")
+    parts = []
+    for file in files:
+        number = max(1, file.bytes // PART_BYTES)
+        parts += [FilePart(file.path, part, number) for part in range(number)]
+    for file in files:
+        with store.open(file.path) as opened, broken_is_data_error(file.path):
+            first = next(_opened(opened, file.path).iter_batches(1, columns=[VECTOR]), None)
+            if first is not None and len(first):
+                length = vectors_of(first.column(0), None, file.path, 0).shape[1] // 4
+                if not length:
+                    raise DataError(f"{file.path}, row 0: {VECTOR} is an empty vector")
+                return EmbeddingTable(store, uri, tuple(parts), length)
+    raise DataError(f"{uri} holds no rows")
+
+
+def _opened(file: object, path: str) -> pq.ParquetFile:
+    parquet = pq.ParquetFile(file)
+    names = parquet.schema_arrow.names
+    for name in (ID, VECTOR):
+        if name not in names:
+            raise DataError(
+                f"{path} has no column {name}; a table of embeddings has {ID} and {VECTOR}, got {', '.join(names)}"
+            )
+    return parquet
+
+
+def in_order(parts: Sequence[tuple[Ints, Vectors]], low: int, high: int, length: int) -> tuple[Vectors, str | None]:
+    """The vectors of the rows low..high-1, float32 [rows, length], and what is wrong with them. Each row has one."""
+    ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in parts)])
+    vectors = np.concatenate([np.empty((0, length), np.float32), *(vectors for _, vectors in parts)])
+    counts = np.bincount(ids - low, minlength=high - low)
+    if len(missing := np.flatnonzero(counts == 0)):
+        more = f", nor have {len(missing) - 1:,} others up to row {high - 1}" if len(missing) > 1 else ""
+        return vectors, f"row {low + missing[0]} has no embedding{more}; a table needs every row of the input once"
+    if len(twice := np.flatnonzero(counts > 1)):
+        row = twice[0]
+        return vectors, f"row {low + row} has {counts[row]} embeddings; a table needs every row of the input once"
+    return vectors[np.argsort(ids)], None
+
+
+@dataclass(frozen=True)
+class KeptVectors:
+    """float32 vectors of the rows low..high-1, in a file of their own."""
+
+    low: int
+    high: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Embedded(Dataset):
+    """The rows of another dataset, with vectors in the place of images. kept: by id, without gaps."""
+
+    source: Dataset
+    kept: tuple[KeptVectors, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.source.rows
+
+    def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
+        """Costs the labels of the source, and the bytes of the vectors."""
+        for block in self.source.read(start, stop, images=False):
+            vectors = self._vectors(int(block.ids[0]), int(block.ids[-1]) + 1) if images else None
+            yield Block(block.ids, replace(block.columns, images=vectors))
+
+    def _vectors(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        size, found = self.record_bytes, bytearray()
+        first = bisect_right(self.kept, start, key=lambda kept: kept.low) - 1
+        for kept in self.kept[first:]:
+            if kept.low >= stop:
+                break
+            low, high = max(start, kept.low), min(stop, kept.high)
+            found += self.store.read_range(kept.path, (low - kept.low) * size, (high - low) * size)
+        return np.frombuffer(found, np.uint8).reshape(stop - start, size)
+
+
+def embedded(source: Dataset, table: EmbeddingTable, kept: tuple[KeptVectors, ...]) -> Embedded:
+    layout = replace(source.layout, shape=(table.length, 1, 1), dtype="float32", column=None)
+    return Embedded(source.store, table.uri, "embeddings", source.files, layout, source, kept)
