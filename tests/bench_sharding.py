@@ -35,6 +35,7 @@ import numpy as np
 import psutil
 from pyspark import SparkConf, SparkContext
 
+from pipeline.clustering.similarity import similarities
 from pipeline.input.dataset import discover, serial
 from pipeline.reporting.tables import table
 from pipeline.storage.store import Store
@@ -244,11 +245,13 @@ def compare(
 
 
 def print_submodular(context: SparkContext, folder: Path, output: Callable[[], Path]) -> None:
-    """Both functions over 8 workers, warm."""
+    """Both functions over 8 workers, warm; a class by plain greedy, beside other packages'."""
     from pipeline.runs.request import Request
     from pipeline.runs.shard import shard
     from pipeline.spark.progress import PhaseLog
     from pipeline.strategies.submodular import Submodular
+    from tests.bench_submodular import print_peers
+    from tests.test_submodular import class_points
 
     print("\nsubmodular, 8 workers, warm")
     for function, goal in (("graph-cut", 20), ("facility-location", 90)):
@@ -257,6 +260,8 @@ def print_submodular(context: SparkContext, folder: Path, output: Callable[[], P
         shard(context, request, Submodular(function=function), progress)  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
         print(f"  {function}: {seconds:.1f} s, blocks {progress.seconds['blocks']:.1f} s   goal <= {goal} s")
+    labels, images = read(folder)
+    print_peers(similarities(class_points(images[labels == np.bincount(labels).argmax()][:5000])))
 
 
 def print_limit(rows: int, warm: list[Phases]) -> None:

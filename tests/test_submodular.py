@@ -166,6 +166,24 @@ def test_lazy_and_naive_agree_on_a_class_of_real_size_of_a_test(name: FunctionNa
         assert turns_of(FUNCTIONS[name](similar, 4), capacities) == naive(similar, capacities, VALUES[name])
 
 
+PEERS: dict[str, Any] = json.loads(Path(__file__).with_name("peer_vectors.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "case", PEERS["cases"], ids=lambda case: f"{case['peer']}-{case['function']}-{len(case['points'])}"
+)
+def test_the_sequence_and_its_gains_are_those_of_other_packages(case: dict[str, Any]) -> None:
+    """Those of tests/peer_vectors.py, which tells the releases too."""
+    blocks = FUNCTIONS[case["function"]](similarities(np.array(case["points"], np.int32)), 1)
+    taken, values = [], [0]
+    for _ in case["taken"]:
+        taken.append(blocks.take(0))
+        values += blocks.values
+    assert taken == case["taken"]
+    assert np.diff(values).tolist() == case["gains"]
+    assert len(taken) >= 8
+
+
 @pytest.mark.parametrize("rule", ["micro", "paper", "size"])
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 @given(st.integers(1, 60), st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 3))
@@ -376,7 +394,12 @@ def cat_points(cifar10: Path) -> np.ndarray[Any, Any]:
     records = np.concatenate(
         [np.fromfile(path, np.uint8).reshape(-1, 3073) for path in cifar10.glob("data_batch_*.bin")]
     )
-    images = records[records[:, 0] == 3][:, 1:].astype(np.float64)
+    return class_points(records[records[:, 0] == 3][:, 1:])
+
+
+def class_points(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Images of one class on 64 principal components of their own, int32 [rows, 64]."""
+    images = rows.astype(np.float64)
     images -= images.mean(axis=0)
     _, vectors = np.linalg.eigh(images.T @ images)
     points: np.ndarray[Any, Any] = np.rint(images @ vectors[:, -64:] * 64).astype(np.int32)
