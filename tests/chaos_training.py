@@ -23,8 +23,8 @@ from tests.clusters.servers import SparkCluster
 from tests.trainer_runs import until
 
 HOSTS = 3
-PAUSE_S = 8.0, 16.0  # between two kills: from within a restart to well after it
-PATIENCE_S = 600.0
+PAUSE_S = 3.0, 45.0  # between two kills: from within a restart, which takes 10 to 20 s, to well after it
+PATIENCE_S = 1200.0
 CONF = {"spark.executor.instances": str(HOSTS), "spark.executor.maxNumFailures": "1000"}
 
 
@@ -54,7 +54,18 @@ def campaign(where: str, kills: int, steps: int, seed: int) -> None:
         master = cluster.master_url if isinstance(cluster, Standalone) else "yarn"
         task, output = made(hdfs, folder, steps), f"{hdfs.uri}/chaos/run"
         run = stack.enter_context(
-            job(task, output, folder / "said", "--hosts", HOSTS, master=master, conf=CONF, env=env)
+            job(
+                task,
+                output,
+                folder / "said",
+                "--hosts",
+                HOSTS,
+                "--max-restarts",
+                kills,
+                master=master,
+                conf=CONF,
+                env=env,
+            )
         )
         run.wait_for_checkpoint()
         done = disturb(run, cluster, kills, random.Random(seed))
@@ -79,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos_training", description=__doc__.split("\n\n")[0])
     parser.add_argument("--on", choices=("standalone", "yarn"), default="yarn", help="(default %(default)s)")
     parser.add_argument("--kills", type=int, default=20, help="of executors (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=14_000, help="of each worker (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=20_000, help="of each worker (default %(default)s)")
     parser.add_argument("--seed", type=int, help="of the kills (default: the clock's)")
     args = parser.parse_args(argv)
     seed = args.seed if args.seed is not None else int(time.time())
