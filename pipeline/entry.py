@@ -21,9 +21,15 @@ COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
     "train": "train a model on committed shards with worker, server and evaluator processes",
     "simulate": "train in virtual time, in one process",
+    "embed": "make vectors of images by an auto-encoder, for --embedding of the sharding jobs",
     "study": "train several configurations with many seeds, and report what may be said of them",
 }
-PROGRAMS = {"train": "trainer.__main__", "simulate": "trainer.simulate", "study": "trainer.study.__main__"}
+PROGRAMS = {
+    "train": "trainer.__main__",
+    "simulate": "trainer.simulate",
+    "embed": "trainer.embed.__main__",
+    "study": "trainer.study.__main__",
+}
 TRAINER_NEEDS = ("torch", "zmq", "safetensors")
 STUDY_NEEDS = (*TRAINER_NEEDS, "statsmodels")
 

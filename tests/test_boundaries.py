@@ -24,10 +24,10 @@ UPPER_FLOORS = (
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",
     "checkpoints", "runlog", "report", "server", "worker", "evaluation", "options", "launch", "cluster", "simulation",
-    "flags", "api", "simulate", "spark_job", "study",
+    "flags", "embed", "api", "simulate", "spark_job", "study",
 )  # fmt: skip
 # What stands above both packages, and what of the pipeline it enters beside the ground floor: its commands, its session.
-ENTERS = {"study": {"runs", "datasets", "spark"}, "spark_job": {"spark"}}
+ENTERS = {"study": {"runs", "datasets", "spark"}, "spark_job": {"spark"}, "embed": {"input"}}
 SHARDS_FOR_STUDIES = "trainer.study.make_sets"  # a process of its own, with Spark
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all
 

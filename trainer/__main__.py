@@ -1,7 +1,10 @@
-"""``python -m trainer``: train a model on committed shards with worker, server and evaluator processes."""
+"""``python -m trainer``: train a model on committed shards with worker, server and evaluator processes.
+
+``python -m trainer embed`` makes vectors of images."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from pipeline import command_line
@@ -9,6 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.specs import add_flags, from_flags
 from trainer.api import train
 from trainer.cluster.hosts import Hosts
+from trainer.embed import __main__ as embedding
 from trainer.flags import config_of, flags, options_of
 
 INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
@@ -27,4 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["embed"]:
+        command_line.execute(lambda: embedding.main(sys.argv[2:]), interrupted=embedding.INTERRUPTED)
     command_line.execute(main, interrupted=INTERRUPTED)

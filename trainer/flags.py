@@ -25,7 +25,8 @@ example: python -m trainer --shards build/shards --model resnet20 --protocol asp
 --shards is local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path or s3://bucket/path; it decides
 on the number of workers. --output is local, hdfs:// or s3://: metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
 result.json and report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an
-interruption (Ctrl-C, SIGTERM) included: it leaves a checkpoint, and the same command with --resume goes on."""
+interruption (Ctrl-C, SIGTERM) included: it leaves a checkpoint, and the same command with --resume goes on.
+python -m trainer embed --help: vectors of images, for the sharding jobs."""
 LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", "addresses", "token_file")
 
 

@@ -1,0 +1,51 @@
+"""What a run of ``python -m trainer embed`` is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.command_line import image_shape
+from pipeline.command_line import seed as seed_number
+from pipeline.errors import UsageError
+from pipeline.specs import Spec, option
+
+
+@dataclass(frozen=True)
+class Embedding(Spec):
+    """Either input or shards is given. The optimiser's defaults are the paper's; it does not tell the epochs."""
+
+    output: str = option(help="the table, one Parquet file: local, hdfs:// or s3://", metavar="TABLE", may_change=True)
+    input: str | None = option(
+        None, "folder, file or pattern of images, as the jobs take it", metavar="URI", may_change=True
+    )
+    shards: str | None = option(None, "a committed shard set instead", metavar="URI", may_change=True)
+    format: str | None = option(None, "layout of --input", metavar="NAME", shown="recognised by itself")
+    image_shape: tuple[int, int, int] | None = option(
+        None, "image size where files do not tell", metavar="CxHxW", parse=image_shape, shown="3x32x32"
+    )
+    fit_rows: int = option(
+        50_000, "rows that the auto-encoder learns from, about, drawn by their ids", metavar="N", least=1
+    )
+    epochs: float = option(1.0, "passes over them", metavar="E", above=0)
+    batch_size: int = option(100, "rows of a step", metavar="B", least=2)
+    learning_rate: float = option(5e-3, "of Adam", metavar="A", above=0)
+    weight_decay: float = option(5e-4, "of Adam", metavar="W", least=0)
+    seed: int = option(0, "of initial parameters, rows and their order", metavar="S", parse=seed_number)
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "where it computes; auto: on a GPU where there is one", may_change=True
+    )
+    threads: int = option(
+        0, "of the computation on the CPU; another number may round otherwise", metavar="T", least=0, may_change=True,
+        shown="0: this host's cores",
+    )  # fmt: skip
+    checkpoint_every_s: float = option(30.0, "between checkpoints", metavar="SECONDS", above=0, may_change=True)
+    overwrite: bool = option(False, "replace a table of another configuration or input", may_change=True)
+    quiet: bool = option(False, "print the end and errors only", may_change=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.input is None) == (self.shards is None):
+            raise UsageError("give the images to embed: either --input or --shards")
+        if self.shards is not None and (self.format or self.image_shape):
+            raise UsageError("--shards tell their own layout: leave --format and --image-shape out")

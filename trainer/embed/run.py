@@ -1,0 +1,134 @@
+"""One run of ``python -m trainer embed``: learn, embed, put the table in its place; each goes on where a killed run was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeline.errors import UsageError
+from pipeline.input.dataset import Dataset
+from pipeline.storage.store import configured_store
+from trainer.embed.fit import Fitting
+from trainer.embed.options import Embedding
+from trainer.embed.rows import drawn_rows, open_rows, read_rows, rows_to_fit
+from trainer.embed.table import TableFile, spans_of
+from trainer.models.devices import pick_device
+from trainer.models.networks.autoencoder import code_length
+from trainer.plan import usable_cores
+
+TOLD_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """uri: of the table; fresh: made now, not found; rows, length: of vectors; explained: share of the images' variance that
+    the auto-encoder reconstructs."""
+
+    uri: str
+    fresh: bool
+    rows: int
+    length: int
+    explained: float
+
+
+def embed(asked: Embedding) -> Embedded:
+    """Make the table, or find it made already.
+
+    Holds the rows that are learned from (1 GiB at most), 64 MiB of images and their vectors. Raises UsageError, DataError
+    and JobError; the table is there whole or not at all, and the same call goes on after an interruption."""
+    device = pick_device(asked.device, 0)
+    store = configured_store()
+    dataset = open_rows(store, asked)
+    table = TableFile(store, store.resolve(asked.output), identity_of(asked, dataset))
+    before = table.found()
+    if before is not None and before.get("identity") == table.identity:
+        table.clear()
+        return Embedded(table.uri, False, dataset.rows, before["length"], before["explained"])
+    if before is not None and not asked.overwrite:
+        raise UsageError(
+            f"{table.uri} is there, of another configuration or input: give --overwrite, or another --output"
+        )
+    torch.set_num_threads(asked.threads or usable_cores())
+    length, progress = code_length(dataset.layout.shape), _Progress(asked.quiet)
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        fitting = fitted(asked, dataset, table, device, progress)
+        explained = fitting.explained()
+        progress.say(f"{length} numbers a row reconstruct {explained:.1%} of the variance")
+        spans = spans_of(dataset.rows, dataset.record_bytes)
+        progress.begin("embed", dataset.rows)
+        kept = table.kept()
+        for number, (low, high) in enumerate(spans):
+            if number not in kept:
+                table.keep(number, fitting.encode(read_rows(dataset, low, high)))
+            progress.advance(high, f"{high:,} of {dataset.rows:,} rows")
+    explained = round(explained, 6)
+    about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": asked.identity()}
+    table.finish(spans, length, about)
+    return Embedded(table.uri, True, dataset.rows, length, explained)
+
+
+def identity_of(asked: Embedding, dataset: Dataset) -> str:
+    """A digest of what decides the vectors: the configuration, and the names, sizes and times of the input's files."""
+    configuration = {**asked.identity(), "input": dataset.listing(), "shape": dataset.layout.shape}
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress) -> Fitting:
+    """The auto-encoder, having learned."""
+    wanted = rows_to_fit(dataset, asked.fit_rows)
+    images = drawn_rows(dataset, wanted, asked.seed)
+    fitting = Fitting(asked, images, device)
+    data = table.checkpoint()
+    if data is not None:
+        fitting.restore(data)
+        progress.say(f"goes on after step {fitting.done} of {fitting.steps}")
+    size = images.nbytes / 1e6
+    progress.say(
+        f"learns from {len(images):,} of {dataset.rows:,} rows ({size:,.0f} MB) in {fitting.steps:,} steps on {device}"
+    )
+    progress.begin("learn", fitting.steps, fitting.done)
+    last = time.monotonic()
+
+    def advanced(step: int, loss: float) -> None:
+        nonlocal last
+        progress.advance(step, f"step {step:,} of {fitting.steps:,}, loss {loss:.5f}")
+        if time.monotonic() - last > asked.checkpoint_every_s or step == fitting.steps:
+            table.keep_checkpoint(fitting.checkpoint())
+            last = time.monotonic()
+
+    fitting.run(advanced)
+    return fitting
+
+
+@dataclass
+class _Progress:
+    """Lines on stderr, one every TOLD_EVERY_S."""
+
+    quiet: bool
+    phase: str = ""
+    total: int = 0
+    first: int = 0
+    began: float = 0.0
+    told: float = field(default=0.0)
+
+    def begin(self, phase: str, total: int, done: int = 0) -> None:
+        self.phase, self.total, self.first = phase, total, done
+        self.began = self.told = time.monotonic()
+
+    def advance(self, done: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self.told < TOLD_EVERY_S and done < self.total:
+            return
+        self.told = now
+        pace = (done - self.first) / max(1e-9, now - self.began)
+        left = f", {(self.total - done) / pace:,.0f} s left" if done < self.total else f" in {now - self.began:,.1f} s"
+        self.say(f"{text}{left}")
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(f"[{self.phase or 'learn'}] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,107 @@
+"""The table and what a run keeps until it is whole: vectors by ranges of ids, and a checkpoint, in a folder beside it.
+
+  TABLE                         one Parquet file, (id int64, embedding float32 [d]), in the order of ids; there whole or not
+  _NAME.IDENTITY/checkpoint     of the auto-encoder
+  _NAME.IDENTITY/vectors-N      float32 of the N-th range of ids
+  _NAME.IDENTITY/table          the Parquet file while it is written
+
+A folder is that of one configuration and input: what others have left is never used. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import UsageError
+from pipeline.shardset.schema import broken_is_data_error
+from pipeline.storage.store import Store
+
+ABOUT = b"sharding.embedding"  # in the file's metadata: JSON
+PART_ROWS, PART_BYTES = 16_384, 64 << 20  # of images that are embedded together
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """identity: of what decides the vectors."""
+
+    store: Store
+    uri: str
+    identity: str
+
+    @cached_property
+    def work(self) -> str:
+        folder, _, name = self.uri.rpartition("/")
+        return f"{folder}/_{name}.{self.identity}"
+
+    def found(self) -> dict[str, Any] | None:
+        """What the table that is there says of itself: nothing if it is somebody else's; None where there is none."""
+        try:
+            if self.store.info(self.uri).is_dir:
+                raise UsageError(f"--output {self.uri} is a folder; name the file of the table")
+            with self.store.open(self.uri) as file, broken_is_data_error(self.uri):
+                about = (pq.read_schema(file).metadata or {}).get(ABOUT, b"{}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        said: dict[str, Any] = json.loads(about)
+        return said
+
+    def checkpoint(self) -> bytes | None:
+        try:
+            return self.store.read(f"{self.work}/checkpoint")
+        except FileNotFoundError:
+            return None
+
+    def keep_checkpoint(self, data: bytes) -> None:
+        self.store.replace(f"{self.work}/checkpoint", data)
+
+    def kept(self) -> set[int]:
+        """The numbers of the ranges whose vectors are there."""
+        names = [entry.name for entry in self.store.list(self.work)]
+        return {int(name.removeprefix("vectors-")) for name in names if name.startswith("vectors-")}
+
+    def keep(self, number: int, vectors: Vectors) -> None:
+        self.store.replace(f"{self.work}/vectors-{number}", vectors.astype("<f4").tobytes())
+
+    def finish(self, spans: list[tuple[int, int]], length: int, about: dict[str, Any]) -> None:
+        """Put the table in its place, out of the vectors of all ranges, and remove what was kept. Holds a range of them."""
+        draft = f"{self.work}/table"
+        self.store.delete(draft)
+        schema = table_schema(length, {"identity": self.identity, **about})
+        with self.store.create(draft) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
+            for batch in self._batches(spans, length, schema):
+                writer.write_batch(batch)
+        self.store.rename(draft, self.uri, overwrite=True)
+        self.store.sync_folder(self.uri.rpartition("/")[0])
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what was kept, if anything was."""
+        if self.store.exists(self.work):
+            self.store.delete(self.work)
+
+    def _batches(self, spans: list[tuple[int, int]], length: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for number, (low, high) in enumerate(spans):
+            vectors = np.frombuffer(self.store.read(f"{self.work}/vectors-{number}"), "<f4")
+            column = pa.FixedSizeListArray.from_arrays(pa.array(vectors), length)
+            yield pa.RecordBatch.from_arrays([pa.array(np.arange(low, high)), column], schema=schema)
+
+
+def table_schema(length: int, about: dict[str, Any]) -> pa.Schema:
+    item = pa.field("element", pa.float32(), nullable=False)
+    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("embedding", pa.list_(item, length), nullable=False)]
+    return pa.schema(fields, metadata={ABOUT: json.dumps(about).encode()})
+
+
+def spans_of(rows: int, record_bytes: int) -> list[tuple[int, int]]:
+    """The ranges of ids that are embedded together."""
+    step = max(1, min(PART_ROWS, PART_BYTES // record_bytes))
+    return [(low, min(low + step, rows)) for low in range(0, rows, step)]
