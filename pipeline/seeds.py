@@ -22,8 +22,9 @@ class Purpose(IntEnum):
     TRAIN_SAMPLE = 5  # the training rows that a model is evaluated on
     STEP_TIME = 6  # the seconds of the virtual step at clock ``number``
     TOY = 7  # the noise of a toy gradient at clock ``number``
-    FIT_ROWS = 9  # which rows a PCA is fitted to
+    FIT_ROWS = 9  # which rows a PCA, or hash functions, are fitted to
     CLASS_PARTS = 10  # which part of its class a row is in, where classes are cut
+    HASH_FUNCTIONS = 11  # hash function ``number``; worker 1: what makes a key of many
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 
