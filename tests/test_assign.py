@@ -104,6 +104,18 @@ def test_a_cluster_of_exactly_n_rows_is_sparse_by_the_pseudo_code_and_dense_by_t
     assert table.copies == 11 * sum(size for size, is_sparse in zip([11, 12, 13], sparse, strict=True) if is_sparse)
 
 
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(2, 9))
+@settings(max_examples=100, deadline=None)
+def test_carrying_on_deals_the_owners_of_sparse_groups_in_turns_too(sizes: list[int], workers: int) -> None:
+    table = group_table(np.array(sizes), workers, "carry", "le")
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    ranks = np.concatenate([np.arange(size) for size in sizes])
+    found = table.owners(groups, ranks)
+    for kind in (table.sparse, ~table.sparse):
+        mine = found[kind[groups]]
+        assert mine.tolist() == (np.arange(len(mine)) % workers).tolist()
+
+
 def test_one_worker_gets_no_duplicates_even_of_sparse_groups() -> None:
     assert group_table(np.array([1, 1, 5]), 1, sparse_if="le").copies == 0
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.arrays import Ints
 from pipeline.errors import UsageError
@@ -106,7 +108,9 @@ class ChunkCounts:
         return ChunkCounts(first, table)
 
 
-def count_by_chunk(ids: Ints, groups: Ints, num_groups: int, bounds: list[tuple[int, int]]) -> ChunkCounts:
+def count_by_chunk(
+    ids: Ints, groups: npt.NDArray[np.integer[Any]], num_groups: int, bounds: list[tuple[int, int]]
+) -> ChunkCounts:
     """Rows by (chunk, group), of the chunks that the ids are in. At least one row. O(rows + chunks of them x groups)."""
     starts = np.array([low for low, _ in bounds], np.int64)
     chunk = np.searchsorted(starts, ids, side="right") - 1

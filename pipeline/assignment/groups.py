@@ -61,22 +61,24 @@ def group_table(
 ) -> GroupTable:
     """Where each group begins and whether it is broadcast.
 
-    start: "zero" as in the papers (low workers get all remainders), or "carry": where the group before left off among
-    the dense rows, which keeps totals within one. sparse_if: a group is sparse with size <= n ("le", the pseudo-code),
-    < n ("lt", the prose) or never; with one worker nothing is. ratios: of the workers' shares, in lowest terms; "carry" then
-    hands on what rounding has cost each of them."""
+    start: "zero" as in the papers (low workers get all remainders), or "carry": where the group before left off, dense and
+    sparse ones each among themselves, which keeps totals within one. sparse_if: a group is sparse with size <= n ("le", the
+    pseudo-code), < n ("lt", the prose) or never; with one worker nothing is. ratios: of the shares, in lowest terms;
+    "carry" then hands on what rounding has cost each of them."""
     sizes = np.asarray(sizes, np.int64)
     limit = {"le": num_workers, "lt": num_workers - 1, "never": -1}[sparse_if]
     sparse = (sizes <= limit) & (sizes > 0) & (num_workers > 1)
-    dense_before = np.concatenate([[0], np.cumsum(np.where(sparse, 0, sizes))[:-1]]) if len(sizes) else sizes
-    starts = dense_before % num_workers if start == "carry" else np.zeros_like(sizes)
+    starts = np.zeros_like(sizes)
+    if start == "carry":
+        for kind in (sparse, ~sparse):
+            starts[kind] = (np.cumsum(sizes[kind]) - sizes[kind]) % num_workers
     uneven = _uneven(sizes, sparse, ratios, carry=start == "carry") if ratios else None
-    return GroupTable(sizes, starts.astype(np.int64), sparse, num_workers, uneven)
+    return GroupTable(sizes, starts, sparse, num_workers, uneven)
 
 
 def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
-    """Every worker has all of a sparse group, so those hand nothing on."""
-    up = rounded_up(sizes, ratios)
-    if carry:
-        up[~sparse] = rounded_up(sizes[~sparse], ratios, carry=True)
+    """Every worker has all of a sparse group, so those hand nothing on to dense ones."""
+    up = np.zeros((len(sizes), len(ratios)), np.bool_)
+    for kind in (sparse, ~sparse):
+        up[kind] = rounded_up(sizes[kind], ratios, carry=carry)
     return RatioDeal.of(ratios, sizes, up)

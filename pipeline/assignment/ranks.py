@@ -17,11 +17,11 @@ def ranks(groups: Ints, offsets: Ints) -> Ints:
     """0-based rank of each row in its group, in the order given; advances ``offsets`` [groups] in place. O(r log r)."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
-    counts = np.bincount(ordered, minlength=len(offsets)).astype(np.int64)
-    firsts = np.cumsum(counts) - counts
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    counts = np.diff(firsts, append=len(ordered))
     result = np.empty(len(groups), np.int64)
-    result[order] = np.arange(len(groups)) - firsts[ordered] + offsets[ordered]
-    offsets += counts
+    result[order] = np.arange(len(groups)) - np.repeat(firsts, counts) + offsets[ordered]
+    offsets[ordered[firsts]] += counts
     return result
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -174,19 +173,29 @@ def pca_space(context: Context, model: BlockPCAModel) -> Space:
     return Space(context.images, model.projection, params, {"pca": model})
 
 
+def seen_images(context: Context, embedding: str | None) -> Images:
+    """The images, or the vectors of ``embedding`` in their place."""
+    images = context.images
+    return Images(images.context, embedded_rows(context, embedding)) if embedding else images
+
+
+def feature_grid(context: Context, images: Images) -> Grid:
+    """The grid on which real-valued features are whole numbers; one pass over them."""
+    layout = images.dataset.layout
+    with context.phase("bounds"):
+        largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
+        grid = Grid(layout.record_bytes // 4, grid_exponent(reduced(largest, np.maximum).astype(np.float64)))
+        context.report(f"{grid.dimensions} numbers a row, as they are")
+    return grid
+
+
 def fit_space(
     context: Context, *, embedding: str | None, components: float, whiten: bool, fit_rows: int | str, seed: int
 ) -> Space:
     """The principal components of images; the vectors of ``embedding`` and float32 features as they are."""
-    images = context.images
-    if embedding:
-        images = Images(images.context, embedded_rows(context, embedding))
-    layout = images.dataset.layout
-    if layout.dtype == "float32":
-        with context.phase("bounds"):
-            largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
-            grid = Grid(layout.record_bytes // 4, grid_exponent(reduced(largest, np.maximum).astype(np.float64)))
-            context.report(f"{grid.dimensions} numbers a row, clustered as they are")
+    images = seen_images(context, embedding)
+    if images.dataset.layout.dtype == "float32":
+        grid = feature_grid(context, images)
         return Space(images, grid, {"components_fitted": grid.dimensions}, {})
     return pca_space(context, fit_pca(context, components=components, whiten=whiten, fit_rows=fit_rows, seed=seed))
 
@@ -223,23 +232,29 @@ class ByNeighbourhood(Grouping):
 def group_points(
     context: Context, points: RDD[LabelledPoints], groups: Callable[[LabelledPoints], Ints], num_groups: int
 ) -> tuple[ByNeighbourhood, Ints]:
-    """The group of every row, and rows by (chunk, group): int64 [chunks, groups]. groups(part): those of a part's rows.
+    """See ``group_rows``. groups(part): those of a part's rows."""
+    return group_rows(context, points.map(lambda part: (part.points.ids, groups(part))), num_groups)
+
+
+def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int) -> tuple[ByNeighbourhood, Ints]:
+    """The group of every row, and rows by (chunk, group): int64 [chunks, groups]. found: (ids, groups) of blocks of rows,
+    consecutive ones in a partition.
 
     A task sends the driver the chunks that its rows are in, and keeps the groups for the tasks that write."""
     bounds, store, scratch = context.bounds, context.images.dataset.store, context.scratch
 
-    def look(parts: Iterable[LabelledPoints]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
-        low, counts = 0, []
+    def look(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
+        low = -1
         kept: list[npt.NDArray[np.int32]] = []
-        for part in parts:
-            of_rows = groups(part)
-            low = low if kept else int(part.points.ids[0])
-            counts.append(count_by_chunk(part.points.ids, of_rows, num_groups, bounds))
-            kept.append(of_rows.astype(np.int32))
+        for ids, groups in parts:
+            low = low if kept else int(ids[0])
+            kept.append(groups.astype(np.int32))
         if kept:
-            yield reduce(add, counts), keep(store, scratch, low, np.concatenate(kept))
+            whole = np.concatenate(kept)
+            counts = count_by_chunk(np.arange(low, low + len(whole)), whole, num_groups, bounds)
+            yield counts, keep(store, scratch, low, whole)
 
-    looked = points.mapPartitions(look).collect()
+    looked = found.mapPartitions(look).collect()
     ranges = sorted((kept for _, kept in looked), key=lambda kept: kept.low)
     counts = all_counts((counts for counts, _ in looked), len(bounds), num_groups)
     return ByNeighbourhood(KeptGroups(store, tuple(ranges))), counts
