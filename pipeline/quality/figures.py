@@ -34,6 +34,9 @@ from pipeline.reporting.plots import (
     short,
 )
 
+BARS = 400  # beyond, neighbourhoods are drawn as one outline: a bar takes half a millisecond
+COLUMNS = 2000  # of that, each as high as the largest in it
+
 
 def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
     """Mean and standard deviation [W, L] of a random split with these shard and class sizes (hypergeometric), and by how
@@ -124,14 +127,20 @@ def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -
     positions = np.arange(len(sizes))
     figure, (ax,) = canvas(3.0)
     heights = np.maximum(sizes, 1) - 0.5  # on a foot of 0.5, or a neighbourhood of one example has no height
+    many = len(sizes) > BARS
     for chosen, colour, hatch, label in (
         (~sparse, BLUE, None, "dense: divided among the workers"),
         (sparse, ORANGE, "///", "sparse: copied to every worker"),
     ):
-        if chosen.any():
+        if chosen.any() and many:
+            firsts = np.arange(0, len(sizes), -(-len(sizes) // COLUMNS))
+            tops = np.maximum.reduceat(np.where(chosen, heights, 0), firsts) + 0.5
+            ax.stairs(tops, np.append(firsts, len(sizes)) - 0.5, baseline=0.5, fill=True, color=colour, label=label)
+        elif chosen.any():
             look = {"bottom": 0.5, "color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3}
             ax.bar(positions[chosen], heights[chosen], label=label, **look)
-    ax.plot(positions[sparse], sizes[sparse] * 1.35, "x", color="#111", ms=5, mew=1.3)
+    if not many:
+        ax.plot(positions[sparse], sizes[sparse] * 1.35, "x", color="#111", ms=5, mew=1.3)
     ax.axhline(num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each")
     ax.set_yscale("log")
     ax.yaxis.set_minor_locator(NullLocator())

@@ -5,7 +5,7 @@ carries the local functions out: ``dataset.serial`` here, a Spark job in ``jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from pipeline.shardset.schema import no_labels, raw_images
 from pipeline.storage.store import Store
 
 SAMPLE_ROWS = 3000
+MOST_COUNTED = 1 << 22  # neighbourhoods by worker, and a quarter of those by file: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
 
 
@@ -46,12 +47,13 @@ class Reader:
     """What a task must know of a set to read its files; small, unlike the manifest.
 
     layout: of an image, or of real-valued features. limits: the whole-number columns to read, each with its values' upper
-    bound."""
+    bound. counted: int64, ascending, the neighbourhoods whose rows are counted by worker."""
 
     store: Store
     uri: str
     layout: Layout
     limits: dict[str, int]
+    counted: Ints
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
         """The rows with copy 0 in file order, at most 2,048 at a time.
@@ -141,9 +143,17 @@ def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> 
 def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels: Ints, near: Ints | None) -> Moments:
     """The sums over some rows: pixels [rows, C*H*W], labels [rows], near (neighbourhoods) [rows] or None."""
     features = thumbnails(reader.planes(pixels))
-    limits = reader.limits
-    groups = labels[:0] if near is None else near
-    return moments(features, labels, groups, limits.get("label", 1), limits.get("neighbourhood", 0), bandwidth)
+    places = labels[:0]
+    if near is not None and len(reader.counted):
+        places = np.searchsorted(reader.counted[:-1], near)
+        places = places[reader.counted[places] == near]
+    return moments(features, labels, places, reader.limits.get("label", 1), len(reader.counted), bandwidth)
+
+
+def largest(groups: Sequence[Mapping[str, Any]], most: int) -> Ints:
+    """The numbers of so many neighbourhoods at most, ascending."""
+    sizes = np.array([group["size"] for group in groups], np.int64)
+    return np.sort(np.argsort(-sizes, kind="stable")[:most])
 
 
 def no_moments(reader: Reader, bandwidth: float) -> Moments:
@@ -172,11 +182,12 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     if groups:
         limits["neighbourhood"] = len(groups)
     layout = Layout(tuple(manifest["image"]["shape"]), dtype=manifest["image"]["dtype"])
-    reader = Reader(shards.store, shards.uri, layout, limits)
     listed = [
         (worker, ShardFile(**file)) for worker, entry in enumerate(workers) for file in entry["files"] if file["rows"]
     ]
     files = [file for _, file in listed]
+    counted = largest(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
+    reader = Reader(shards.store, shards.uri, layout, limits, counted)
 
     sparse = np.flatnonzero([group["sparse"] for group in groups])
     samples, images = zip(
@@ -192,6 +203,6 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         raise DataError(
             f"{shards.uri}: the shards own {owners} examples, the manifest says {rows}; rerun with --overwrite"
         )
-    dense = [not group["sparse"] for group in groups]
+    dense = [not groups[number]["sparse"] for number in counted]
     figures = assess([entry["rows"] for entry in workers], totals, dense, sample.features, bandwidth)
     return figures, sample, rarest([image for part in images for image in part])

@@ -193,7 +193,9 @@ class Quality:
     min_rows: int
     size_ratio: float | None  # max / min; None if a shard is empty
     classes: ChiSquare | None
-    neighbourhoods: ChiSquare | None  # over the dense ones: the sparse are broadcast, not split
+    neighbourhoods: (
+        ChiSquare | None
+    )  # over the dense ones: the sparse are broadcast, not split; of very many the largest
     bandwidth: float
     mmd_ratio: float | None  # mean over the workers
     mmd_ratio_sd: float | None  # its standard deviation under random splits
@@ -202,7 +204,7 @@ class Quality:
     mean_ratio_sd: float | None
     shards: tuple[ShardQuality, ...]
     class_table: Ints  # [W, L] owners
-    neighbourhood_table: Ints | None  # [W, K] owners
+    neighbourhood_table: Ints | None  # [W, K] owners, of those that are counted
     feature_means: Floats  # [W, F] mean thumbnails; nan for an empty shard
 
     def to_dict(self) -> dict[str, Any]:
