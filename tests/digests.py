@@ -28,6 +28,9 @@ SHARDING = {
     "class_cluster": ["class_cluster.py"],
     "submodular": ["submodular.py"],
     "submodular-facility-location": ["submodular.py", "--function", "facility-location"],
+    "hash": ["hash.py"],
+    "hash-lsh": ["hash.py", "--family", "lsh"],
+    "hash-sign": ["hash.py", "--family", "sign"],
 }
 TRAINING = {
     "bsp-1": ["random-1", "--model", "cnn", "--protocol", "bsp"],

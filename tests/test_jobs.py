@@ -231,7 +231,8 @@ def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
     done = run_job("compare.py", *flags)
     assert done.code == 0, done.err
     rows = json.loads((tmp_path / "cmp" / "compare.json").read_text())
-    names = ["round_robin", "random", "random_iid", "stratified", "distribution_aware", "class_cluster", "submodular"]
+    names = ["round_robin", "random", "random_iid", "stratified", "distribution_aware", "class_cluster"]
+    names += ["submodular", "hash"]
     assert [row["strategy"] for row in rows] == names
     by_name = {row["strategy"]: row for row in rows}
     assert by_name["stratified"]["class_chi_square_per_dof"] < 0.1 < by_name["random"]["class_chi_square_per_dof"]

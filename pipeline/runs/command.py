@@ -81,7 +81,10 @@ def print_result(result: ShardingResult) -> int:
     print(aligned(describe(shards)))
     share = shards.manifest["copies"] / shards.manifest["rows"]
     if share > MANY_COPIES:
-        print(f"warning: copies of sparse groups add {share:.1%} rows; try fewer --clusters", file=sys.stderr)
+        print(
+            f"warning: copies of sparse groups add {share:.1%} rows; try fewer --clusters or --functions",
+            file=sys.stderr,
+        )
     if result.report:
         print(f"  report    {result.report}")
     return 0

@@ -4,12 +4,13 @@ from pipeline.specs import registry
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.hash import Hash
 from pipeline.strategies.random import Random
 from pipeline.strategies.random_iid import RandomIid
 from pipeline.strategies.round_robin import RoundRobin
 from pipeline.strategies.stratified import Stratified
 from pipeline.strategies.submodular import Submodular
 
-STRATEGIES = registry(RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster, Submodular)
+STRATEGIES = registry(RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster, Submodular, Hash)
 
 __all__ = ["STRATEGIES", "Context", "Fitted", "Grouping", "Strategy"]

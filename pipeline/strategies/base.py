@@ -25,6 +25,7 @@ from pipeline.spark.images import Images
 from pipeline.specs import Spec, option
 from pipeline.storage.store import Store
 
+SPARSE_HELP = "a neighbourhood of at most (le) or fewer than (lt) N rows goes to every worker, or none does (never)"
 START_HELP = "first worker of a group: 0 as in the paper, or where the group before left off"
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pyspark import RDD
 
-from pipeline.assignment.groups import Start
+from pipeline.assignment.groups import SparseIf, Start
 from pipeline.clustering.lloyd import nearest
 from pipeline.clustering.projection import Grid, Projection
 from pipeline.errors import UsageError
 from pipeline.input.dataset import Dataset
 from pipeline.specs import option
-from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     COMPONENTS,
     LabelledPoints,
@@ -49,9 +49,7 @@ class DistributionAware(NeighbourhoodStrategy):
     components: float = option(None, **COMPONENTS, shown="the preset's")
     whiten: bool = option(None, "scale components to equal variance, or keep their variances", shown="the preset's")
     n_init: int = option(1, "k-means starts, the best kept", metavar="R", least=1)
-    sparse_if: Literal["le", "lt"] = option(
-        "le", "a neighbourhood of at most (le) or fewer than (lt) N rows goes to every worker"
-    )
+    sparse_if: SparseIf = option("le", SPARSE_HELP)
     start: Start = option("zero", START_HELP)
     engine: Engine = option("block", "exact block PCA and integer k-means, or stock spark.ml, slow, for comparison")
     preset: Preset = option(

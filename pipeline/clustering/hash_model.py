@@ -1,0 +1,56 @@
+"""Hash functions and their buckets as a spark.ml model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.ml import Model
+from pyspark.ml.param.shared import HasInputCol, HasPredictionCol
+from pyspark.sql import DataFrame
+
+from pipeline.arrays import Ints
+from pipeline.clustering.columns import matrix_to_int
+from pipeline.clustering.hashes import Hashes
+from pipeline.clustering.params import as_pixels, numbers
+from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
+from pipeline.clustering.projection import Grid
+
+
+class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritable):
+    """keys: int64 [buckets], by the buckets' numbers; grid: of features, None for pixels.
+
+    ``transform`` appends the number of each row's bucket, -1 where no row was in it that the buckets were counted of."""
+
+    def __init__(self, hashes: Hashes, grid: Grid | None, keys: Ints) -> None:
+        super().__init__()
+        self._setDefault(inputCol="image", predictionCol="neighbourhood")
+        self.hashes, self.grid, self.keys = hashes, grid, keys
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        hashes, grid, name = self.hashes, self.grid, self.getInputCol()
+        order = np.argsort(self.keys)
+        ascending = self.keys[order]
+
+        def predict(values: npt.NDArray[Any]) -> Ints:
+            if grid is None:
+                found = hashes.buckets(as_pixels(values, f"column {name}"))
+            else:
+                raw = values if values.dtype == np.uint8 else values.astype(np.float32).view(np.uint8)
+                found = hashes.buckets(grid(raw))
+            places = np.minimum(np.searchsorted(ascending, found), len(ascending) - 1)
+            return np.where(ascending[places] == found, order[places], -1)
+
+        column = numbers(dataset, name, "inputCol")
+        return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, column))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        grid = [] if self.grid is None else [self.grid.dimensions, self.grid.exponent]
+        return {**self.hashes.arrays(), "keys": self.keys, "grid": np.array(grid, np.int64)}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> HashModel:
+        rest = dict(arrays)
+        keys, grid = rest.pop("keys"), rest.pop("grid").tolist()
+        return cls(Hashes.from_arrays(rest), Grid(*grid) if grid else None, keys)

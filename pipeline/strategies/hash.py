@@ -1,0 +1,240 @@
+"""Buckets of locality-sensitive hash functions as neighbourhoods: no clustering, one pass over the images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from operator import add
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pyspark import RDD, StorageLevel
+
+from pipeline.arrays import Ints
+from pipeline.assignment.groups import SparseIf, Start, group_table
+from pipeline.clustering import hashes as functions_of_rows
+from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, rows_at_most
+from pipeline.clustering.hashes import MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hashes, check_dimensions
+from pipeline.clustering.points import ONE_TASK_BYTES
+from pipeline.clustering.projection import Grid
+from pipeline.clustering.reduction import reduced
+from pipeline.errors import UsageError
+from pipeline.input.dataset import Block, Dataset
+from pipeline.input.vectors import vector_view
+from pipeline.spark.images import Images
+from pipeline.specs import option
+from pipeline.strategies.base import (
+    SPARSE_HELP,
+    START_HELP,
+    Context,
+    Fitted,
+    Grouping,
+    StoredGroups,
+    StoredNeighbourhoods,
+    Strategy,
+)
+from pipeline.strategies.neighbourhoods import FIT_ROWS, feature_grid, group_rows, is_drawn, seen_images
+
+FITTED = "rows that hash functions are fitted to: all, or about N, drawn by their ids"
+FUNCTIONS, BUCKET_ROWS = 8, 128
+MOST_BUCKETS = 1 << 18
+MOST_CELLS = 1 << 26  # of buckets by chunk and task, which the driver holds: 8 bytes each
+
+
+@dataclass(frozen=True)
+class BucketSizes:
+    """keys int64 [buckets], ascending; sizes int64 [buckets]. MOST_BUCKETS + 1 of them where there are more."""
+
+    keys: Ints
+    sizes: Ints
+
+    @classmethod
+    def of(cls, keys: Iterable[Ints]) -> BucketSizes:
+        """Of some rows by their keys."""
+        found, sizes = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True)
+        return cls(found[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
+
+    def __add__(self, other: BucketSizes) -> BucketSizes:
+        keys, sizes = np.concatenate([self.keys, other.keys]), np.concatenate([self.sizes, other.sizes])
+        found, places = np.unique(keys, return_inverse=True)
+        total = np.zeros(len(found), np.int64)
+        np.add.at(total, places, sizes)
+        return BucketSizes(found[: MOST_BUCKETS + 1], total[: MOST_BUCKETS + 1])
+
+    def numbers(self) -> Ints:
+        """Of the buckets in the order of their keys, int64: by size, the largest is 0; of equal ones by key."""
+        numbers = np.empty(len(self.keys), np.int64)
+        numbers[np.lexsort((self.keys, -self.sizes))] = np.arange(len(self.keys))
+        return numbers
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """ids, keys int64 [rows] of a block."""
+
+    ids: Ints
+    keys: Ints
+
+
+def numbers_of(images: npt.NDArray[np.uint8], grid: Grid | None) -> npt.NDArray[np.uint8] | npt.NDArray[np.int32]:
+    """What is hashed of images, uint8 [rows, bytes]: pixels, or features on their grid."""
+    return images if grid is None else grid(images)
+
+
+def key_rows(hashes: Hashes, grid: Grid | None, blocks: Iterable[Block]) -> Iterator[KeyedRows]:
+    for block in blocks:
+        yield KeyedRows(block.ids, hashes.buckets(numbers_of(block.images, grid)))
+
+
+def rows_to_sample(asked: int | str, rows: int, record_bytes: int) -> int:
+    """How many of ``rows`` the functions are fitted to: by default SAMPLE_ROWS, fewer of very large ones. Raises UsageError
+    where more are asked for than one task holds."""
+    large = record_bytes > MAX_PIXELS
+    most = rows_at_most(record_bytes) if large else MOST_BYTES // record_bytes
+    enough = min(LARGE_ROWS, most) if large else SAMPLE_ROWS
+    wanted = enough if asked == "auto" else rows if asked == "all" else int(asked)
+    if min(wanted, rows) > most:
+        raise UsageError(
+            f"hash functions are fitted to at most {most:,} rows of {record_bytes:,} bytes; leave out --fit-rows {asked}"
+        )
+    return min(wanted, rows)
+
+
+@dataclass(frozen=True)
+class Hash(Strategy):
+    """family, functions, width: see ``pipeline/clustering/hashes.py``. embedding: a column of Parquet whose vectors are
+    hashed as they are, instead of images. sparse_if: a bucket goes to every worker with size <= n ("le"), < n ("lt"), never.
+
+    Buckets are numbered by size, the largest first. Ignores labels: class balance is not guaranteed. Cost: of a row 2 d M
+    flop, for d numbers and M functions; two passes over the images, that of the fit over a sample. The driver holds about 8
+    bytes a bucket for every chunk and task. Raises UsageError where there are more than MOST_BUCKETS buckets."""
+
+    name: ClassVar[str] = "hash"
+    summary: ClassVar[str] = "each bucket of locality-sensitive hashing dealt round robin, sparse ones to every worker"
+    looks_at_pixels: ClassVar[bool] = True
+    copies_rows: ClassVar[bool] = True
+    family: Family = option(
+        "dsh",
+        "lsh: steps of one width along random directions; sign: sides of random hyperplanes; dsh: halves along principal"
+        " directions",
+    )
+    functions: int | None = option(
+        None,
+        "functions that the rows of a bucket agree on",
+        metavar="M",
+        least=1,
+        most=MOST_FUNCTIONS,
+        shown="8, or as many as leave 128 rows for each combination of bits",
+    )
+    width: float | None = option(
+        None,
+        "of a step of lsh, in grey levels, or in the unit of features",
+        metavar="W",
+        above=0,
+        most=1e12,
+        expected="a positive number of at most 1e12",
+        shown="four times the median distance of nearest neighbours in a sample",
+    )
+    embedding: str | None = option(
+        None, "look at the vectors of a Parquet column as they are, instead of pixels", metavar="COLUMN"
+    )
+    fit_rows: int | str = option("auto", **FIT_ROWS | {"help": FITTED, "shown": "10,000; 2,000 very large images"})
+    sparse_if: SparseIf = option("le", SPARSE_HELP)
+    start: Start = option("carry", START_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width is not None and self.family != "lsh":
+            raise UsageError(f"--family {self.family} has no width; leave out --width {self.width:g}")
+
+    def check_input(self, dataset: Dataset) -> None:
+        if self.embedding:
+            dataset = vector_view(dataset, self.embedding)
+        rows_to_sample(self.fit_rows, dataset.rows, dataset.record_bytes)
+        check_dimensions(self.family, math.prod(dataset.layout.shape), dataset.layout.dtype)
+
+    def fit(self, context: Context) -> Fitted:
+        from pipeline.clustering.hash_model import HashModel  # loads spark.ml, which --help and most tasks do without
+
+        images = seen_images(context, self.embedding)
+        grid = feature_grid(context, images) if images.dataset.layout.dtype == "float32" else None
+        hashes = self._fit_functions(context, images, grid)
+        with keyed(context, images, hashes, grid) as rows:
+            with context.phase("buckets"):
+                buckets = reduced(rows.mapPartitions(lambda part: [BucketSizes.of(row.keys for row in part)]), add)
+                number = len(buckets.keys)
+                self._check_number(number, len(context.bounds) + rows.getNumPartitions())
+                few = int((buckets.sizes <= context.num_workers).sum())
+                context.report(f"{number:,} buckets, {few:,} of at most {context.num_workers:,} rows")
+            with context.phase("assign"):
+                keys, numbers = buckets.keys, buckets.numbers()
+                grouping, counts = group_rows(
+                    context, rows.map(lambda part: (part.ids, numbers[np.searchsorted(keys, part.keys)])), number
+                )
+        params: dict[str, Any] = {"functions": hashes.functions, "buckets": number, "rows_fitted": hashes.rows}
+        if self.family == "lsh":
+            params["width"] = hashes.width / 2.0 ** (grid.exponent if grid else 0)
+        model = HashModel(hashes, grid, keys[np.argsort(numbers)])
+        return self._fitted(context, grouping, counts, params, {"hashes": model})
+
+    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
+        return self._fitted(context, StoredNeighbourhoods(), stored.counts, stored.params, {})
+
+    def _fitted(
+        self, context: Context, grouping: Grouping, counts: Ints, params: dict[str, Any], models: dict[str, Any]
+    ) -> Fitted:
+        """Raises UsageError where sparse buckets would more than double the rows."""
+        copies = group_table(counts.sum(axis=0), context.num_workers, sparse_if=self.sparse_if).copies
+        if copies > context.scan.rows:
+            raise UsageError(
+                f"so many buckets have no more rows than there are workers that copies add {copies:,} to"
+                f" {context.scan.rows:,} rows; use fewer --functions, or --sparse-if never"
+            )
+        return Fitted(grouping, counts, self.start, self.sparse_if, params, models)
+
+    def _fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
+        """In one task, out of a sample of the rows."""
+        with context.phase("functions"):
+            rows = context.scan.rows
+            wanted = rows_to_sample(self.fit_rows, rows, images.dataset.record_bytes)
+            if wanted < rows:
+                sample = images.some(partial(is_drawn, rows, wanted, self.seed))
+            else:
+                sample = images.blocks().map(lambda block: block.images)
+            width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)
+            functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, rows / BUCKET_ROWS)))))
+            family, seed = self.family, self.seed
+
+            def fit(blocks: Iterable[npt.NDArray[np.uint8]]) -> list[Hashes]:
+                found = numbers_of(np.concatenate(list(blocks)), grid)
+                return [functions_of_rows.fit(found, family, functions, seed, width=width)]
+
+            hashes = sample.coalesce(1, shuffle=True).mapPartitions(fit).first()
+            context.report(f"{hashes.functions} functions, fitted to {hashes.rows:,} rows")
+            return hashes
+
+    def _check_number(self, buckets: int, parts: int) -> None:
+        """Raises UsageError for more buckets than can be dealt. parts: for each of which the driver counts them all."""
+        most = min(MOST_BUCKETS, MOST_CELLS // parts)
+        if buckets > most:
+            wider = " or a larger --width" * (self.family == "lsh")
+            raise UsageError(f"the rows are in more than {most:,} buckets; use fewer --functions{wider}")
+
+
+@contextmanager
+def keyed(context: Context, images: Images, hashes: Hashes, grid: Grid | None) -> Iterator[RDD[KeyedRows]]:
+    """The keys of all rows, kept by the executors for as long as the block runs."""
+    with context.phase("hash"):
+        size = 16 * context.scan.rows
+        rows = images.blocks(kept_bytes=size).mapPartitions(partial(key_rows, hashes, grid))
+        rows.persist(StorageLevel.DISK_ONLY if size > ONE_TASK_BYTES else StorageLevel.MEMORY_AND_DISK)
+        count = rows.map(lambda part: len(part.ids)).sum()
+        context.report(f"{count:,} rows hashed")
+    try:
+        yield rows
+    finally:
+        rows.unpersist()
