@@ -10,6 +10,7 @@ from pipeline.runs import flags as cli
 from pipeline.runs.compare import run_comparison
 from pipeline.specs import add_flags
 from pipeline.strategies import STRATEGIES
+from pipeline.strategies.hash import Hash
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 from pipeline.strategies.submodular import Submodular
 
@@ -25,6 +26,7 @@ def main() -> int:
     )
     add_flags(group, NeighbourhoodStrategy, leave_out=cli.COMMON)
     add_flags(group, Submodular, only=("function", "block_rule"))
+    add_flags(group, Hash, only=("family", "functions", "width"))
     return run_comparison(parse(flags))
 
 

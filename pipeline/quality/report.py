@@ -22,6 +22,7 @@ RATIOS = (
     ("mmd_ratio", "Distribution distance (MMD²) / that of a random split"),
     ("class_chi_square_per_dof", "Class chi-square / degrees of freedom"),
     ("neighbourhood_chi_square_per_dof", "Neighbourhood chi-square / degrees of freedom"),
+    ("cluster_chi_square_per_dof", "Chi-square / degrees of freedom of distribution_aware's neighbourhoods"),
 )
 
 
@@ -104,6 +105,7 @@ def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, 
         "mmd_ratio": measured.mmd_ratio,
         "mmd_ratio_sd": measured.mmd_ratio_sd,
         "mean_ratio": measured.mean_ratio,
+        "bytes": sum(file["bytes"] for worker in manifest["workers"] for file in worker["files"]),
     }
 
 
@@ -113,7 +115,7 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     with plots.style():
         drawn = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
         for key, label in RATIOS:
-            values = {str(row["strategy"]): row[key] for row in rows}
+            values = {str(row["strategy"]): row.get(key) for row in rows}
             if any(value is not None for value in values.values()):
                 drawn.append(embed_figure(figures.against_one(values, label), label))
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))

@@ -7,16 +7,21 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
+from pyspark import SparkContext
+
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
+from pipeline.runs.agreement import agreement
 from pipeline.runs.report import replace_below, report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
+from pipeline.shardset.manifest import ShardSet
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Strategy
+from pipeline.strategies.distribution_aware import DistributionAware
 
 COLUMNS = (
     ("strategy", "strategy", "{}"),
@@ -26,7 +31,10 @@ COLUMNS = (
     ("copies", "copies", "{:,}"),
     ("class_chi_square_per_dof", "class chi2/dof", "{:.3f}"),
     ("neighbourhood_chi_square_per_dof", "nbhd chi2/dof", "{:.3f}"),
+    ("cluster_chi_square_per_dof", "k-means chi2/dof", "{:.3f}"),
+    ("adjusted_rand", "ARI", "{:.3f}"),
     ("mmd_ratio", "MMD2 ratio", "{:.2f}"),
+    ("bytes", "bytes", "{:,}"),
 )
 
 
@@ -53,6 +61,7 @@ def run_comparison(args: argparse.Namespace) -> int:
     request = cli.read_request(args)
     preflight(request, *strategies)
     rows: list[dict[str, Any]] = []
+    made: dict[str, ShardSet] = {}
     with spark_context(debug=args.debug) as context:
         store = open_store(context)
         output = store.resolve(request.output)
@@ -64,11 +73,23 @@ def run_comparison(args: argparse.Namespace) -> int:
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
             rows.append({**row, "total_s": sum(shards.manifest["seconds"].values())})
+            made[strategy.name] = shards
+        for row in rows:
+            row |= agreement_row(context, made[row["strategy"]], made.get(DistributionAware.name))
         replace_below(store, output, "compare.json", json.dumps(rows, indent=1).encode())
         replace_below(store, output, "compare.html", render_comparison(rows).encode())
     print(comparison_table(rows))
     print(f"report: {output}/compare.html")
     return 0
+
+
+def agreement_row(context: SparkContext, shards: ShardSet, reference: ShardSet | None) -> dict[str, float | None]:
+    """How the groups, and the workers, of a set agree with the neighbourhoods of the exact k-means, where there are such."""
+    found = agreement(context, shards, reference) if reference else None
+    return {
+        "adjusted_rand": found.adjusted_rand if found else None,
+        "cluster_chi_square_per_dof": found.chi_square_per_dof if found else None,
+    }
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> str:

@@ -1,0 +1,80 @@
+"""How far the groups of one set are those of another of the same rows. Pure: of arrays, and of sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from pipeline.arrays import Ints
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Rows by (left, right) group, of those that have any. keys int64 [cells], left * number of right groups + right,
+    ascending; counts int64 [cells]."""
+
+    keys: Ints
+    counts: Ints
+
+    @classmethod
+    def of(cls, left: Ints, right: Ints, right_groups: int) -> Cells:
+        """Of some rows: the groups of each, int64 [rows]."""
+        return cls(*np.unique(left * right_groups + right, return_counts=True))
+
+    @classmethod
+    def total(cls, parts: Iterable[Cells]) -> Cells:
+        """The cells of all parts together. O(cells log cells)."""
+        parts = list(parts)
+        keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
+        counts = np.zeros(len(keys), np.int64)
+        np.add.at(counts, places, np.concatenate([part.counts for part in parts]))
+        return cls(keys, counts)
+
+    def some(self, chosen: Ints) -> Cells:
+        return Cells(self.keys[chosen], self.counts[chosen])
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """Pairs of rows: in one cell, in one left group; right_sizes: int64 [right groups], rows. Those of parts that have no
+    left group in common add up to those of all."""
+
+    same_cell: int
+    same_left: int
+    right_sizes: Ints
+
+    @classmethod
+    def of(cls, cells: Cells, right_groups: int) -> PairSums:
+        left, right = np.divmod(cells.keys, right_groups)
+        _, places = np.unique(left, return_inverse=True)
+        left_sizes, right_sizes = np.zeros(len(left), np.int64), np.zeros(right_groups, np.int64)
+        np.add.at(left_sizes, places, cells.counts)
+        np.add.at(right_sizes, right, cells.counts)
+        return cls(pairs(cells.counts), pairs(left_sizes), right_sizes)
+
+    def __add__(self, other: PairSums) -> PairSums:
+        return PairSums(
+            self.same_cell + other.same_cell, self.same_left + other.same_left, self.right_sizes + other.right_sizes
+        )
+
+    def adjusted_rand(self) -> float:
+        """The adjusted Rand index (Hubert and Arabie 1985): 1 for the same groups, about 0 for independent ones."""
+        same_right, rows = pairs(self.right_sizes), int(self.right_sizes.sum())
+        expected = Fraction(self.same_left * same_right, max(1, rows * (rows - 1) // 2))
+        most = Fraction(self.same_left + same_right, 2)
+        return float((self.same_cell - expected) / (most - expected)) if most != expected else 1.0
+
+
+def pairs(sizes: Ints) -> int:
+    """Of rows in groups of these sizes."""
+    return sum(int(size) * (int(size) - 1) // 2 for size in sizes.tolist())
+
+
+def table_of(cells: Cells, left_groups: int, right_groups: int) -> Ints:
+    """int64 [left groups, right groups]."""
+    table = np.zeros(left_groups * right_groups, np.int64)
+    table[cells.keys] = cells.counts
+    return table.reshape(left_groups, right_groups)

@@ -1,0 +1,81 @@
+"""How a set's groups and workers agree with the neighbourhoods of another set of the same rows: out of both assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
+
+import numpy as np
+import pyarrow.parquet as pq
+from pyspark import SparkContext
+
+from pipeline.arrays import Ints
+from pipeline.errors import DataError
+from pipeline.quality.agreement import Cells, PairSums, table_of
+from pipeline.quality.metrics import chi_square
+from pipeline.shardset.manifest import ShardFile, ShardSet
+from pipeline.shardset.schema import broken_is_data_error
+from pipeline.storage.store import Store
+
+Side = tuple[str, ShardFile]  # where a set is, and one file of its assignment
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """adjusted_rand: of the set's groups and the reference's neighbourhoods; chi_square_per_dof: of these by worker, None
+    where that says nothing."""
+
+    adjusted_rand: float
+    chi_square_per_dof: float | None
+
+
+def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> Agreement | None:
+    """Of two sets of one input for as many workers; None where one has no assignment, or the reference no neighbourhoods.
+
+    Counts go through one shuffle, by left group; the driver holds workers x neighbourhoods numbers. Raises DataError for
+    sets of other rows."""
+    left, right = shards.assignment_files(), reference.assignment_files()
+    near = reference.manifest["neighbourhoods"]
+    if not left or not right or not near:
+        return None
+    if len(left) != len(right):
+        raise DataError(f"{shards.uri} and {reference.uri} are cut in other ways; make one again with --overwrite")
+    slices = max(1, min(len(left), context.defaultParallelism))
+    sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
+    looked = context.parallelize(sides, slices).flatMap(partial(look, shards.store, len(near), slices))
+    by_group = looked.filter(lambda part: part[0] < slices).partitionBy(slices, int)
+    sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
+    by_worker = looked.filter(lambda part: part[0] == slices).values().collect()
+    test = chi_square(table_of(Cells.total(by_worker), shards.num_workers, len(near)))
+    return Agreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
+
+
+def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Cells]]:
+    """Of one chunk: (slice, cells of the groups that belong to it), and under the number after the last slice the cells of
+    workers."""
+    (ids, workers, groups), (other_ids, _, neighbourhoods) = (owners(store, *side) for side in sides)
+    if not np.array_equal(ids, other_ids):
+        raise DataError(f"{sides[0][0]} and {sides[1][0]} hold other rows; make one again with --overwrite")
+    cells = Cells.of(groups, neighbourhoods, near)
+    for number in range(slices):
+        yield number, cells.some(np.flatnonzero(cells.keys // near % slices == number))
+    yield slices, Cells.of(workers, neighbourhoods, near)
+
+
+def owners(store: Store, uri: str, file: ShardFile) -> tuple[Ints, Ints, Ints]:
+    """id, worker and group of every row of a chunk, int64 [rows]."""
+    path = f"{uri}/{file.path}"
+    with broken_is_data_error(path), store.open(path) as handle:
+        lines = pq.read_table(handle, columns=["id", "worker", "copy", "group"])
+    owned = lines.column("copy").to_numpy() == 0
+    ids, workers, groups = (lines.column(name).to_numpy()[owned].astype(np.int64) for name in ("id", "worker", "group"))
+    return ids, workers, groups
+
+
+def sum_up(near: int, parts: Iterable[tuple[int, Cells]]) -> Iterator[PairSums]:
+    """Of a slice, all of whose cells are here."""
+    cells = [part for _, part in parts]
+    if cells:
+        yield PairSums.of(Cells.total(cells), near)
