@@ -160,6 +160,7 @@ def run_all(args: argparse.Namespace, scratch: Path) -> None:
         stratified = [sum(ours(context, folder, output(), "stratified").values()) for _ in range(args.repeat)]
         print(f"\nstratified, warm: {statistics.median(stratified):.2f} s   goal <= 3 s")
         print_submodular(context, folder, output)
+        print_hash(context, folder, output, rows)
         if "stock" not in skip:
             estimate_stock(context, folder, rows, scratch, statistics.median(sum(run.values()) for run in warm))
     finally:
@@ -262,6 +263,26 @@ def print_submodular(context: SparkContext, folder: Path, output: Callable[[], P
         print(f"  {function}: {seconds:.1f} s, blocks {progress.seconds['blocks']:.1f} s   goal <= {goal} s")
     labels, images = read(folder)
     print_peers(similarities(class_points(images[labels == np.bincount(labels).argmax()][:5000])))
+
+
+def print_hash(context: SparkContext, folder: Path, output: Callable[[], Path], rows: int) -> None:
+    """Every family, warm."""
+    from pipeline.runs.request import Request
+    from pipeline.runs.shard import shard
+    from pipeline.spark.progress import PhaseLog
+    from pipeline.strategies.hash import Hash
+
+    print(f"\nhash, {WORKERS} workers, warm")
+    for family in ("lsh", "sign", "dsh"):
+        progress, request = PhaseLog(quiet=True), Request(str(folder), str(output()), WORKERS)
+        began = time.perf_counter()
+        found = shard(context, request, Hash(family=family, sparse_if="never"), progress)
+        seconds, taken = time.perf_counter() - began, progress.seconds
+        hashed = taken["hash"] + taken["buckets"] + taken["assign"]
+        buckets = f"{len(found.shards.manifest['neighbourhoods']):,} buckets"
+        print(
+            f"  {family}: {seconds:.1f} s, functions {taken['functions']:.1f} s, {rows / hashed:,.0f} rows/s; {buckets}"
+        )
 
 
 def print_limit(rows: int, warm: list[Phases]) -> None:

@@ -142,6 +142,14 @@ def test_a_class_that_no_task_holds_is_said_before_a_run_of_submodular() -> None
     assert line.startswith("a task of blocks holds 0.5 GiB, and has 0.4")
 
 
+def test_hashing_is_planned_without_a_clustering() -> None:
+    small = plan(Shape(50_000, 12, 3072, clusters=256, functions=8))
+    assert [phase.name for phase in small.phases] == ["scan", "functions", "hash", "buckets", "assign", "write"]
+    assert warnings(small, 2 << 30) == []
+    lines = warnings(plan(Shape(10**7, 12, 3072, clusters=300_000, functions=40)), 2 << 30)
+    assert lines[0] == "300,000 buckets are more than are dealt: 262,144"
+
+
 def test_tasks_follow_rows_times_workers() -> None:
     by_name = {phase.name: phase for phase in plan(Shape(10**6, 1000, 3072, cores=16)).phases}
     assert by_name["spill"].tasks >= 16

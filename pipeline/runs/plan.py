@@ -27,10 +27,11 @@ from pipeline.clustering.reduction import arrivals
 from pipeline.clustering.similarity import held_bytes
 from pipeline.errors import UsageError
 from pipeline.input.dataset import NEAR_BYTES
+from pipeline.strategies.hash import MOST_BUCKETS, rows_to_sample
 
 RESULT = 560  # bytes of a small result object on its way to the driver
 FILE = 430  # of a written file's entry, without its label counts
-MANIFEST_FILE, MANIFEST_WORKER = 200, 260  # bytes of the manifest
+MANIFEST_FILE, MANIFEST_WORKER, MANIFEST_GROUP = 200, 260, 45  # bytes of the manifest
 ITERATIONS = 50  # of k-means, as a guess; it is stopped by --max-iter
 RESULT_LIMIT = 1 << 30  # Spark's default for all results of a stage together
 MANY_FILES = 1_000_000
@@ -42,7 +43,7 @@ PAIR_FLOP = 600  # as many take the time of a similarity's table look-up and of 
 class Shape:
     """What is to be sharded, and over how many. record_bytes: of an image, its pixels. clusters: 0 for a strategy without
     neighbourhoods; components, fit_rows: of its PCA; see ``gram.rows_to_fit``. blocks: that a class is cut into by a
-    submodular function, or 0."""
+    submodular function, or 0; functions: that hash rows into the neighbourhoods, or 0."""
 
     rows: int
     workers: int
@@ -53,10 +54,11 @@ class Shape:
     cores: int = 2
     fit_rows: int | str = "auto"
     blocks: int = 0
+    functions: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "fit_rows" and value < (0 if name in ("clusters", "blocks") else 1):
+            if name != "fit_rows" and value < (0 if name in ("clusters", "blocks", "functions") else 1):
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
         if self.workers > self.rows:
             raise UsageError(f"{self.workers:,} workers are more than {self.rows:,} rows")
@@ -104,7 +106,9 @@ def plan(shape: Shape) -> Plan:
     counted = len(bounds) + pieces - 1  # a chunk that two pieces share is counted in both
     scan = Phase("scan", pieces, 8 * counted * shape.classes + RESULT * pieces, PYTHON_TASK, read_bytes=n * size)
     phases = [scan]
-    if shape.clusters:
+    if shape.functions:
+        phases += _hashing(shape, pieces, counted)
+    elif shape.clusters:
         phases += _clustering(shape, pieces, counted)
     elif shape.blocks:
         phases += [*_embedding(shape, pieces), _blocks(shape)]
@@ -118,6 +122,7 @@ def plan(shape: Shape) -> Plan:
     else:
         phases.append(Phase("write", len(bounds), told, held, n * size, n * size))
     manifest = files * MANIFEST_FILE + shape.workers * (MANIFEST_WORKER + 6 * shape.classes) + 40 * len(parts)
+    manifest += MANIFEST_GROUP * shape.clusters
     if shape.workers * shape.clusters <= MOST_COUNTS:
         manifest += 9 * shape.workers * shape.clusters
     return Plan(shape, tuple(phases), files, manifest, spills)
@@ -175,10 +180,29 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, compared, 0, 0, 2.0 * n * p * k)
 
 
+def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
+    """Of ``dsh``, the family that is fitted at the highest cost."""
+    n, d, m, k = shape.rows, shape.record_bytes, shape.functions, shape.clusters
+    fitted = rows_to_sample(shape.fit_rows, n, d)
+    small = rows_are_fewer(fitted, d)
+    held = 3 * fitted * d + (20 * fitted**2 if small else 12 * d * d)
+    flop = float(fitted) * d * (fitted if small else d)
+    yield Phase("functions", 1, 8 * d * m, PYTHON_TASK + held, min(n * d, fitted * (d + NEAR_BYTES)), 0, flop)
+    keys = 16 * n
+    counted += point_pieces(pieces, keys) - pieces
+    pieces = point_pieces(pieces, keys)
+    held = PYTHON_TASK + 8 * BLOCK_ROWS * (d + m)
+    yield Phase("hash", pieces, RESULT * pieces, held, n * d, 0, 2.0 * n * d * m)
+    yield Phase("buckets", pieces, 16 * k * arrivals(pieces), PYTHON_TASK + 3 * keys // pieces)
+    yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, PYTHON_TASK + 4 * keys // pieces)
+
+
 def warnings(made: Plan, memory_a_task: int) -> list[str]:
     """What will not fit, or will be regretted, a line each. memory_a_task: bytes that an executor has for each task."""
     shape, lines = made.shape, []
-    if shape.clusters > MOST_CLUSTERS:
+    if shape.functions and shape.clusters > MOST_BUCKETS:
+        lines.append(f"{shape.clusters:,} buckets are more than are dealt: {MOST_BUCKETS:,}")
+    if not shape.functions and shape.clusters > MOST_CLUSTERS:
         lines.append(f"{shape.clusters:,} clusters are more than k-means takes: {MOST_CLUSTERS:,}")
     for phase in made.phases:
         if phase.driver_bytes > RESULT_LIMIT:
@@ -194,7 +218,7 @@ def warnings(made: Plan, memory_a_task: int) -> list[str]:
             f"{shape.clusters:,} neighbourhoods have {shape.rows // shape.clusters:,} rows on average: those of at most"
             f" {shape.workers:,} go to every worker, which is not counted above; use fewer clusters"
         )
-    if shape.components > shape.record_bytes and shape.clusters:
+    if shape.components > shape.record_bytes and shape.clusters and not shape.functions:
         lines.append(f"{shape.components:,} components are more than an image has values")
     if made.files > MANY_FILES:
         lines.append(f"{made.files:,} files: a NameNode holds about 150 bytes of each, and the manifest lists them all")

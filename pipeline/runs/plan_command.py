@@ -18,6 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.reporting.tables import aligned, table
 from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
+from pipeline.strategies.hash import FUNCTIONS, Hash
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows
 from pipeline.strategies.submodular import Submodular
 
@@ -155,10 +156,16 @@ def main(argv: Sequence[str]) -> None:
     flags.add_argument(
         "--strategy", default="distribution_aware", metavar="NAME", help=f"{names} (default %(default)s)"
     )
-    flags.add_argument("--clusters", type=number, metavar="K", help="neighbourhoods (default: twice the classes)")
+    flags.add_argument(
+        "--clusters", type=number, metavar="K", help="neighbourhoods (default: twice the classes; 256 of hash)"
+    )
     flags.add_argument("--components", type=number, help="of the PCA (default 50, 64 of submodular)")
     flags.add_argument(
-        "--fit-rows", default="auto", metavar="N|all", type=count_or_word, help="rows that the PCA is fitted to"
+        "--fit-rows",
+        default="auto",
+        metavar="N|all",
+        type=count_or_word,
+        help="rows that the PCA, or functions, are fitted to",
     )
     flags.add_argument("--classes", type=number, default=10, help="classes (default %(default)s)")
     flags.add_argument(
@@ -173,12 +180,23 @@ def main(argv: Sequence[str]) -> None:
         if not is_fit_rows(args.fit_rows):
             raise UsageError(f"--fit-rows must be all, auto or a whole number of at least 100, got {args.fit_rows}")
         grouped = issubclass(STRATEGIES[args.strategy], NeighbourhoodStrategy)
-        clusters = (args.clusters or 2 * args.classes) if grouped else 0
+        functions = FUNCTIONS if args.strategy == Hash.name else 0
+        wanted = args.clusters or (2**FUNCTIONS if functions else 2 * args.classes)
+        clusters = wanted if grouped or functions else 0
         blocks = args.workers if args.strategy == Submodular.name else 0
         components = args.components or (64 if blocks else 50)
         pixels = int(np.prod(args.image))
         shape = Shape(
-            args.rows, args.workers, pixels, args.classes, clusters, components, args.cores, args.fit_rows, blocks
+            args.rows,
+            args.workers,
+            pixels,
+            args.classes,
+            clusters,
+            components,
+            args.cores,
+            args.fit_rows,
+            blocks,
+            functions,
         )
         print(show(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
         return 0
