@@ -25,6 +25,7 @@ from pipeline.storage.store import Store
 from pipeline.strategies import embeddings
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.hash import Hash
 from pipeline.strategies.submodular import Submodular
 from tests.application import run_job
 from tests.test_strategies import QUIET, digests, shas
@@ -61,6 +62,7 @@ STRATEGIES: dict[str, Callable[[str], Any]] = {
     "submodular": lambda embedding: Submodular(embedding=embedding),
     "distribution_aware": lambda embedding: DistributionAware(embedding=embedding, clusters=6),
     "class_cluster": lambda embedding: ClassCluster(embedding=embedding, clusters=6),
+    "hash": lambda embedding: Hash(embedding=embedding, functions=3),
 }
 
 

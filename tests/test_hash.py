@@ -23,15 +23,16 @@ from pyspark.sql import functions as F
 from pipeline.clustering.hash_model import HashModel
 from pipeline.clustering.hashes import Family, fit
 from pipeline.errors import UsageError
+from pipeline.hashing import is_drawn
 from pipeline.input.dataset import ranges
 from pipeline.quality import measure as measuring
 from pipeline.quality.metrics import chi_square
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
+from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import BucketSizes, Hash, rows_to_sample
-from pipeline.strategies.neighbourhoods import is_drawn
 from pipeline.strategies.round_robin import RoundRobin
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
@@ -69,7 +70,7 @@ def test_neighbourhoods_are_the_buckets_of_functions_fitted_to_a_keyed_sample(
     folder, _, images = source
     strategy = Hash(family=family, functions=5, fit_rows=300, seed=4)
     manifest = run(spark, folder, tmp_path / "o", strategy, 4)
-    hashes = fit(images[is_drawn(1500, 300, 4, np.arange(1500))], family, 5, 4)
+    hashes = fit(images[is_drawn(np.arange(1500), 1500, 300, word(4, Purpose.FIT_ROWS))], family, 5, 4)
     expected = numbered(hashes.buckets(images))
     rows = owners(tmp_path / "o", manifest)
     assert rows.neighbourhood.tolist() == expected.tolist()

@@ -24,10 +24,12 @@ from pipeline.input.embedding_table import (
     in_order,
     is_table,
     open_embeddings,
+    vector_layout,
 )
 from pipeline.input.vectors import vector_view
 from pipeline.shardset.attempt import task_folder
 from pipeline.shardset.damage import content_digest
+from pipeline.shardset.layout import Layout
 from pipeline.storage.store import Store
 from pipeline.strategies.base import Context, Strategy
 
@@ -74,12 +76,13 @@ class EmbeddingStrategy(Strategy):
         return found
 
 
-def check_embedding(dataset: Dataset, embedding: str) -> None:
-    """Raises UsageError, DataError for rows that have no such column, or a table that is none."""
+def seen_layout(dataset: Dataset, embedding: str | None) -> Layout:
+    """What is looked at of a row. Raises UsageError for a column that rows have not, DataError for a table that is none."""
+    if embedding is None:
+        return dataset.layout
     if is_table(embedding):
-        open_embeddings(dataset.store, embedding)
-    else:
-        vector_view(dataset, embedding)
+        return vector_layout(open_embeddings(dataset.store, embedding).length)
+    return vector_view(dataset, embedding).layout
 
 
 def embedded_rows(context: Context, embedding: str) -> Dataset:

@@ -23,8 +23,9 @@ from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.projection import Grid
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import UsageError
+from pipeline.hashing import is_drawn
 from pipeline.input.dataset import Block, Dataset
-from pipeline.input.vectors import vector_view
+from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
 from pipeline.specs import option
 from pipeline.strategies.base import (
@@ -35,9 +36,9 @@ from pipeline.strategies.base import (
     Grouping,
     StoredGroups,
     StoredNeighbourhoods,
-    Strategy,
 )
-from pipeline.strategies.neighbourhoods import FIT_ROWS, feature_grid, group_rows, is_drawn, seen_images
+from pipeline.strategies.embeddings import EmbeddingStrategy, seen_layout
+from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, seen_images
 
 FITTED = "rows that hash functions are fitted to: all, or about N, drawn by their ids"
 FUNCTIONS, BUCKET_ROWS = 8, 128
@@ -105,9 +106,10 @@ def rows_to_sample(asked: int | str, rows: int, record_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Hash(Strategy):
-    """family, functions, width: see ``pipeline/clustering/hashes.py``. embedding: a column of Parquet whose vectors are
-    hashed as they are, instead of images. sparse_if: a bucket goes to every worker with size <= n ("le"), < n ("lt"), never.
+class Hash(EmbeddingStrategy):
+    """family, functions, width: see ``pipeline/clustering/hashes.py``. embedding: a column of Parquet, or a table by id,
+    whose vectors are hashed as they are, instead of images. sparse_if: a bucket goes to every worker with size <= n ("le"),
+    < n ("lt"), never.
 
     Buckets are numbered by size, the largest first. Ignores labels: class balance is not guaranteed. Cost: of a row 2 d M
     flop, for d numbers and M functions; two passes over the images, that of the fit over a sample. The driver holds about 8
@@ -139,9 +141,7 @@ class Hash(Strategy):
         expected="a positive number of at most 1e12",
         shown="four times the median distance of nearest neighbours in a sample",
     )
-    embedding: str | None = option(
-        None, "look at the vectors of a Parquet column as they are, instead of pixels", metavar="COLUMN"
-    )
+    embedding: str | None = option(None, **EMBEDDING)
     fit_rows: int | str = option("auto", **FIT_ROWS | {"help": FITTED, "shown": "10,000; 2,000 very large images"})
     sparse_if: SparseIf = option("le", SPARSE_HELP)
     start: Start = option("carry", START_HELP)
@@ -151,11 +151,14 @@ class Hash(Strategy):
         if self.width is not None and self.family != "lsh":
             raise UsageError(f"--family {self.family} has no width; leave out --width {self.width:g}")
 
+    @property
+    def vectors(self) -> str | None:
+        return self.embedding
+
     def check_input(self, dataset: Dataset) -> None:
-        if self.embedding:
-            dataset = vector_view(dataset, self.embedding)
-        rows_to_sample(self.fit_rows, dataset.rows, dataset.record_bytes)
-        check_dimensions(self.family, math.prod(dataset.layout.shape), dataset.layout.dtype)
+        layout = seen_layout(dataset, self.embedding)
+        rows_to_sample(self.fit_rows, dataset.rows, layout.record_bytes)
+        check_dimensions(self.family, math.prod(layout.shape), layout.dtype)
 
     def fit(self, context: Context) -> Fitted:
         from pipeline.clustering.hash_model import HashModel  # loads spark.ml, which --help and most tasks do without
@@ -202,7 +205,8 @@ class Hash(Strategy):
             rows = context.scan.rows
             wanted = rows_to_sample(self.fit_rows, rows, images.dataset.record_bytes)
             if wanted < rows:
-                sample = images.some(partial(is_drawn, rows, wanted, self.seed))
+                key = word(self.seed, Purpose.FIT_ROWS)
+                sample = images.some(partial(is_drawn, rows=rows, wanted=wanted, key=key))
             else:
                 sample = images.blocks().map(lambda block: block.images)
             width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)

@@ -26,7 +26,7 @@ from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
 from pipeline.specs import option
 from pipeline.strategies.base import Context, Grouping
-from pipeline.strategies.embeddings import EmbeddingStrategy, check_embedding, embedded_rows
+from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, seen_layout
 
 if TYPE_CHECKING:
     from pipeline.clustering.pca import BlockPCAModel
@@ -45,6 +45,11 @@ COMPONENTS: dict[str, Any] = {
     "metavar": "C",
     "check": is_component_number,
     "expected": "a whole number or a share of variance in (0, 1)",
+}
+EMBEDDING: dict[str, Any] = {
+    "help": "look at the vectors of a Parquet column, or of a table of (id, embedding) at a path, as they are, instead of"
+    " pixels",
+    "metavar": "COLUMN|TABLE",
 }
 FIT_ROWS: dict[str, Any] = {
     "help": "rows that the PCA is fitted to: all, or about N, drawn by their ids",
@@ -65,12 +70,7 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
     clusters: int | None = option(
         None, "neighbourhoods in all", metavar="K", least=1, most=MOST_CLUSTERS, shown="twice the classes"
     )
-    embedding: str | None = option(
-        None,
-        "look at the vectors of a Parquet column, or of a table of (id, embedding) at a path, as they are, instead of"
-        " pixels",
-        metavar="COLUMN|TABLE",
-    )
+    embedding: str | None = option(None, **EMBEDDING)
     components: float = option(50.0, **COMPONENTS)
     whiten: bool = option(False, "scale components to equal variance")
     fit_rows: int | str = option("auto", **FIT_ROWS)
@@ -113,7 +113,7 @@ def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) ->
 
     Raises DataError for a table that is none."""
     if embedding:
-        check_embedding(dataset, embedding)
+        seen_layout(dataset, embedding)
     elif dataset.layout.dtype == "uint8":
         rows_to_fit(fit_rows, dataset.rows, dataset.layout.record_bytes)
 
