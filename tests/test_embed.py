@@ -28,6 +28,7 @@ from pipeline.storage.store import Store
 from pipeline.strategies.stratified import Stratified
 from pipeline.strategies.submodular import Submodular
 from tests.conftest import write_binary
+from tests.places import files_below
 from tests.test_strategies import QUIET, digests
 from trainer.embed import table as tables
 from trainer.embed.fit import Fitting
@@ -144,6 +145,30 @@ def test_the_same_command_gives_the_same_bytes_and_the_second_time_does_nothing(
     other = Embedding(output=str(tmp_path / "other.parquet"), input=str(source), **{**FAST, "seed": 1})
     embed(other)
     assert (tmp_path / "other.parquet").read_bytes() != made.read_bytes()
+
+
+def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
+    """Kept in ranges, put in its place, found again, and nothing is left beside it."""
+    vectors = np.random.default_rng(0).random((25, 6)).astype(np.float32)
+    file = tables.TableFile(Store(), f"{place}/day/table", "1234")
+    assert (file.found(), file.checkpoint(), file.kept()) == (None, None, set())
+    file.keep_checkpoint(b"first")
+    file.keep_checkpoint(b"second")
+    assert file.checkpoint() == b"second"
+    spans = [(0, 10), (10, 20), (20, 25)]
+    for number, (low, high) in enumerate(spans):
+        file.keep(number, vectors[low:high])
+    assert file.kept() == {0, 1, 2}
+    file.finish(spans, 6, {"length": 6})
+    assert file.found() == {"identity": "1234", "length": 6}
+    assert files_below(place) == {"day/table"}
+    table = open_embeddings(Store(), f"{place}/day/table")
+    read = [part for each in table.parts for part in table.read(each)]
+    np.testing.assert_array_equal(np.concatenate([found for _, found in read]), vectors)
+    other = tables.TableFile(Store(), f"{place}/day/table", "5678")
+    other.keep(0, vectors)
+    other.finish([(0, 25)], 6, {})
+    assert other.found() == {"identity": "5678"}
 
 
 class Killed(Exception):

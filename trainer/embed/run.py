@@ -22,6 +22,7 @@ from trainer.models.networks.autoencoder import code_length
 from trainer.plan import usable_cores
 
 TOLD_EVERY_S = 10.0
+RECIPE = 1  # of what no flag says, such as the network and the loss: another number where vectors change
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def embed(asked: Embedding) -> Embedded:
 
 def identity_of(asked: Embedding, dataset: Dataset) -> str:
     """A digest of what decides the vectors: the configuration, and the names, sizes and times of the input's files."""
-    configuration = {**asked.identity(), "input": dataset.listing(), "shape": dataset.layout.shape}
+    configuration = {**asked.identity(), "recipe": RECIPE, "input": dataset.listing(), "shape": dataset.layout.shape}
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
 
 
