@@ -110,25 +110,30 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
     problem = missing_file(shards)
     if problem:
         raise DataError(f"{problem}; the set is damaged")
-    listed = [(file, int(file.path.rpartition("part-")[2][:5])) for file in shards.files()]
-    layout = Layout(
-        tuple(manifest["image"]["shape"]),
-        manifest["labels"]["num_classes"],
-        20 if "coarse_label" in manifest["labels"]["columns"] else None,
-        manifest["image"]["dtype"],
-        "target" in manifest["labels"]["columns"],
-        "label" in manifest["labels"]["columns"],
-    )
+    listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
     return CommittedDataset(
         store=shards.store,
         uri=shards.uri,
         format="shards",
         files=tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file, _ in listed),
-        layout=layout,
+        layout=layout_of(manifest),
         generation=manifest["generation"],
         total=manifest["rows"],
         num_workers=shards.num_workers,
         chunks=tuple((low, high) for low, high in manifest["chunks"]),
         file_chunks=tuple(chunk for _, chunk in listed),
         neighbourhoods=manifest["neighbourhoods"] is not None,
+    )
+
+
+def layout_of(manifest: dict[str, Any]) -> Layout:
+    """What a row of a committed set looks like."""
+    columns = manifest["labels"]["columns"]
+    return Layout(
+        tuple(manifest["image"]["shape"]),
+        manifest["labels"]["num_classes"],
+        20 if "coarse_label" in columns else None,
+        manifest["image"]["dtype"],
+        "target" in columns,
+        "label" in columns,
     )

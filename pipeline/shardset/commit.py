@@ -29,6 +29,7 @@ from typing import Any
 
 from pipeline.errors import JobError, UsageError
 from pipeline.shardset.attempt import ATTEMPTS, Attempt
+from pipeline.shardset.generations import appended
 from pipeline.shardset.manifest import ShardSet, dumps, read_committed, with_paths
 from pipeline.shardset.versions import NAME, copy_newest, is_behind, last_taken, put, withhold
 from pipeline.storage.store import Store
@@ -60,8 +61,10 @@ def publish(
     *,
     before: ShardSet | None,
     supersedes: Callable[[ShardSet], bool],
+    appends: bool = False,
 ) -> ShardSet:
-    """Move files into place and commit the manifest, whose paths have no stamps yet, over ``before``.
+    """Move files into place and commit the manifest, whose paths have no stamps yet, over ``before``. appends: as one more
+    generation of that set, whose files stay (generations.py).
 
     Where another run has committed since ``before`` was read: its set is kept and returned when ``supersedes(theirs)`` is
     false, and replaced otherwise. Raises JobError where this run was taken for dead, and its files were deleted."""
@@ -82,6 +85,8 @@ def publish(
             moved.update(places)
             _move(store, origins, places)
             made = with_paths(manifest, partial(stamped, stamp=stamp)) | {"version": last + 1, "generation": stamp}
+            if appends:
+                made = appended(current.manifest if current else None, made)
             staged = f"{attempt.folder}/{stamp}-{NAME}"
             store.write_new(staged, dumps(made))
             undo = False  # from here on it may be committed, whatever is raised
