@@ -22,6 +22,14 @@ from pipeline.errors import JobError, UsageError
 from tests.clusters.machine import ROOT, cache_folder, locked
 
 MINICLUSTER = ("org.apache.hadoop", "hadoop-client-minicluster")
+KAFKA = ("org.apache.kafka", "kafka_2.13", "4.0.1", "40 MB")
+# The newest connector that there is, and what it needs beside pyspark's own jars; Spark 4.3 has none of its own yet.
+KAFKA_CONNECTOR = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0", "0.5 MB"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.2.0", "0.1 MB"),
+    ("org.apache.kafka", "kafka-clients", "3.9.2", "9 MB"),
+    ("org.apache.commons", "commons-pool2", "2.13.1", "0.2 MB"),
+)
 # The ResourceManager signs its proxy's certificates with these. The minicluster jar lacks them.
 BOUNCY_CASTLE = {"bcprov-jdk18on": "8 MB", "bcpkix-jdk18on": "1 MB", "bcutil-jdk18on": "1 MB"}
 BOUNCY_CASTLE_VERSION = "1.78.1"
@@ -121,6 +129,27 @@ def _download_commands(group: str, artifact: str, version: str, folder: str) -> 
     return commands
 
 
+def fetch_with_dependencies(group: str, artifact: str, version: str, size: str) -> list[Path]:
+    """The jars of an artifact and of all that it needs, downloaded into a folder of their own on first use by pyspark's Ivy.
+
+    Raises JobError."""
+    folder = cache_folder() / "maven" / f"{artifact}-{version}"
+    with locked(folder.parent):
+        if not folder.exists():
+            print(f"downloading {group}:{artifact}:{version} ({size}) into {folder}", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                ivy = next((spark_home() / "jars").glob("ivy-*.jar"))
+                what = ["-dependency", group, artifact, version, "-types", "jar", "bundle"]
+                where = ["-cache", f"{scratch}/ivy", "-retrieve", f"{scratch}/jars/[artifact]-[revision].[ext]"]
+                command = [str(find_java()), "-jar", str(ivy), *what, *where]
+                done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+                if done.returncode != 0 or not Path(scratch, "jars").is_dir():
+                    cause = _first_error(done.stdout + done.stderr)
+                    raise JobError(f"could not download {artifact} {version} ({cause}): check the network")
+                os.replace(f"{scratch}/jars", folder)
+    return sorted(folder.glob("*.jar"))
+
+
 def _first_error(output: str) -> str:
     """The first line of a tool's output that reads as an error, without colour codes."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in output.splitlines()]
@@ -157,6 +186,16 @@ def hadoop_classpath() -> list[Path]:
     patterns = ("hadoop-client-api-*", "hadoop-client-runtime-*", "*slf4j*", "log4j*")
     libraries = sorted(jar for pattern in patterns for jar in jars.glob(f"{pattern}.jar"))
     return [unpack_webapps(server), server, *libraries]
+
+
+def kafka_classpath() -> list[Path]:
+    """The class path of a Kafka broker."""
+    return fetch_with_dependencies(*KAFKA)
+
+
+def kafka_connector() -> list[Path]:
+    """What Structured Streaming needs beside pyspark's own jars to read a topic: spark-submit's --jars."""
+    return [fetch_jar(*jar, cache_folder() / "kafka") for jar in KAFKA_CONNECTOR]
 
 
 def yarn_classpath() -> list[Path]:

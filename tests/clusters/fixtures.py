@@ -13,6 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.clusters.hdfs import Hdfs
+from tests.clusters.kafka import Kafka
 from tests.clusters.s3 import S3
 from tests.clusters.standalone import Standalone
 from tests.clusters.yarn import Yarn
@@ -95,6 +96,13 @@ def s3() -> Iterator[S3]:
         for name, value in server.settings.items():
             patch.setenv(name, value)
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """One Kafka broker without topics."""
+    with Kafka() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")
