@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     FIT_ROWS = 9  # which rows a PCA, or hash functions, are fitted to
     CLASS_PARTS = 10  # which part of its class a row is in, where classes are cut
     HASH_FUNCTIONS = 11  # hash function ``number``; worker 1: what makes a key of many
+    BUCKET_STARTS = 12  # which worker has the first row of a stream's bucket
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

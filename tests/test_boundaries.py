@@ -19,7 +19,7 @@ GROUND_FLOOR = (
 )  # fmt: skip
 UPPER_FLOORS = (
     "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "runs",
-    "benchmark",
+    "stream", "benchmark",
 )  # fmt: skip
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",

@@ -59,6 +59,7 @@ WRITTEN = {
 ARROWS = {"--push"}  # of the front door's picture
 SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
 OTHERS_OWN = SPARK_SUBMITS_OWN | {
+    "--packages",
     "--archives",
     "--executor-cores",
     "--executor-memory",

@@ -85,22 +85,26 @@ class Dataset:
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
         """Rows with start <= id < stop, in id order, in blocks of at most 2,048. Raises DataError for broken records."""
         kind = FORMATS[self.format]
+        for file, low, high, at in self.spans(start, stop):
+            try:
+                for columns in read_decoded(kind, self.store, file, low, high, self.layout, images):
+                    rows = len(columns.labels)
+                    if not self.layout.labelled:
+                        columns = replace(columns, labels=no_labels(rows), coarse_labels=None)
+                    yield Block(np.arange(at, at + rows, dtype=np.int64), columns)
+                    at += rows
+            except PermissionError:
+                raise DataError(f"{file.path} cannot be read: permission denied") from None
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
+        """Where the rows start <= id < stop are: records low <= r < high of a file, and the id of the first."""
         for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.files)):
             file, first = self.files[number], self.firsts[number]
             if first >= stop:
                 break
             low, high = max(start - first, 0), min(stop - first, file.rows)
             if low < high:
-                at = first + low
-                try:
-                    for columns in read_decoded(kind, self.store, file, low, high, self.layout, images):
-                        rows = len(columns.labels)
-                        if not self.layout.labelled:
-                            columns = replace(columns, labels=no_labels(rows), coarse_labels=None)
-                        yield Block(np.arange(at, at + rows, dtype=np.int64), columns)
-                        at += rows
-                except PermissionError:
-                    raise DataError(f"{file.path} cannot be read: permission denied") from None
+                yield file, low, high, first + low
 
     def read_some(
         self, start: int, stop: int, chosen: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]

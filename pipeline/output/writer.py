@@ -133,7 +133,8 @@ class AssignedChunk:
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """All that a task needs to write any chunk. Picklable. staging: the attempt's folder."""
+    """All that a task needs to write any chunk. Picklable. staging: the attempt's folder; first: the number of the first
+    chunk, where the set has some already."""
 
     dataset: Dataset
     placement: Placement
@@ -141,6 +142,7 @@ class ChunkJob:
     staging: str
     num_classes: int
     folder: str = SHARD_FOLDER
+    first: int = 0
 
     @property
     def schema(self) -> pa.Schema:
@@ -187,12 +189,12 @@ class ChunkJob:
 
     def open_assignment(self, chunk: int, task: str) -> AssignmentWriter:
         task_folder(self.dataset.store, f"{self.staging}/{task}")
-        return AssignmentWriter(self.dataset.store, f"{self.staging}/{task}/assignment.parquet", chunk)
+        return AssignmentWriter(self.dataset.store, f"{self.staging}/{task}/assignment.parquet", self.first + chunk)
 
     def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
         """A worker's file of a chunk."""
         size, store = self.dataset.record_bytes, self.dataset.store
-        path = f"{self.folder.format(worker=worker)}/part-{chunk:05d}.parquet"
+        path = f"{self.folder.format(worker=worker)}/part-{self.first + chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
         task_folder(store, f"{self.staging}/{task}")
         group_rows = row_group_rows(workers_a_task(self.placement.num_workers, size), size)

@@ -42,11 +42,16 @@ class Written:
 
 
 def write_all(
-    context: SparkContext, staging: str, source: Source, placement: Placement, folder: str = SHARD_FOLDER
+    context: SparkContext,
+    staging: str,
+    source: Source,
+    placement: Placement,
+    folder: str = SHARD_FOLDER,
+    first: int = 0,
 ) -> Written:
     """All files. One task a chunk, or two rounds of tasks where there are very many workers. Every try of a task writes into
-    a folder of its own; only what returns is used."""
-    job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes, folder)
+    a folder of its own; only what returns is used. first: the number of the first chunk."""
+    job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes, folder, first)
     run = run_on(context)
     if source.width is None:
         chunks = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))

@@ -165,7 +165,7 @@ class Hash(EmbeddingStrategy):
 
         images = seen_images(context, self.embedding)
         grid = feature_grid(context, images) if images.dataset.layout.dtype == "float32" else None
-        hashes = self._fit_functions(context, images, grid)
+        hashes = self.fit_functions(context, images, grid)
         with keyed(context, images, hashes, grid) as rows:
             with context.phase("buckets"):
                 buckets = reduced(rows.mapPartitions(lambda part: [BucketSizes.of(row.keys for row in part)]), add)
@@ -199,7 +199,7 @@ class Hash(EmbeddingStrategy):
             )
         return Fitted(grouping, counts, self.start, self.sparse_if, params, models)
 
-    def _fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
+    def fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
         """In one task, out of a sample of the rows."""
         with context.phase("functions"):
             rows = context.scan.rows

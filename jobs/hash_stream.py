@@ -1,0 +1,17 @@
+"""Shard images that go on arriving, by buckets of hash functions: each batch is a generation more of one shard set."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+
+from pipeline.runs import flags as cli
+from pipeline.stream.command import run_stream
+
+
+def main() -> int:
+    return run_stream("hash_stream.py", __doc__)
+
+
+if __name__ == "__main__":
+    cli.execute(main)

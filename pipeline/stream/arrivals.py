@@ -1,0 +1,235 @@
+"""The rows that arrived in one batch: which files hold them, and which records are left out because they are broken."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.arrays import Ints
+from pipeline.errors import DataError
+from pipeline.input.dataset import Block, Dataset, Run
+from pipeline.input.formats import FORMATS, Columns, DataFile, recognise
+from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.shardset.layout import Layout
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+MOST_BROKEN = 100  # records of a file that are looked for one by one, in one task; then the rest of it is left out
+
+
+class Broken(NamedTuple):
+    """What is put aside, and why. source: a file, or a place in a topic; record: of the file, None for all of it; records:
+    how many, from that one on; 0 where nobody can tell."""
+
+    source: str
+    record: int | None
+    reason: str
+    records: int = 1
+
+
+class Segment(NamedTuple):
+    """Records start <= r < stop of a file."""
+
+    file: DataFile
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Arrivals(Dataset):
+    """Ids begin at ``first``: the order of segments is the order of arrival."""
+
+    segments: tuple[Segment, ...] = ()
+    first: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(stop - start for _, start, stop in self.segments)
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The id of the first row of each segment."""
+        return [self.first + before for before in (0, *accumulate(stop - start for _, start, stop in self.segments))][
+            :-1
+        ]
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
+        for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.segments)):
+            (file, begin, end), first = self.segments[number], self.firsts[number]
+            if first >= stop:
+                break
+            low, high = max(start - first, 0) + begin, min(stop - first + begin, end)
+            if low < high:
+                yield file, low, high, first + low - begin
+
+    def where(self, row: int) -> str:
+        file, record = self.record(row)
+        return FORMATS[self.format].where(file, record, self.layout)
+
+    def record(self, row: int) -> tuple[DataFile, int]:
+        """The file of a row, and its place there."""
+        number = bisect_right(self.firsts, row) - 1
+        return self.segments[number].file, self.segments[number].start + row - self.firsts[number]
+
+    def without(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
+        """The same without some rows, each (first id, end); ids close up."""
+        segments = []
+        cuts = sorted(broken)
+        for (file, start, stop), first in zip(self.segments, self.firsts, strict=True):
+            at = start
+            for low, high in cuts:
+                low, high = (min(max(row - first + start, at), stop) for row in (low, high))
+                if low < high:
+                    segments.append(Segment(file, at, low))
+                    at = high
+            segments.append(Segment(file, at, stop))
+        return replace(self, segments=tuple(segment for segment in segments if segment.start < segment.stop))
+
+
+def survey(
+    store: Store,
+    uri: str,
+    entries: list[FileInfo],
+    *,
+    run: Run[Any, Any],
+    first: int,
+    format: str | None,
+    shape: tuple[int, int, int] | None,
+    expected: Layout | None,
+    unlabelled: bool,
+) -> tuple[Arrivals | None, list[Broken]]:
+    """The files of a batch, in their order, and what is wrong with some. expected: what rows of the set look like, None
+    before there are any: then the first file that can be read tells, and its format. None where none can."""
+
+    def look(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
+        return _look(store, entry, format, shape, unlabelled)
+
+    segments: list[Segment] = []
+    broken: list[Broken] = []
+    for entry, (name, file, layout, problems) in zip(entries, run(look, entries), strict=True):
+        broken += problems
+        if file is None or layout is None:
+            continue
+        expected, format = expected or layout, format or name
+        if name != format or not _alike(layout, expected):
+            broken.append(
+                Broken(
+                    entry.path,
+                    None,
+                    f"{entry.path} holds {layout.describe()} ({name}), and the stream {expected.describe()} ({format})",
+                    file.rows,
+                )
+            )
+            continue
+        # Rows that are decoded together would be broken together.
+        segments.append(Segment(replace(file, decode_rows=0), 0, file.rows))
+    if not segments or expected is None or format is None:
+        return None, broken
+    files = tuple(segment.file for segment in segments)
+    return Arrivals(store, uri, format, files, expected, tuple(segments), first), broken
+
+
+def _look(
+    store: Store, entry: FileInfo, format: str | None, shape: tuple[int, int, int] | None, unlabelled: bool
+) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
+    """One file's format, rows and layout, and what is wrong with it."""
+    broken: list[Broken] = []
+    try:
+        entry = store.info(entry.path)
+        name = format or recognise(store, [entry], shape)
+        kind = FORMATS[name]
+        if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
+            record = entry.bytes // kind.record_bytes(shape)
+            reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
+            broken.append(Broken(entry.path, record, reason))
+            entry = replace(entry, bytes=entry.bytes - rest)
+        file, layout = kind.survey(store, entry, shape)
+    except DataError as error:
+        return "", None, None, [Broken(entry.path, None, str(error), 0)]
+    except FileNotFoundError:
+        return "", None, None, [Broken(entry.path, None, f"{entry.path} was gone when its batch began", 0)]
+    except PermissionError:
+        return "", None, None, [Broken(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
+    if not file.rows:
+        return "", None, None, broken
+    if unlabelled:
+        layout = layout.without_labels()
+    problem = None
+    if not layout.labelled and not unlabelled:
+        problem = f"{entry.path} has no labels, and --unlabelled is not given"
+    elif layout.dtype != "uint8":
+        problem = f"{entry.path} holds {layout.dtype}; a stream takes images of uint8"
+    if problem:
+        return name, None, None, [*broken, Broken(entry.path, None, problem, file.rows)]
+    return name, file, layout, broken
+
+
+def _alike(one: Layout, other: Layout) -> bool:
+    """But for the number of classes, which labels are held against one by one."""
+    return replace(one, num_classes=None) == replace(other, num_classes=None)
+
+
+def digest(entries: Iterable[FileInfo]) -> str:
+    """Of the names, sizes and times of files."""
+    text = "\n".join(f"{entry.path} {entry.bytes} {entry.modified_ms}" for entry in entries)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | tuple[int, int, str]]:
+    """Rows start <= id < stop, and in their place those that cannot be read: (first id, end, reason). A label outside
+    0..num_classes-1 is one. After MOST_BROKEN of a file the rest of the range in it is one."""
+    for file, low, high, at in dataset.spans(start, stop):
+        failures = 0
+        ranges = [(at, at + high - low)]
+        while ranges:
+            begin, end = ranges.pop()
+            done = begin
+            try:
+                for block in dataset.read(begin, end):
+                    done = int(block.ids[-1]) + 1
+                    yield from _with_labels(block, dataset, num_classes)
+            except DataError as error:
+                reason = str(error) if file.path in str(error) else f"{file.path}: {error}"
+                if failures == MOST_BROKEN:
+                    yield done, at + high - low, f"{reason}; after {MOST_BROKEN} broken records, as is the rest"
+                    break
+                if end - done == 1:
+                    failures += 1
+                    yield done, end, reason
+                else:
+                    middle = (done + end) // 2
+                    ranges += [(middle, end), (done, middle)]
+
+
+def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | tuple[int, int, str]]:
+    columns = block.columns
+    checks: list[tuple[Any, int, str]] = [(columns.labels, num_classes, "label")]
+    if columns.coarse_labels is not None and dataset.layout.coarse:
+        checks.append((columns.coarse_labels, dataset.layout.coarse, "coarse label"))
+    bad: dict[int, str] = {}
+    for labels, limit, name in checks:
+        for row in np.flatnonzero((labels < 0) | (labels >= limit)).tolist():
+            place = int(block.ids[row])
+            bad.setdefault(row, f"{dataset.where(place)}: {name} {labels[row]} is not in 0..{limit - 1}")
+    if not bad:
+        yield block
+        return
+    for row, reason in sorted(bad.items()):
+        yield int(block.ids[row]), int(block.ids[row]) + 1, reason
+    good: Ints = np.setdiff1d(np.arange(len(block.ids)), list(bad))
+    if len(good):
+        yield some_rows(block, good)
+
+
+def some_rows(block: Block, rows: Ints) -> Block:
+    """rows: places in the block."""
+    taken: dict[str, Any] = {item.name: getattr(block.columns, item.name) for item in fields(Columns)}
+    some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in taken.items()}
+    return Block(block.ids[rows], Columns(**some))

@@ -1,0 +1,207 @@
+"""The command of jobs/hash_stream.py: flags in, a stream, a short table out."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipeline.command_line import Parser, image_shape, parse
+from pipeline.errors import DataError, UsageError
+from pipeline.input.formats import FORMATS
+from pipeline.reporting.tables import aligned
+from pipeline.runs import flags as cli
+from pipeline.runs.report import REPORT, load_report, try_report
+from pipeline.runs.request import only_spark_knows
+from pipeline.spark.progress import PhaseLog
+from pipeline.spark.session import spark_context
+from pipeline.spark.store import open_store
+from pipeline.specs import add_flags, from_flags
+from pipeline.storage.objects import is_object
+from pipeline.storage.store import Store
+from pipeline.storage.uri import is_remote
+from pipeline.strategies.hash import Hash
+from pipeline.stream import files, kafka
+from pipeline.stream.generation import GenerationRun
+from pipeline.stream.query import Running, Tally, say, start, watch
+from pipeline.stream.request import WINDOW_ROWS, StreamRequest
+from pipeline.upkeep.contents import describe
+
+CHECKPOINT = "_checkpoint"
+TRIGGER = re.compile(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?|days?)")
+
+
+def stream_parser(prog: str, description: str | None) -> Parser:
+    flags = cli.parser(prog, description)
+    group = flags.add_argument_group("input")
+    group.add_argument(
+        "--source",
+        required=True,
+        metavar="URI",
+        help="folder in which files arrive, local or hdfs://, or a topic, kafka://HOST:PORT/TOPIC, whose messages are one"
+        " raw record each",
+    )
+    group.add_argument("--format", choices=sorted(FORMATS), help="layout of the rows (default: that of the first file)")
+    group.add_argument(
+        "--image-shape",
+        type=image_shape,
+        metavar="CxHxW",
+        help="image size where rows do not tell (default 3x32x32)",
+    )
+    group.add_argument(
+        "--unlabelled", action="store_true", help="the rows have no labels, or none that shards are to carry"
+    )
+    group.add_argument(
+        "--num-classes",
+        type=int,
+        metavar="L",
+        help="labels must lie in 0..L-1 (default: the layout's, or the first batch's)",
+    )
+    group.add_argument(
+        "--late-after",
+        type=float,
+        metavar="SECONDS",
+        help="put rows aside whose file, or message, is so much older than the newest before it (default: never)",
+    )
+    group = flags.add_argument_group("batches")
+    group.add_argument(
+        "--trigger",
+        default="30 seconds",
+        metavar="TIME|once",
+        help="a batch every so often, such as '30 seconds' (the default); once: all that is there, and end",
+    )
+    group.add_argument(
+        "--batch-limit",
+        type=int,
+        metavar="F",
+        help="at most so many files, or messages, a batch (default: all there are)",
+    )
+    group.add_argument(
+        "--checkpoint",
+        metavar="URI",
+        help="where Spark notes which files are in which batch, local or hdfs:// (default: OUTPUT/_checkpoint)",
+    )
+    group = flags.add_argument_group("output")
+    group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set that grows")
+    group.add_argument("--workers", type=int, required=True, metavar="N", help="number of shards")
+    group.add_argument(
+        "--window-rows",
+        type=int,
+        default=WINDOW_ROWS,
+        metavar="W",
+        help="a window closes with the batch in which it comes to W rows: then buckets of at most N rows go to every worker;"
+        " 0: never (default %(default)s)",
+    )
+    group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures at the end")
+    cli.add_run_flags(flags)
+    group = flags.add_argument_group("strategy")
+    add_flags(group, Hash, only=("family", "functions", "width"))
+    group.add_argument(
+        "--model", metavar="URI", help="committed set whose hash functions to use (default: fitted to the first batch)"
+    )
+    return flags
+
+
+def run_stream(prog: str, description: str | None) -> int:
+    """Stream, report, print the set. Returns the exit code."""
+    args = parse(stream_parser(prog, description))
+    request, trigger = read_request(args), read_trigger(args.trigger)
+    if args.batch_limit is not None and args.batch_limit < 1:
+        raise UsageError(f"--batch-limit must be at least 1, got {args.batch_limit}")
+    preflight(args, request)
+    with spark_context(debug=args.debug) as context:
+        store = open_store(context)
+        output = store.resolve(request.output)
+        checkpoint = checkpoint_of(store, args.checkpoint, output)
+        spark = SparkSession(context)
+        run = GenerationRun(context, request, store, output, "")
+        if kafka.is_topic(args.source):
+            stream = kafka.stream_of_topic(spark, args.source, args.batch_limit)
+            arrive = kafka.arrivals(store, args.source, request, output)
+        else:
+            source = source_of(store, args.source, output)
+            stream = files.stream_of_files(spark, source, args.batch_limit)
+            arrive = files.arrivals(store, source, output, request.late_after_s)
+        running = Running(run, arrive, (lambda text: None) if args.quiet else say)
+        tally = watch(running, start(running, stream, checkpoint, trigger))
+        return finish(args, run, tally)
+
+
+def preflight(args: argparse.Namespace, request: StreamRequest) -> None:
+    """What can be refused before Spark starts. Raises UsageError and DataError."""
+    if kafka.is_topic(args.source):
+        kafka.address(args.source)
+        kafka.record_bytes(request)
+    places = [request.output, *([] if kafka.is_topic(args.source) else [args.source])]
+    if any(only_spark_knows(uri) and not is_object(Store().resolve(uri)) for uri in places):
+        return
+    output = Store().resolve(request.output)
+    if not kafka.is_topic(args.source):
+        source_of(Store(), args.source, output)
+    checkpoint_of(Store(), args.checkpoint, output)
+
+
+def read_request(args: argparse.Namespace) -> StreamRequest:
+    """Raises UsageError."""
+    return StreamRequest(
+        output=cli.fill_in(args.output, args),
+        num_workers=args.workers,
+        strategy=from_flags(Hash, args),
+        model=args.model,
+        format=args.format or (kafka.FORMAT if kafka.is_topic(args.source) else None),
+        shape=args.image_shape,
+        num_classes=args.num_classes,
+        unlabelled=args.unlabelled,
+        window_rows=args.window_rows,
+        late_after_s=args.late_after,
+    )
+
+
+def read_trigger(text: str) -> dict[str, Any]:
+    """Of Structured Streaming. Raises UsageError."""
+    if text == "once":
+        return {"availableNow": True}
+    if not TRIGGER.fullmatch(text):
+        raise UsageError(f"--trigger must be a time such as '30 seconds', or once, got {text!r}")
+    return {"processingTime": text}
+
+
+def source_of(store: Store, uri: str, output: str) -> str:
+    """Raises UsageError for a folder that Spark's file source does not reach, or that overlaps the output, DataError where
+    there is none."""
+    source = store.resolve(uri)
+    if is_object(source):
+        raise UsageError(f"--source {source}: a stream takes files from local folders and hdfs://; copy them there")
+    ours, theirs = (path.rstrip("/") + "/" for path in (output, source))
+    if ours.startswith(theirs) or theirs.startswith(ours):
+        raise UsageError(f"--output {output} and --source {source} overlap; choose a folder of its own")
+    if not store.exists(source):
+        raise DataError(f"{source} does not exist; check --source, or make the folder in which files are to arrive")
+    return source
+
+
+def checkpoint_of(store: Store, given: str | None, output: str) -> str:
+    """Raises UsageError for a place that Spark does not reach."""
+    place = store.resolve(given) if given else f"{output}/{CHECKPOINT}"
+    if is_object(place):
+        raise UsageError(f"Spark keeps its checkpoint on a local disk or hdfs://, not in {place}: give --checkpoint")
+    return place if is_remote(place) else f"file://{place}"
+
+
+def finish(args: argparse.Namespace, run: GenerationRun, tally: Tally) -> int:
+    shards = tally.last.shards if tally.last else None
+    done = f"{tally.committed:,} generations, {tally.rows:,} rows"
+    speed = f", {tally.rows / tally.seconds:,.0f} rows a second" if tally.committed else ""
+    aside = f", {tally.quarantined:,} put aside" if tally.quarantined else ""
+    print(f"{run.output}: {done}{speed}{aside}")
+    if shards is None:
+        return 0
+    print(aligned(describe(shards)))
+    if tally.committed and not args.no_report:
+        load_report()
+        with PhaseLog(run.context, quiet=args.quiet, title=f"report of {run.output}").phase("report"):
+            if try_report(run.context, shards):
+                print(f"  report    {shards.uri}/{REPORT}")
+    return 0

@@ -1,0 +1,153 @@
+"""Messages of a Kafka topic as a stream: each holds one raw record. Tasks write those of a partition into one file of the
+attempt, in the order of their offsets; from there on they are rows of files like any others."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.errors import UsageError
+from pipeline.input.formats import FORMATS
+from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.shardset.attempt import task_folder
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+from pipeline.stream.files import is_late
+from pipeline.stream.generation import Arrived
+from pipeline.stream.quarantine import path_of, put_aside
+from pipeline.stream.request import StreamRequest
+
+TOPIC = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[A-Za-z0-9._-]+)")
+FORMAT = "cifar10-binary"
+COLUMNS = ("partition", "offset", "CAST(unix_millis(timestamp) AS BIGINT) AS time_ms", "value")
+LANDED = "partition INT, first LONG, end LONG, newest_ms LONG, aside LONG, bytes LONG, path STRING"
+
+
+def is_topic(uri: str) -> bool:
+    return uri.startswith("kafka:")
+
+
+def address(uri: str) -> tuple[str, str]:
+    """Servers and topic. Raises UsageError."""
+    match = TOPIC.fullmatch(uri)
+    if not match:
+        raise UsageError(f"--source {uri} is not kafka://HOST:PORT/TOPIC")
+    return match["servers"], match["topic"]
+
+
+def stream_of_topic(spark: SparkSession, uri: str, most: int | None) -> DataFrame:
+    """A row for each message. most: messages a batch. Raises UsageError."""
+    servers, topic = address(uri)
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
+    if most:
+        reader = reader.option("maxOffsetsPerTrigger", most)
+    try:
+        return reader.load().selectExpr(*COLUMNS)
+    except AnalysisException as error:
+        if "kafka" not in str(error).lower():
+            raise
+        version = spark.version
+        raise UsageError(
+            f"--source {uri} needs Spark's Kafka connector: spark-submit --packages"
+            f" org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
+        ) from None
+
+
+def arrivals(store: Store, uri: str, request: StreamRequest, output: str) -> Any:
+    """What makes a batch of a frame."""
+    return partial(arrive, store, uri, output, record_bytes(request), request.late_after_s)
+
+
+def record_bytes(request: StreamRequest) -> int:
+    """Of a message. Raises UsageError for a format that has no records of one size."""
+    kind = FORMATS[request.format or FORMAT]
+    if not isinstance(kind, FixedRecords):
+        raise UsageError(f"--format {kind.name}: a message holds one raw record, of cifar10-binary or cifar100-binary")
+    return kind.record_bytes(request.shape)
+
+
+def arrive(
+    store: Store,
+    uri: str,
+    output: str,
+    size: int,
+    late_after_s: float | None,
+    batch: int,
+    frame: DataFrame,
+    folder: str,
+    newest_ms: int,
+) -> Arrived:
+    """The messages of a batch, written by tasks into a file a partition. folder: of the attempt; size: of a message."""
+    land = partial(_land, store, output, batch, folder, size, late_after_s, newest_ms)
+    landed = sorted(frame.mapInArrow(land, LANDED).collect(), key=lambda row: (row.partition, row.first))
+    told = json.dumps([[row.partition, row.first, row.end] for row in landed])
+    files = [FileInfo(row.path, row.bytes, 0, is_dir=False) for row in landed if row.bytes]
+    newest = max([newest_ms, *(row.newest_ms for row in landed)])
+    source = hashlib.sha256(f"{uri} {told}".encode()).hexdigest()
+    return Arrived(uri, files, source, sum(row.aside for row in landed), newest)
+
+
+def _land(
+    store: Store,
+    output: str,
+    batch: int,
+    folder: str,
+    expected: int,
+    late_after_s: float | None,
+    newest_ms: int,
+    messages: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """One partition of a topic, in the order of offsets: whole records into a file, what is none aside."""
+    task = f"{folder}/{uuid.uuid4().hex}"
+    path, size, newest, partition, first, end = f"{task}/messages.bin", 0, newest_ms, -1, -1, -1
+    aside: list[dict[str, object]] = []
+    file = None
+    for message in messages:
+        columns = [message.column(name) for name in ("partition", "offset", "time_ms", "value")]
+        for number, offset, time_ms, value in zip(*(column.to_pylist() for column in columns), strict=True):
+            partition, first, end = number, offset if first < 0 else first, offset + 1
+            if reason := _problem(value, time_ms, expected, newest_ms, late_after_s):
+                place: dict[str, object] = {
+                    "source": f"partition {number}, offset {offset}",
+                    "record": None,
+                    "records": 1,
+                }
+                data = None if value is None else base64.b64encode(value).decode()
+                aside.append(place | {"reason": reason, "value": data})
+                continue
+            if file is None:
+                task_folder(store, task)
+                file = store.create(path)
+            file.write(value)
+            size, newest = size + len(value), max(newest, time_ms)
+    if file is not None:
+        file.close()
+    if partition >= 0:
+        put_aside(store, path_of(output, batch, partition), aside)
+        row = [partition, first, end, newest, len(aside), size, path]
+        names = [part.split()[0] for part in LANDED.split(", ")]
+        types = [pa.int32(), *[pa.int64()] * 5, pa.string()]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([value], kind) for value, kind in zip(row, types, strict=True)], names=names
+        )
+
+
+def _problem(
+    value: bytes | None, time_ms: int, expected: int, newest_ms: int, late_after_s: float | None
+) -> str | None:
+    if value is None or len(value) != expected:
+        return f"the message has {0 if value is None else len(value)} bytes, and a record {expected}"
+    if is_late(time_ms, newest_ms, late_after_s):
+        return f"it is more than {late_after_s:g} s older than the newest before it (--late-after)"
+    return None

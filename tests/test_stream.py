@@ -1,0 +1,323 @@
+"""Streams: batches become generations, whatever is in them, and give the same shards however they are run."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from pipeline.errors import UsageError
+from pipeline.input.dataset import serial
+from pipeline.runs.report import report
+from pipeline.shardset.damage import all_damage
+from pipeline.shardset.generations import generations
+from pipeline.shardset.manifest import open_committed
+from pipeline.strategies.hash import Hash
+from pipeline.stream.buckets import Buckets, State, count, starts
+from tests.cluster_runs import run_here
+from tests.conftest import make_rows, write_binary
+from tests.places import STORE, files_below
+from tests.stream_runs import STRATEGY, check_set, rows_of, take
+
+LABELS, IMAGES = make_rows(900, pixels=192)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """900 rows in six files."""
+    folder = write_binary(tmp_path / "in", LABELS, IMAGES, files=6)
+    return sorted(folder.iterdir())
+
+
+# --- counters -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.integers(-3, 12), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(0, 120), max_size=6),
+    chunk=st.integers(1, 20),
+    workers=st.integers(1, 5),
+    closing=st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_counters_are_those_of_a_dictionary_that_sees_row_by_row(
+    keys: list[int], cuts: list[int], chunk: int, workers: int, closing: list[bool]
+) -> None:
+    """Whatever the generations and the chunks are that the rows come in."""
+    known, rows = Buckets.none(), [0, *sorted(cut for cut in cuts if cut < len(keys)), len(keys)]
+    seen: dict[int, int] = defaultdict(int)
+    first = dict(zip(keys, starts(np.array(keys), 5, workers).tolist(), strict=True))
+    copied: dict[int, int] = defaultdict(int)
+    for number, (low, high) in enumerate(pairwise(rows)):
+        chunks = [np.array(keys[at : min(at + chunk, high)]) for at in range(low, high, chunk)]
+        found = [np.unique(part, return_counts=True) for part in chunks]
+        earlier = dict(seen)
+        made = count(known, found, seed=5, num_workers=workers, closes=closing[number])
+        for part, buckets in zip(chunks, made.chunks, strict=True):
+            assert buckets.keys.tolist() == sorted(set(part.tolist()))
+            assert buckets.before.tolist() == [seen[key] for key in buckets.keys.tolist()]
+            assert buckets.first.tolist() == [first[key] for key in buckets.keys.tolist()]
+            for key in part.tolist():
+                seen[key] += 1
+        sparse = {key for key in seen if closing[number] and workers > 1 and 0 < seen[key] <= workers}
+        assert made.old_copies == sum(earlier.get(key, 0) - copied[key] for key in sparse) * (workers - 1)
+        assert made.new_copies == sum(seen[key] - earlier.get(key, 0) for key in sparse) * (workers - 1)
+        copied |= {key: seen[key] for key in sparse}
+        known = made.after
+        assert dict(zip(known.keys.tolist(), known.counts.tolist(), strict=True)) == {
+            k: n for k, n in seen.items() if n
+        }
+        assert known.copied.tolist() == [copied[key] for key in known.keys.tolist()]
+        assert sorted(known.numbers.tolist()) == list(range(len(known)))
+
+
+def test_a_bucket_keeps_its_number_when_others_come_up() -> None:
+    first = Buckets.none().with_keys(np.array([4, 9]))
+    second = first.with_keys(np.array([2, 9, 11]))
+    assert second.keys.tolist() == [2, 4, 9, 11]
+    assert second.numbers.tolist() == [2, 0, 1, 3]
+    assert second.by_number(second.keys).tolist() == [4, 9, 2, 11]
+
+
+def test_counters_come_back_from_their_file() -> None:
+    held = State(Buckets(*(np.arange(3) + shift for shift in range(4))), np.array([7, 8, 9]))
+    again = State.from_bytes(held.to_bytes())
+    assert again.sums.tolist() == [7, 8, 9]
+    assert {name: array.tolist() for name, array in again.buckets.arrays().items()} == {
+        name: array.tolist() for name, array in held.buckets.arrays().items()
+    }
+
+
+# --- generations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "window"), [(1, 0), (3, 0), (3, 300), (4, 1), (3, 901)])
+def test_rows_are_dealt_bucket_by_bucket_in_the_order_of_arrival(
+    spark: SparkSession, tmp_path: Path, files: list[Path], workers: int, window: int
+) -> None:
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], workers, window_rows=window)
+    shards = check_set(tmp_path / "set", IMAGES, LABELS)
+    assert all_damage(shards, serial) == []
+    closed = [generation.number for generation in generations(shards) if generation.closes]
+    assert closed == {0: [], 300: [1, 3, 5], 1: [0, 1, 2, 3, 4, 5], 901: []}[window]
+    assert bool(shards.manifest["copies"]) == (bool(closed) and workers > 1)
+    assert shards.manifest["labels"]["num_classes"] == 10
+
+
+def test_every_bucket_that_is_sparse_when_its_window_closes_is_on_all_workers(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], 4, window_rows=450)
+    shards = open_committed(STORE, str(tmp_path / "set"))
+    rows, ends = rows_of(shards), [generation.total for generation in generations(shards) if generation.closes]
+    assert ends == [450, 900]
+    everywhere = {row["id"] for row in rows if row["copy"]}
+    expected, begin = set(), 0
+    for end in ends:
+        of_bucket = defaultdict(list)
+        for row in rows:
+            if row["copy"] == 0 and row["id"] < end:
+                of_bucket[row["neighbourhood"]].append(row["id"])
+        expected |= {id for ids in of_bucket.values() if len(ids) <= 4 for id in ids if id >= begin}
+        begin = end
+    assert everywhere == expected != set()
+
+
+def test_the_batches_that_rows_come_in_change_nothing_but_the_files(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    """Given the functions, which are fitted to the first batch."""
+    take(spark.sparkContext, tmp_path / "fit", 0, files[:2])
+    model = str(tmp_path / "fit")
+    for name, cuts in (("one", [files]), ("two", [files[:1], files[1:]]), ("six", [[file] for file in files])):
+        for batch, some in enumerate(cuts):
+            take(spark.sparkContext, tmp_path / name, batch, some, window_rows=0, model=model)
+    dealt = [
+        {row["id"]: row["worker"] for row in rows_of(open_committed(STORE, str(tmp_path / name)))}
+        for name in ("one", "two", "six")
+    ]
+    assert dealt[0] == dealt[1] == dealt[2]
+    assert len(dealt[0]) == 900
+
+
+def test_a_stream_that_was_not_disturbed_gives_the_same_bits_again(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    def digests(name: str) -> list[str]:
+        for batch, file in enumerate(files):
+            take(spark.sparkContext, tmp_path / name, batch, [file], window_rows=300)
+        return [file.sha256 for file in open_committed(STORE, str(tmp_path / name)).hashed_files()]
+
+    assert digests("one") == digests("two")
+
+
+def test_a_batch_that_is_committed_is_not_looked_at_again(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    take(spark.sparkContext, tmp_path / "set", 0, files[:1])
+    before = files_below(tmp_path / "set")
+    done = take(spark.sparkContext, tmp_path / "set", 0, files[1:2])
+    assert not done.fresh
+    assert files_below(tmp_path / "set") == before
+
+
+def test_parquet_arrives_too(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate(np.array_split(np.arange(300), 3)):
+        table = pa.table({"image": [IMAGES[row].tobytes() for row in part], "label": LABELS[part].astype(np.int64)})
+        path = tmp_path / "in" / f"{number}.parquet"
+        pq.write_table(table, path)
+        take(spark.sparkContext, tmp_path / "set", number, [path], format=None)
+    shards = check_set(tmp_path / "set", IMAGES[:300], LABELS[:300])
+    assert shards.manifest["input"]["format"] == "parquet"
+
+
+def test_rows_through_files_by_ranges_of_workers_are_dealt_alike(
+    spark: SparkSession, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for more workers than a task can hold row groups of."""
+    monkeypatch.setattr("pipeline.stream.generation.workers_a_task", lambda workers, size: 2)
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], 5, window_rows=400)
+    shards = check_set(tmp_path / "set", IMAGES, LABELS)
+    assert shards.manifest["copies"]
+
+
+# --- readers of other sets read this one ----------------------------------------------------------------------------------
+
+
+def test_the_report_and_resharding_take_a_set_of_generations(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    import pipeline
+
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], window_rows=400)
+    shards = open_committed(STORE, str(tmp_path / "set"))
+    found = report(spark.sparkContext, shards)
+    assert found.rows == 900
+    page = (tmp_path / "set" / "report.html").read_text()
+    assert "32 bytes" in page
+    assert "Generations" in page
+    dealt = pipeline.reshard(
+        spark, input=str(tmp_path / "set"), output=str(tmp_path / "two"), num_workers=2, report=False
+    )
+    rows = [row for row in rows_of(dealt.shards) if row["copy"] == 0]
+    assert sorted(row["id"] for row in rows) == list(range(900))
+    # Files of the usual size, which is how a set of many generations is compacted.
+    assert len(dealt.shards.files()) == 2
+
+
+# --- what is broken -------------------------------------------------------------------------------------------------------
+
+
+def aside(output: Path) -> list[dict[str, Any]]:
+    paths = sorted((output / "_quarantine").glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_broken_records_and_files_are_put_aside_with_their_reason(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    take(spark.sparkContext, tmp_path / "set", 0, files[:1])
+    data = bytearray(files[1].read_bytes())
+    for record, label in ((7, 77), (8, 10), (149, 255)):
+        data[193 * record] = label
+    files[1].write_bytes(bytes(data) + b"cut off")
+    files[2].write_bytes(b"")
+    gone = tmp_path / "in" / "gone.bin"
+    gone.write_bytes(bytes(193))
+    found = STORE.info(str(gone))
+    gone.unlink()
+    from pipeline.stream.generation import Arrived, GenerationRun
+    from pipeline.stream.request import StreamRequest
+    from tests.stream_runs import RAW
+
+    run = GenerationRun(
+        spark.sparkContext,
+        StreamRequest(str(tmp_path / "set"), 3, STRATEGY, **RAW),
+        STORE,
+        str(tmp_path / "set"),
+        "query",
+    )
+    infos = [STORE.info(str(files[1])), STORE.info(str(files[2])), found, STORE.info(str(files[3]))]
+    done = run.take(1, lambda folder, newest_ms: Arrived("source", infos, "digest"))
+    assert done.fresh
+    kept = [*range(150), *(row for row in range(150, 300) if row - 150 not in (7, 8, 149)), *range(450, 600)]
+    check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
+    entries = aside(tmp_path / "set")
+    assert [(Path(entry["source"]).name, entry["record"]) for entry in entries] == [
+        ("data_batch_2.bin", 150),
+        ("gone.bin", None),
+        ("data_batch_2.bin", 7),
+        ("data_batch_2.bin", 8),
+        ("data_batch_2.bin", 149),
+    ]
+    reasons = "\n".join(entry["reason"] for entry in entries)
+    for words in ("record, 150, has 7 of 193 bytes", "was gone", "offset 1351 (record 7): label 77 is not in 0..9"):
+        assert words in reasons
+    assert generations(open_committed(STORE, str(tmp_path / "set")))[-1].quarantined == 4
+
+
+def test_broken_rows_of_parquet_are_found_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
+    images: list[bytes | None] = [image.tobytes() for image in IMAGES[:100]]
+    images[13], images[14], images[70] = None, b"short", b"\x89PNG broken"
+    labels: list[int | None] = LABELS[:100].astype(int).tolist()
+    labels[99] = None
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+    take(spark.sparkContext, tmp_path / "set", 0, [path], format=None)
+    kept = [row for row in range(100) if row not in (13, 14, 70, 99)]
+    check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
+    assert [entry["record"] for entry in aside(tmp_path / "set")] == [13, 14, 70, 99]
+
+
+def test_a_batch_of_nothing_but_broken_files_stops_nothing(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    (tmp_path / "rubbish.bin").write_bytes(b"rubbish")
+    for batch in (0, 0):  # done again after a kill
+        done = take(spark.sparkContext, tmp_path / "set", batch, [tmp_path / "rubbish.bin"])
+        assert not done.fresh
+        assert done.quarantined == 1
+    assert len(aside(tmp_path / "set")) == 1
+    assert take(spark.sparkContext, tmp_path / "set", 1, files).fresh
+    check_set(tmp_path / "set", IMAGES, LABELS)
+
+
+def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
+    table = pa.table({"image": [bytes(12)] * 4, "label": [1] * 4})
+    schema = table.schema.set(0, pa.field("image", pa.binary(), metadata={"shape": "[3, 2, 2]"}))
+    pq.write_table(table.cast(schema), tmp_path / "small.parquet")
+    take(spark.sparkContext, tmp_path / "set", 0, [tmp_path / "small.parquet"], format=None)
+    pq.write_table(pa.table({"image": [IMAGES[0].tobytes()], "label": [1]}), tmp_path / "large.parquet")
+    take(spark.sparkContext, tmp_path / "set", 1, [tmp_path / "large.parquet"], format=None)
+    (entry,) = aside(tmp_path / "set")
+    assert "not 3x2x2" in entry["reason"]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_another_configuration_or_a_set_of_no_stream_is_refused(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    take(spark.sparkContext, tmp_path / "set", 0, files[:1])
+    for other in ({"workers": 4}, {"strategy": Hash(family="sign", functions=5)}, {"window_rows": 7}):
+        with pytest.raises(UsageError, match="of another configuration"):
+            take(spark.sparkContext, tmp_path / "set", 1, files[1:2], **other)
+    run_here(spark, tmp_path / "in", tmp_path / "batch", 3)
+    with pytest.raises(UsageError, match="no stream has made"):
+        take(spark.sparkContext, tmp_path / "batch", 0, files[:1])
