@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pipeline.errors import UsageError
 from trainer.config import Config
 from trainer.home.place import place_of
 from trainer.launch.open_files import check_limit, raise_limit
@@ -14,7 +16,7 @@ from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
 from trainer.run_files import REPORT
-from trainer.runlog.run_folder import RunRecord, Start, settled
+from trainer.runlog.run_folder import RunRecord, Start, saved_generation, settled
 
 if TYPE_CHECKING:
     from trainer.cluster.launcher import Launcher
@@ -35,6 +37,7 @@ def train(
     Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
     run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
     options = options or Options()
+    config = pinned(config, overwrite=options.overwrite)
     if launcher:
         return _train_on(launcher, hosts, config, options)
     raise_limit()  # before the fork server starts, whose processes have its limit
@@ -69,6 +72,21 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
     return result
 
 
+def pinned(config: Config, *, overwrite: bool = False) -> Config:
+    """The configuration of a run on a set that grows, with the generation that it begins with: the newest, or that of the
+    run in its folder, which goes on; any other as it is. Raises UsageError and DataError."""
+    from pipeline.shardset.generations import generations
+    from trainer.data.shards import open_shards
+
+    made = generations(open_shards(config.data.shards)) if config.data.generation is None else []
+    if config.data.follow and config.data.generation is None and not made:
+        raise UsageError(f"--follow: {config.data.shards} was made at once, by no stream; leave it out")
+    if not made:
+        return config
+    saved = None if overwrite else saved_generation(place_of(config.run.output))
+    return replace(config, data=replace(config.data, generation=made[-1].number if saved is None else saved))
+
+
 @contextmanager
 def _settled(
     config: Config,
@@ -77,10 +95,10 @@ def _settled(
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """What is left to do; the folder is ready for it, and nobody else's meanwhile. Raises as ``settled`` does."""
-    from trainer.data.shards import open_shards  # takes a second to load
+    from trainer.data.shards import open_pinned  # takes a second to load
 
     output = place_of(config.run.output)
-    shards = open_shards(config.data.shards)
+    shards = open_pinned(config.data)
     if check is None:  # else other hosts have the roles
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)

@@ -40,6 +40,24 @@ class Data(Spec):
         " probability B/rows, and updates are means over examples, as in MLlib",
     )
     augment: bool = option(True, "random crops and flips while training")
+    follow: bool = option(
+        False,
+        "at the end of a pass over a worker's rows, go on with those that a stream has appended since",
+        may_change=True,
+    )
+    generation: int | None = option(
+        None,
+        "of a set that a stream appends to: train on it as it was with generation G",
+        metavar="G",
+        least=0,
+        may_change=True,
+        shown="the newest when the run begins",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.follow and self.sampling == "bernoulli":
+            raise UsageError("--follow goes by passes over the rows, which --sampling bernoulli has not; leave out one")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ TENSORBOARD = "tensorboard"
 MODEL, BEST = "model.safetensors", "best.safetensors"  # of the end, and of the highest evaluation accuracy
 RESULT = "result.json"
 REPORT = "report.html"
+FOLLOWED = "followed"  # a file for each time that a worker went on with rows that were appended to the set
 LOCK = ".lock"
 # Of a run whose home is no local folder:
 LEASE = ".lease"  # numbered files, LOCK's counterpart

@@ -41,6 +41,8 @@ def simulate(config: Config, simulated: Simulated, options: Options | None = Non
     Writes the run's folder as ``trainer.train`` does; its seconds are virtual. The same arguments give the same bits,
     whatever the load, for the same number of threads. A run that is finished is not simulated again. Raises UsageError,
     DataError (broken shards), and JobError for a run that diverged."""
+    if config.data.follow:
+        raise UsageError("--follow: rows arrive in real time, and a simulation's is virtual; leave it out")
     from trainer.simulation.run import run  # loads torch
 
     return run(config, simulated, options or Options())

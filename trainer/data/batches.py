@@ -17,6 +17,7 @@ import torch
 from pipeline.seeds import Purpose, generator
 from trainer.coordination.passes import Seen
 from trainer.data.augment import augment, normalise
+from trainer.data.follow import Following
 from trainer.data.shards import Rows
 
 Ints = npt.NDArray[np.int64]
@@ -66,8 +67,8 @@ class Loader:
     """A worker's mini-batches by clock, the next ``depth`` prepared by one thread while the caller computes.
 
     Any clock may be asked for at any time; one out of turn (after a rollback) only finds nothing prepared.
-    mean: float32 [C] in 0..255; fraction: of Bernoulli sampling instead of passes over the rows. Only pixels are
-    augmented. Raises ValueError without rows."""
+    mean: float32 [C] in 0..255; fraction: of Bernoulli sampling instead of passes over the rows; follow: of passes over
+    rows that grow. Only pixels are augmented. Raises ValueError without rows."""
 
     def __init__(
         self,
@@ -80,25 +81,34 @@ class Loader:
         augment: bool,
         fraction: float | None = None,
         depth: int = 2,
+        follow: Following | None = None,
     ) -> None:
         if not len(rows) or batch_size < 1:
             raise ValueError(f"no mini-batches of {batch_size} out of {len(rows)} rows")
         self.rows, self.mean, self.batch_size = rows, mean, batch_size
         self.seed, self.worker, self.fraction, self.depth = seed, worker, fraction, depth
+        self.follow = follow
         self.augment = augment and rows.images_NCHW.dtype == np.uint8
         self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
         self._ahead: dict[int, Future[tuple[Batch, float]]] = {}
         # The pass that ends in a mini-batch and the one that begins.
         self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
+        self._order_of = lru_cache(maxsize=2)(lambda rows, turn: permutation(rows, seed, worker, turn))
         self.read_s = 0.0  # that the thread spent on the latest mini-batch
 
     def prepare(self, clock: int) -> Batch:
         """The mini-batch at a clock, made here and now: a pure function of the clock."""
-        chosen = self._chosen(clock)
-        images = normalise(self.rows.images_NCHW[chosen], self.mean)
+        rows, chosen = self._drawn(clock)
+        images = normalise(rows.images_NCHW[chosen], self.mean)
         if self.augment:
             images = augment(images, generator(self.seed, Purpose.AUGMENTATION, self.worker, clock))
-        return Batch(torch.from_numpy(images), torch.from_numpy(self.rows.labels[chosen]))
+        return Batch(torch.from_numpy(images), torch.from_numpy(rows.labels[chosen]))
+
+    def _drawn(self, clock: int) -> tuple[Rows, Ints | slice]:
+        """The rows, and which of them the mini-batch holds."""
+        if self.follow:
+            return self.follow.chosen(self.batch_size, clock, self._order_of)
+        return self.rows, self._chosen(clock)
 
     def _timed(self, clock: int) -> tuple[Batch, float]:
         began = time.perf_counter()
@@ -110,9 +120,9 @@ class Loader:
         return bernoulli(len(self.rows), self.fraction, clock, self.seed, self.worker)
 
     def seen(self, clock: int) -> Seen | None:
-        """What the mini-batch at a clock shows of the rows; None where they are not hashed, or not drawn in passes.
-        O(batch)."""
-        if self.fraction is not None or not len(self.rows.hashes):
+        """What the mini-batch at a clock shows of the rows; None where they are not hashed, not drawn in passes, or not the
+        same in every pass. O(batch)."""
+        if self.fraction is not None or self.follow or not len(self.rows.hashes):
             return None
         rows, start, stop = len(self.rows), clock * self.batch_size, (clock + 1) * self.batch_size
         hashes = self.rows.hashes[self._chosen(clock)]

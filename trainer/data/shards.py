@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
+from pipeline.shardset.generations import as_of, generations
 from pipeline.shardset.layout import Layout
 from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed, with_rows
 from pipeline.shardset.ratios import Ratios
@@ -34,6 +35,7 @@ from pipeline.storage.retries import with_retries
 from pipeline.storage.store import configured
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
+from trainer.config import Data
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick
 
@@ -54,6 +56,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def followed_by(self, others: Rows) -> Rows:
+        """With others behind them; holds both twice while it copies."""
+        names = [item.name for item in fields(Rows)]
+        return Rows(*(np.concatenate([getattr(self, name), getattr(others, name)]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,19 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     return shards
 
 
+def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
+    """The set of a run, as it was with its generation, if it has one. Raises as ``open_shards``, and UsageError for a
+    generation that the set has not."""
+    shards = open_shards(data.shards, num_workers=num_workers)
+    if data.generation is None:
+        return shards
+    there = len(generations(shards))
+    if data.generation >= there:
+        held = f"has generations 0..{there - 1}" if there else "was made at once, without generations"
+        raise UsageError(f"--generation {data.generation}: {shards.uri} {held}")
+    return as_of(shards, data.generation)
+
+
 def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows:
     """Read one worker's files and no others, with targets for labels if asked; a lost DataNode is waited for.
 
@@ -153,6 +173,11 @@ def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
     return _load(shards, shards.worker_files(index), on_loaded, targets, hashed=True)
+
+
+def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False) -> Rows:
+    """Some of a worker's files, read and verified as ``load_worker`` does."""
+    return _load(shards, files, None, targets, hashed=True)
 
 
 def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:

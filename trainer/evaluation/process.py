@@ -22,7 +22,7 @@ from trainer.checkpoints.state import State
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
 from trainer.data.batches import Batch
-from trainer.data.shards import Rows, load_eval, open_shards
+from trainer.data.shards import Rows, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
@@ -89,7 +89,7 @@ class Evaluator:
     def __init__(self, config: Config, folders: Folders) -> None:
         self.config, self.folders = config, folders
         self.home, self.work, self.root = folders.home, folders.work, folders.checkpoints
-        shards = open_shards(config.data.shards)
+        shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)
         self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
         self.rows = load_eval(shards, targets=built.targets)

@@ -12,7 +12,7 @@ from trainer.checkpoints.read import newest, versions
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
-from trainer.data.shards import Shards, open_shards
+from trainer.data.shards import Shards, open_pinned
 from trainer.home.place import Place, place_of
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
@@ -28,7 +28,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     computes: whether this host has workers or the evaluator.
 
     A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
-    shards = open_shards(config.data.shards)
+    shards = open_pinned(config.data)
     built = build(config.model, shards.inputs, config.model_seed)
     if computes:
         pick_device(config.processes.device, 0)

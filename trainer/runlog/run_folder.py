@@ -26,6 +26,7 @@ from trainer.run_files import (
     BEST,
     CHECKPOINTS,
     CONFIG,
+    FOLLOWED,
     LEASE,
     LOCK,
     LOGS,
@@ -49,6 +50,7 @@ _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
 # All that a run writes; --overwrite deletes nothing else.
 OWNED = re.compile(
     rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
+    rf"|{FOLLOWED}/(worker-\d+-\d+\.json|\.[\w.-]+\.tmp)"
     rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
     rf"|{segments.NAMES.pattern}|{SEGMENTS}/\.[\w.-]+\.tmp"
 )
@@ -271,6 +273,13 @@ def _saved(output: Place) -> RunRecord | None:
         raise DataError(
             f"{output / CONFIG} is damaged, or of another version; choose another --output, or --overwrite"
         ) from None
+
+
+def saved_generation(output: Place) -> int | None:
+    """Of a set that grows, the generation with which the run in a folder began; None where there is no such run. Raises
+    DataError where its configuration is damaged."""
+    saved = _saved(output)
+    return saved.config.data.generation if saved else None
 
 
 def _is_finished(output: Place) -> bool:

@@ -91,14 +91,14 @@ class RealCompute(Compute):
 
         from trainer.data.batches import Loader
         from trainer.data.deal import deal
-        from trainer.data.shards import open_shards
+        from trainer.data.shards import open_pinned
         from trainer.models.build import build
         from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
         from trainer.worker.step import Step
 
         torch.set_num_threads(config.processes.threads or 1)
-        shards = open_shards(config.data.shards)
+        shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)
         flat = FlatModel(built.model)
         self.config, self._start, self.fingerprint = config, flat.read(), shards.fingerprint

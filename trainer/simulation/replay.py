@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from pipeline.errors import DataError, JobError
+from pipeline.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, Facts
 from trainer.coordination.weights import Weights
@@ -82,6 +82,10 @@ def _read(run: Place) -> tuple[Config, str, int, int]:
         raise DataError(f"{run} holds no run: {run / CONFIG} is not there") from None
     except (ValueError, KeyError, TypeError, IndexError):
         raise DataError(f"{run} is damaged, or of another version: its configuration cannot be read") from None
+    if record.config.data.follow:
+        raise UsageError(
+            f"{run} followed a stream, whose rows a replay has not in its order; a run without --follow has"
+        )
     simulated = (record.simulated or {}).get("compute", "real")
     threads = threads if record.simulated is None else record.config.processes.threads or 1
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))

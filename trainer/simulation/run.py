@@ -13,7 +13,7 @@ from pipeline.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts
-from trainer.data.shards import open_shards
+from trainer.data.shards import open_pinned
 from trainer.home.folders import Folders
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_normalisation, first_checkpoint
@@ -60,7 +60,7 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
 def _check(num_workers: int, record: RunRecord) -> RunRecord:
     """Raises UsageError for what no worker could compute."""
     config = record.config
-    shards = open_shards(config.data.shards)
+    shards = open_pinned(config.data)
     pick_device(config.processes.device, 0)
     check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
     return record
@@ -68,13 +68,13 @@ def _check(num_workers: int, record: RunRecord) -> RunRecord:
 
 def drawn_ratios(config: Config, simulated: Simulated, num_workers: int) -> Ratios:
     """Those of the set in which virtual workers draw from it."""
-    return open_shards(config.data.shards).ratios_of(num_workers) if simulated.compute == "real" else ()
+    return open_pinned(config.data).ratios_of(num_workers) if simulated.compute == "real" else ()
 
 
 def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
     """Workers, rows and the shards' digest. Raises UsageError where nothing tells."""
     if config.data.shards:
-        shards = open_shards(config.data.shards)
+        shards = open_pinned(config.data)
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)
     if simulated.compute == "real":
         raise UsageError("--compute real trains on shards: give --shards, or --compute quadratic or none")

@@ -12,13 +12,15 @@ import torch
 from trainer.config import Config, Facts
 from trainer.coordination.orders import Measured
 from trainer.data.batches import Loader
-from trainer.data.shards import Rows, Shards, load_worker, open_shards
+from trainer.data.shards import Rows, Shards, load_worker, open_pinned
+from trainer.home.place import place_of
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.agreement import Agreement
 from trainer.transport.sockets import Secret
 from trainer.watchdog import kick
+from trainer.worker.follow import follow
 from trainer.worker.server_client import MustRejoin, ServerClient, Turn
 from trainer.worker.step import Step, step_seed
 
@@ -36,9 +38,10 @@ def main(
     """The process of one worker, until the servers say that the run is over. place: among the workers of this host; work:
     this host's work folder. Raises DataError for broken shards."""
     torch.set_num_threads(threads)
-    shards = open_shards(config.data.shards, num_workers=facts.num_workers)
+    shards = open_pinned(config.data, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.model_seed)
-    rows = _load(work or Path(config.run.output), shards, worker, built)
+    log = work or Path(config.run.output)
+    rows = _load(log, shards, worker, built)
     use_memory = config.processes.same_host == "memory"
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
     device = pick_device(config.processes.device, place)
@@ -52,6 +55,15 @@ def main(
         worker=worker,
         augment=config.data.augment,
         fraction=config.fraction(facts.rows),
+        follow=follow(
+            partial(place_of, config.run.output),
+            log,
+            worker,
+            shards,
+            rows,
+            targets=built.targets,
+            looks=config.data.follow,
+        ),
     )
     with loader:
         _work(config, worker, client, loader, step)

@@ -1,0 +1,112 @@
+"""A worker that goes on with the rows that a stream appends to its set, and remembers with which pass it did.
+
+RUN/followed/worker-003-000000001200.json: from example 1,200 of worker 3 on, which begins a pass, the rows of a generation.
+It is put there before the first such mini-batch is made, and never changed: a worker that starts again, after a kill or on
+--resume, draws what it drew before. So the generation in force is a function of a checkpoint's clocks."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.shardset.generations import as_of, generations
+from pipeline.shardset.manifest import read_committed
+from pipeline.storage.store import Store
+from trainer.data.follow import Following, Stretch
+from trainer.data.shards import Rows, Shards, load_files
+from trainer.home.place import Place, entries
+from trainer.run_files import FOLLOWED
+from trainer.runlog.events import log_event
+
+LOOK_S = 0.2  # between two looks at the set: passes over few rows are short
+STREAM = "stream"
+
+
+def name_of(worker: int, position: int) -> str:
+    return f"worker-{worker:03d}-{position:012d}.json"
+
+
+def recorded(home: Place, worker: int) -> list[Stretch]:
+    """What was decided before, by position."""
+    folder, mine = home / FOLLOWED, re.compile(rf"worker-{worker:03d}-\d+\.json")
+    found = [(folder / entry.name).read_bytes() for entry in entries(folder) if mine.fullmatch(entry.name)]
+    return sorted(Stretch(**json.loads(data)) for data in found)
+
+
+def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
+    """Put it there, if nobody has; what is there."""
+    place = home / FOLLOWED / name_of(worker, stretch.position)
+    store = Store() if isinstance(place, Path) else place.store
+    try:
+        store.put_new(str(place), json.dumps(stretch._asdict()).encode())
+    except FileExistsError:  # by a start of this worker that was taken for dead
+        return Stretch(**json.loads(place.read_bytes()))
+    return stretch
+
+
+class Appended:
+    """The rows of a worker in a set that grows (trainer.data.follow.Source). shards: the set as the run began with it; rows:
+    of the worker then. looks: whether it goes on with newer generations than those that are recorded."""
+
+    def __init__(
+        self, home: Place, work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
+    ) -> None:
+        self.home, self.work, self.worker, self.targets, self.looks = home, work, worker, targets, looks
+        self.shards, self.newest, self._rows = shards, shards, rows
+        self.loaded = last_generation(shards)
+        self._looked = -LOOK_S
+
+    def following(self) -> Following:
+        first = Stretch(0, 0, len(self._rows), self.loaded)
+        return Following([first, *recorded(self.home, self.worker)], self)
+
+    def next(self, now: Stretch, position: int, turn: int) -> Stretch | None:
+        if not self.looks or time.monotonic() - self._looked < LOOK_S:
+            return None
+        self._look()
+        self._looked = time.monotonic()
+        generation, rows = last_generation(self.newest), self.newest.worker_rows(self.worker)
+        if generation <= now.generation or rows == now.rows:
+            return None
+        found = record(self.home, self.worker, Stretch(position, turn, rows, generation))
+        begun = time.monotonic()
+        self.rows(found.generation)
+        spent = time.monotonic() - begun
+        about = {"turn": turn, "position": position, "rows": rows, "set_generation": generation, "load_s": spent}
+        log_event(self.work, "appended", worker=self.worker, **about)
+        return found
+
+    def rows(self, generation: int) -> Rows:
+        if generation > self.loaded:
+            if generation > last_generation(self.newest):
+                self._look()
+            view = as_of(self.newest, generation)
+            before = {file.path for file in as_of(self.newest, self.loaded).worker_files(self.worker)}
+            files = [file for file in view.worker_files(self.worker) if file.path not in before]
+            self._rows = self._rows.followed_by(load_files(view, files, targets=self.targets))
+            self.loaded = generation
+        return self._rows
+
+    def _look(self) -> None:
+        """The newest set, if it is of the same stream: one that was replaced is trained on as it was."""
+        found = read_committed(self.shards.store, self.shards.uri)
+        if found and found.manifest.get(STREAM, {}).get("query") == self.shards.manifest[STREAM]["query"]:
+            self.newest = Shards(found.store, found.uri, found.manifest)
+
+
+def last_generation(shards: Shards) -> int:
+    return len(generations(shards)) - 1
+
+
+def follow(
+    home: Callable[[], Place], work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
+) -> Following | None:
+    """None for a set that was made at once. home: of the run."""
+    if not generations(shards):
+        return None
+    source = Appended(home(), work, worker, shards, rows, targets=targets, looks=looks)
+    made = source.following()
+    return made if looks or len(made.stretches) > 1 else None
