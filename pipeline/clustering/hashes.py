@@ -116,7 +116,7 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
     elif family == "sign":
         made = [_side_of_mean(sample, draw) for draw in draws]
     else:
-        made = [_side_of_median(sample, direction) for direction in principal_directions(sample, functions)]
+        made = _sides_of_medians(sample, principal_directions(sample, functions))
     weights, offsets, widths, firsts, values = zip(*made, strict=True)
     return Hashes(
         family,
@@ -189,11 +189,12 @@ def _side_of_mean(sample: Rows, draw: np.random.Generator) -> _Function:
     return _side(weights, int(total @ weights.astype(object)) // len(sample))
 
 
-def _side_of_median(sample: Rows, direction: Floats) -> _Function:
-    weights, _ = _on_grid(direction, sample)
-    lower_half = (len(sample) - 1) // 2
-    found = products(sample, weights[:, None].astype(np.float64))[:, 0]
-    return _side(weights, int(np.partition(found, lower_half)[lower_half]))
+def _sides_of_medians(sample: Rows, directions: Floats) -> list[_Function]:
+    weights = [_on_grid(direction, sample)[0] for direction in directions]
+    middle = (len(sample) - 1) // 2
+    found = products(sample, np.column_stack(weights).astype(np.float64))
+    medians = np.partition(found, middle, axis=0)[middle].tolist()
+    return [_side(direction, median) for direction, median in zip(weights, medians, strict=True)]
 
 
 def neighbour_distance(sample: Rows) -> float:
