@@ -7,6 +7,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("stratified", 300, 0, True),
         ("distribution_aware", 7, 40, True),
         ("distribution_aware", 7, 40, False),
+        ("hash", 7, 0, True),
     ],
 )
 def test_what_reaches_the_driver_is_what_the_plan_says(
@@ -85,13 +87,16 @@ def test_what_reaches_the_driver_is_what_the_plan_says(
     )
     made = shard(spark.sparkContext, request, make(strategy), log).shards
     cores = spark.sparkContext.defaultParallelism
-    planned = plan(Shape(ROWS, workers, PIXELS, 10, clusters, 20 if clusters else 50, cores))
+    shape = Shape(ROWS, workers, PIXELS, 10, clusters, 20 if clusters else 50, cores)
+    if strategy == "hash":
+        shape = replace(shape, clusters=len(made.manifest["neighbourhoods"]), functions=7)
+    planned = plan(shape)
     told = {"spill": "write", "gather": "write"}
     expected: dict[str, int] = defaultdict(int)
     for phase in planned.phases:
         name = told.get(phase.name, phase.name)
         expected[name] = max(expected[name], phase.driver_bytes)
-    for name in ("scan", "pca", "kmeans", "assign", "write"):
+    for name in ("scan", "pca", "kmeans", "buckets", "assign", "write"):
         if name in expected and not (name == "kmeans" and one_task):  # whose only result is not collected
             assert 0.6 * expected[name] <= log.largest[name] <= 1.3 * expected[name], (name, expected, log.largest)
     assert planned.files == len(made.files())

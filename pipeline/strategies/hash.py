@@ -113,7 +113,8 @@ class Hash(EmbeddingStrategy):
 
     Buckets are numbered by size, the largest first. Ignores labels: class balance is not guaranteed. Cost: of a row 2 d M
     flop, for d numbers and M functions; two passes over the images, that of the fit over a sample. The driver holds about 8
-    bytes a bucket for every chunk and task. Raises UsageError where there are more than MOST_BUCKETS buckets."""
+    bytes a bucket for every chunk and task. Raises UsageError for too many of them (MOST_BUCKETS, MOST_CELLS), or where
+    sparse ones would more than double the rows."""
 
     name: ClassVar[str] = "hash"
     summary: ClassVar[str] = "each bucket of locality-sensitive hashing dealt round robin, sparse ones to every worker"
@@ -195,7 +196,7 @@ class Hash(EmbeddingStrategy):
         if copies > context.scan.rows:
             raise UsageError(
                 f"so many buckets have no more rows than there are workers that copies add {copies:,} to"
-                f" {context.scan.rows:,} rows; use fewer --functions, or --sparse-if never"
+                f" {context.scan.rows:,} rows; use fewer workers, fewer --functions, or --sparse-if never"
             )
         return Fitted(grouping, counts, self.start, self.sparse_if, params, models)
 
