@@ -25,13 +25,19 @@ STRATEGY = Hash(family="sign", functions=6)
 
 
 def take(
-    context: SparkContext, output: Path | str, batch: int, files: Sequence[Path | str], workers: int = 3, **options: Any
+    context: SparkContext,
+    output: Path | str,
+    batch: int,
+    files: Sequence[Path | str],
+    workers: int = 3,
+    source: str = "source",
+    **options: Any,
 ) -> Outcome:
     """Commit some files as a batch, as the stream does with those that Spark names."""
     request = StreamRequest(str(output), workers, **{"strategy": STRATEGY, **RAW, **options})
     found = [STORE.info(str(file)) for file in files]
     run = GenerationRun(context, request, STORE, str(output), "query")
-    return run.take(batch, lambda folder, newest_ms: Arrived("source", found, digest(found)))
+    return run.take(batch, lambda folder, newest_ms: Arrived(source, found, digest(found)))
 
 
 def rows_of(shards: ShardSet) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import defaultdict
 from itertools import pairwise
@@ -16,18 +17,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pipeline.errors import UsageError
+from pipeline.errors import JobError, UsageError
 from pipeline.input.dataset import serial
+from pipeline.input.formats import DataFile
 from pipeline.runs.report import report
 from pipeline.shardset.damage import all_damage
 from pipeline.shardset.generations import generations
-from pipeline.shardset.manifest import open_committed
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.manifest import open_committed, read_committed
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
 from pipeline.strategies.hash import Hash
+from pipeline.stream.arrivals import Arrivals, Segment, survey
 from pipeline.stream.buckets import Buckets, State, count, starts
+from pipeline.stream.checkpoint import check_checkpoint
+from pipeline.stream.generation import Arrived, GenerationRun
+from pipeline.stream.query import AskedToEnd, Running
+from pipeline.stream.request import StreamRequest
+from pipeline.stream.topic import landed_name
 from tests.cluster_runs import run_here
 from tests.conftest import make_rows, write_binary
-from tests.places import STORE, files_below
-from tests.stream_runs import STRATEGY, check_set, rows_of, take
+from tests.places import STORE, files_below, put
+from tests.stream_runs import RAW, SHAPE, STRATEGY, check_set, rows_of, take
 
 LABELS, IMAGES = make_rows(900, pixels=192)
 
@@ -241,10 +252,6 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
     gone.write_bytes(bytes(193))
     found = STORE.info(str(gone))
     gone.unlink()
-    from pipeline.stream.generation import Arrived, GenerationRun
-    from pipeline.stream.request import StreamRequest
-    from tests.stream_runs import RAW
-
     run = GenerationRun(
         spark.sparkContext,
         StreamRequest(str(tmp_path / "set"), 3, STRATEGY, **RAW),
@@ -268,7 +275,7 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
     reasons = "\n".join(entry["reason"] for entry in entries)
     for words in ("record, 150, has 7 of 193 bytes", "was gone", "offset 1351 (record 7): label 77 is not in 0..9"):
         assert words in reasons
-    assert generations(open_committed(STORE, str(tmp_path / "set")))[-1].quarantined == 4
+    assert generations(open_committed(STORE, str(tmp_path / "set")))[-1].quarantined == 5
 
 
 def test_broken_rows_of_parquet_are_found_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
@@ -308,6 +315,60 @@ def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Pa
     assert "not 3x2x2" in entry["reason"]
 
 
+def test_the_first_batch_settles_the_classes_with_ready_functions_too(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    take(spark.sparkContext, tmp_path / "fitted", 0, files)
+    path = tmp_path / "rows.parquet"
+    labels = LABELS[:100].astype(np.int64) % 7
+    pq.write_table(pa.table({"image": [image.tobytes() for image in IMAGES[:100]], "label": labels}), path)
+    take(spark.sparkContext, tmp_path / "set", 0, [path], format=None, model=str(tmp_path / "fitted"))
+    shards = check_set(tmp_path / "set", IMAGES[:100], labels)
+    assert shards.manifest["labels"]["num_classes"] == 7
+    assert all(len(worker["label_histogram"]) == 7 for worker in shards.manifest["workers"])
+
+
+def test_a_file_system_that_fails_puts_nothing_aside(
+    spark: SparkSession, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"image": [IMAGES[0].tobytes()] * 30, "label": [1] * 30}), path)
+
+    def fails(self: Store, uri: str) -> Any:
+        raise OSError(5, "Input/output error", uri)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "open", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            survey(
+                STORE, "in", [STORE.info(str(path))], run=serial, first=0, format="parquet", shape=SHAPE, expected=None,
+                unlabelled=False,
+            )  # fmt: skip
+    take(spark.sparkContext, tmp_path / "set", 0, [path], format=None)
+    check_set(tmp_path / "set", np.repeat(IMAGES[:1], 30, axis=0), np.ones(30, int))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    bad=st.sets(st.integers(0, 53)),
+    joined=st.booleans(),
+)
+def test_rows_are_left_out_of_files_wherever_they_are(lengths: list[int], bad: set[int], joined: bool) -> None:
+    """joined: neighbours as one range, over the ends of files too."""
+    segments = tuple(Segment(DataFile(f"{at}", 0, 0, rows + 2), 1, rows + 1) for at, rows in enumerate(lengths))
+    data = Arrivals(STORE, "in", "cifar10-binary", (), Layout(SHAPE), segments, 100)
+    rows = sorted(row for row in bad if row < sum(lengths))
+    ranges = [(100 + row, 101 + row) for row in rows]
+    if joined:
+        starts_at = [row for row in rows if row - 1 not in rows]
+        ends = [row + 1 for row in rows if row + 1 not in rows]
+        ranges = [(100 + low, 100 + high) for low, high in zip(starts_at, ends, strict=True)]
+    every = [(segment.file.path, record) for segment in segments for record in range(segment.start, segment.stop)]
+    left = data.without(reversed(ranges)).segments
+    kept = [(segment.file.path, record) for segment in left for record in range(segment.start, segment.stop)]
+    assert kept == [place for row, place in enumerate(every) if row not in bad]
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +379,86 @@ def test_a_stream_of_another_configuration_or_a_set_of_no_stream_is_refused(
     for other in ({"workers": 4}, {"strategy": Hash(family="sign", functions=5)}, {"window_rows": 7}):
         with pytest.raises(UsageError, match="of another configuration"):
             take(spark.sparkContext, tmp_path / "set", 1, files[1:2], **other)
+    with pytest.raises(UsageError, match="was streamed from source: rows of /elsewhere would be in it again"):
+        take(spark.sparkContext, tmp_path / "set", 1, files[1:2], source="/elsewhere")
     run_here(spark, tmp_path / "in", tmp_path / "batch", 3)
     with pytest.raises(UsageError, match="no stream has made"):
         take(spark.sparkContext, tmp_path / "batch", 0, files[:1])
+
+
+def checkpoint_at(folder: Path, planned: int, done: int) -> str:
+    """As Spark leaves it, with the checksums that lie beside."""
+    for name, last in (("offsets", planned), ("commits", done)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for batch in range(last + 1):
+            (folder / name / f"{batch}").touch()
+            (folder / name / f".{batch}.crc").touch()
+    return f"file://{folder}"
+
+
+def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    output = str(tmp_path / "set")
+    (tmp_path / "rubbish.bin").write_bytes(b"rubbish")
+
+    def check(planned: int, done: int) -> None:
+        place = checkpoint_at(tmp_path / f"{planned}-{done}", planned, done)
+        check_checkpoint(STORE, place, read_committed(STORE, output), output)
+
+    check(-1, -1)
+    check(0, -1)  # killed in its first batch
+    with pytest.raises(UsageError, match=r"has nothing of batch 0, which its checkpoint .* has noted as done"):
+        check(0, 0)
+    take(spark.sparkContext, output, 0, files[:1])
+    take(spark.sparkContext, output, 1, [tmp_path / "rubbish.bin"])
+    take(spark.sparkContext, output, 2, [])
+    for planned, done in ((0, -1), (0, 0), (1, 0), (2, 2), (3, 2)):
+        check(planned, done)
+    with pytest.raises(UsageError, match="has nothing of batch 3"):
+        check(4, 3)
+    take(spark.sparkContext, output, 4, files[1:2])
+    with pytest.raises(UsageError, match=r"has batch 4, and its checkpoint .* only knows of 3"):
+        check(3, 3)
+
+
+def test_a_batch_that_comes_after_the_end_is_not_noted_as_done(spark: SparkSession, tmp_path: Path) -> None:
+    request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY)
+    run = GenerationRun(spark.sparkContext, request, STORE, str(tmp_path / "set"), "")
+    running = Running(run, lambda *_: pytest.fail("no batch is taken"), print, ended=True)
+    running.known.set()
+    with pytest.raises(AskedToEnd):
+        running.on_batch(spark.range(1), 0)
+    assert running.refused
+    assert not (tmp_path / "set").exists()
+
+
+def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    data = bytearray(
+        b"".join(bytes([label]) + image.tobytes() for label, image in zip(LABELS[:9], IMAGES, strict=False))
+    )
+    data[193 * 4] = 200
+    output = str(tmp_path / "set")
+    run = GenerationRun(
+        spark.sparkContext, StreamRequest(output, 3, STRATEGY, num_classes=10, **RAW), STORE, output, "query"
+    )
+
+    def landed(folder: str, newest_ms: int) -> Arrived:
+        path = f"{folder}/task/{landed_name(7)}"
+        put(path, bytes(data))
+        return Arrived("kafka://one:9092/rows", [STORE.info(path)], "digest")
+
+    assert run.take(0, landed).fresh
+    kept = [0, 1, 2, 3, 5, 6, 7, 8]
+    check_set(output, IMAGES[kept], LABELS[kept])
+    (entry,) = aside(tmp_path / "set")
+    assert entry["source"] == "partition 7"
+    assert base64.b64decode(entry["value"]) == bytes(data[193 * 4 : 193 * 5])
+    assert "label 200 is not in 0..9" in entry["reason"]
+
+    def gone(folder: str, newest_ms: int) -> Arrived:
+        """Of a driver that was frozen, and taken for dead; its topic's servers have moved meanwhile."""
+        return Arrived("kafka://two:9092/rows", [FileInfo(f"{folder}/gone", 193, 0, is_dir=False)], "digest")
+
+    with pytest.raises(JobError, match="files of this run are gone"):
+        run.take(1, gone)

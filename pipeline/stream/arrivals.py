@@ -21,6 +21,7 @@ from pipeline.shardset.layout import Layout
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
+CONFIRM_BYTES = 1 << 20
 MOST_BROKEN = 100  # records of a file that are looked for one by one, in one task; then the rest of it is left out
 
 
@@ -80,15 +81,16 @@ class Arrivals(Dataset):
 
     def without(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
         """The same without some rows, each (first id, end); ids close up."""
-        segments = []
-        cuts = sorted(broken)
+        segments, cuts, next_cut = [], sorted(broken), 0
         for (file, start, stop), first in zip(self.segments, self.firsts, strict=True):
-            at = start
-            for low, high in cuts:
-                low, high = (min(max(row - first + start, at), stop) for row in (low, high))
-                if low < high:
-                    segments.append(Segment(file, at, low))
-                    at = high
+            at, end = start, first + stop - start
+            while next_cut < len(cuts) and cuts[next_cut][0] < end:
+                low, high = (min(max(row - first + start, at), stop) for row in cuts[next_cut])
+                segments.append(Segment(file, at, low))
+                at = high
+                if cuts[next_cut][1] > end:
+                    break  # it goes on in the next file
+                next_cut += 1
             segments.append(Segment(file, at, stop))
         return replace(self, segments=tuple(segment for segment in segments if segment.start < segment.stop))
 
@@ -150,7 +152,11 @@ def _look(
             reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
             broken.append(Broken(entry.path, record, reason))
             entry = replace(entry, bytes=entry.bytes - rest)
-        file, layout = kind.survey(store, entry, shape)
+        try:
+            file, layout = kind.survey(store, entry, shape)
+        except DataError:
+            confirm(store, entry.path)
+            file, layout = kind.survey(store, entry, shape)
     except DataError as error:
         return "", None, None, [Broken(entry.path, None, str(error), 0)]
     except FileNotFoundError:
@@ -171,6 +177,14 @@ def _look(
     return name, file, layout, broken
 
 
+def confirm(store: Store, path: str) -> None:
+    """Read all of a file that seems broken. Raises OSError where it is the file system that fails: then the batch fails, and
+    comes again, and nothing is put aside."""
+    with store.open(path) as file:
+        while file.read(CONFIRM_BYTES):
+            pass
+
+
 def _alike(one: Layout, other: Layout) -> bool:
     """But for the number of classes, which labels are held against one by one."""
     return replace(one, num_classes=None) == replace(other, num_classes=None)
@@ -186,7 +200,7 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
     """Rows start <= id < stop, and in their place those that cannot be read: (first id, end, reason). A label outside
     0..num_classes-1 is one. After MOST_BROKEN of a file the rest of the range in it is one."""
     for file, low, high, at in dataset.spans(start, stop):
-        failures = 0
+        failures, confirmed = 0, False
         ranges = [(at, at + high - low)]
         while ranges:
             begin, end = ranges.pop()
@@ -200,6 +214,11 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
                 if failures == MOST_BROKEN:
                     yield done, at + high - low, f"{reason}; after {MOST_BROKEN} broken records, as is the rest"
                     break
+                if not confirmed:
+                    confirm(dataset.store, file.path)
+                    confirmed = True
+                    ranges.append((done, end))
+                    continue
                 if end - done == 1:
                     failures += 1
                     yield done, end, reason

@@ -15,6 +15,7 @@ from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import only_spark_knows
+from pipeline.shardset.manifest import read_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -23,7 +24,8 @@ from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
 from pipeline.storage.uri import is_remote
 from pipeline.strategies.hash import Hash
-from pipeline.stream import files, kafka
+from pipeline.stream import files, kafka, topic
+from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import GenerationRun
 from pipeline.stream.query import Running, Tally, say, start, watch
 from pipeline.stream.request import WINDOW_ROWS, StreamRequest
@@ -117,13 +119,14 @@ def run_stream(prog: str, description: str | None) -> int:
         checkpoint = checkpoint_of(store, args.checkpoint, output)
         spark = SparkSession(context)
         run = GenerationRun(context, request, store, output, "")
-        if kafka.is_topic(args.source):
+        if topic.is_topic(args.source):
             stream = kafka.stream_of_topic(spark, args.source, args.batch_limit)
             arrive = kafka.arrivals(store, args.source, request, output)
         else:
             source = source_of(store, args.source, output)
             stream = files.stream_of_files(spark, source, args.batch_limit)
             arrive = files.arrivals(store, source, output, request.late_after_s)
+        check_checkpoint(store, checkpoint, read_committed(store, output), output)
         running = Running(run, arrive, (lambda text: None) if args.quiet else say)
         tally = watch(running, start(running, stream, checkpoint, trigger))
         return finish(args, run, tally)
@@ -131,14 +134,14 @@ def run_stream(prog: str, description: str | None) -> int:
 
 def preflight(args: argparse.Namespace, request: StreamRequest) -> None:
     """What can be refused before Spark starts. Raises UsageError and DataError."""
-    if kafka.is_topic(args.source):
-        kafka.address(args.source)
-        kafka.record_bytes(request)
-    places = [request.output, *([] if kafka.is_topic(args.source) else [args.source])]
+    if topic.is_topic(args.source):
+        topic.address(args.source)
+        topic.record_bytes(request)
+    places = [request.output, *([] if topic.is_topic(args.source) else [args.source])]
     if any(only_spark_knows(uri) and not is_object(Store().resolve(uri)) for uri in places):
         return
     output = Store().resolve(request.output)
-    if not kafka.is_topic(args.source):
+    if not topic.is_topic(args.source):
         source_of(Store(), args.source, output)
     checkpoint_of(Store(), args.checkpoint, output)
 
@@ -150,7 +153,7 @@ def read_request(args: argparse.Namespace) -> StreamRequest:
         num_workers=args.workers,
         strategy=from_flags(Hash, args),
         model=args.model,
-        format=args.format or (kafka.FORMAT if kafka.is_topic(args.source) else None),
+        format=args.format or (topic.FORMAT if topic.is_topic(args.source) else None),
         shape=args.image_shape,
         num_classes=args.num_classes,
         unlabelled=args.unlabelled,

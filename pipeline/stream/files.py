@@ -30,8 +30,9 @@ def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFram
     return reader.load(uri).selectExpr(*NAMES)
 
 
-def files_of(store: Store, uri: str, frame: DataFrame) -> list[FileInfo]:
-    """Those of a batch in the order of arrival: by time, then path. Of training and test files, the training side."""
+def files_of(store: Store, uri: str, frame: DataFrame) -> tuple[list[FileInfo], list[FileInfo]]:
+    """Those of a batch; and those to take, in the order of arrival: by time, then path. Of training and test files, the
+    training side."""
     found = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
     above = len(uri)
     files = [
@@ -39,7 +40,7 @@ def files_of(store: Store, uri: str, frame: DataFrame) -> list[FileInfo]:
         for file in found
         if file.name not in COMPANIONS and not file.name.endswith("._COPYING_") and not is_evaluation(file.path[above:])
     ]
-    return sorted(files, key=lambda file: (file.modified_ms, file.path))
+    return found, sorted(files, key=lambda file: (file.modified_ms, file.path))
 
 
 def arrive(
@@ -53,10 +54,12 @@ def arrive(
     newest_ms: int,
 ) -> Arrived:
     """The files of a batch, without those that are late. newest_ms: of the files before."""
-    files = files_of(store, uri, frame)
+    found, files = files_of(store, uri, frame)
     late = [file for file in files if is_late(file.modified_ms, newest_ms, late_after_s)]
     reason = f"it is more than {late_after_s or 0:g} s older than the newest before it (--late-after)"
-    aside = [Broken(file.path, None, reason, 0) for file in late]
+    ignored = [file for file in found if file not in files]
+    aside = [Broken(file.path, None, "it is no file of training rows", 0) for file in ignored]
+    aside += [Broken(file.path, None, reason, 0) for file in late]
     put_aside(store, path_of(output, batch, 0), lines_of(aside))
     taken = [file for file in files if file not in late]
     newest = max((file.modified_ms for file in taken), default=newest_ms)

@@ -5,6 +5,7 @@ batch. A batch that comes again after a kill is known by that number, and skippe
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -45,6 +46,7 @@ from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_
 from pipeline.stream.placement import ByBucket, Copies, SomeBuckets, groups_of
 from pipeline.stream.quarantine import lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
+from pipeline.stream.topic import partition_of, record_bytes, without_servers
 
 STREAM = "stream"
 
@@ -99,12 +101,19 @@ class GenerationRun:
             held = (before.manifest[STREAM] if before else {}).get("newest_ms", 0)
             with progress.phase("discover"):
                 arrived = arrive(attempt.folder, held)
+                check_source(before, arrived.uri)
                 rows = total_rows(before)
                 dataset, broken = self._survey(before, arrived, rows)
+                self._check_landed(attempt.folder, broken)
             work = Batch(self, attempt.folder, before, dataset, progress.phase)
             seen, hashes = work.look(broken) if dataset else (None, None)
-            put_aside(self.store, path_of(self.output, batch), lines_of(broken))
-            aside = arrived.aside + sum(entry.records for entry in broken)
+            lines = [self._line(attempt.folder, entry) for entry in broken]
+            aside = arrived.aside + sum(max(1, entry.records) for entry in broken)
+            if (
+                seen is None and not aside
+            ):  # every batch leaves a trace, by which the checkpoint is held against the set
+                lines = lines_of([Broken(arrived.uri, None, "nothing of the batch was there any more", 0)])
+            put_aside(self.store, path_of(self.output, batch), lines)
             if seen is None or hashes is None:
                 return Outcome(before, quarantined=aside, seconds=time.monotonic() - began)
             manifest, moves = work.make(seen, hashes)
@@ -132,6 +141,36 @@ class GenerationRun:
             shape=expected.shape if expected else self.request.shape,
             expected=expected,
             unlabelled=self.request.unlabelled,
+        )
+
+    def _check_landed(self, folder: str, broken: list[Broken]) -> None:
+        """Raises JobError where files are gone that tasks of this attempt have written: then it was taken for dead."""
+        if any(entry.source.startswith(f"{folder}/") for entry in broken):
+            raise JobError(
+                f"{self.output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
+            )
+
+    def _line(self, folder: str, entry: Broken) -> dict[str, Any]:
+        """With its bytes, in base64, where it came from a topic: the file that tells of it goes with the attempt."""
+        (line,) = lines_of([entry])
+        if entry.record is None or not entry.source.startswith(f"{folder}/"):
+            return line
+        size = record_bytes(self.request)
+        with self.store.open(entry.source) as file:
+            file.seek(entry.record * size)
+            data = file.read(entry.records * size)
+        reason = entry.reason.removeprefix(f"{entry.source}: ")
+        source = partition_of(entry.source)
+        return line | {"source": source, "record": None, "reason": reason, "value": base64.b64encode(data).decode()}
+
+
+def check_source(before: ShardSet | None, uri: str) -> None:
+    """Raises UsageError where the rows so far came from elsewhere: files that are found again would be in the set twice."""
+    held = before.manifest["input"]["uri"] if before else uri
+    if without_servers(held) != without_servers(uri):
+        raise UsageError(
+            f"{before.uri if before else uri} was streamed from {held}: rows of {uri} would be in it again; give that"
+            " --source, or choose another --output"
         )
 
 
@@ -189,10 +228,11 @@ class Batch:
             while seen := self._look(hashes):
                 if seen.broken:
                     self._leave_out(seen, broken)
-                elif hashes is None:
-                    hashes = self._fit(seen)
-                else:
+                    continue
+                seen = self._settle(seen)
+                if hashes is not None:
                     return seen, hashes
+                hashes = self._fit(seen)
         return None, None
 
     def _look(self, hashes: Hashes | None) -> Seen | None:
@@ -209,12 +249,20 @@ class Batch:
             broken.append(Broken(file.path, record, reason, end - first))
         self.dataset = self.dataset.without((first, end) for first, end, _ in seen.broken)
 
-    def _fit(self, seen: Seen) -> Hashes:
-        """On a keyed sample of the first batch; what classes there are is settled with it."""
+    def _settle(self, seen: Seen) -> Seen:
+        """What classes there are is settled with the first batch."""
         assert self.dataset
-        classes = int(np.flatnonzero(seen.scan.label_counts.sum(axis=0))[-1]) + 1
-        settled = self.request.num_classes or self.dataset.layout.num_classes or classes
+        if self.before:
+            return seen
+        counts = seen.scan.label_counts
+        settled = self.request.num_classes or self.dataset.layout.num_classes
+        settled = settled or int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1
         self.dataset = replace(self.dataset, layout=replace(self.dataset.layout, num_classes=settled))
+        return replace(seen, scan=replace(seen.scan, label_counts=counts[:, :settled]))
+
+    def _fit(self, seen: Seen) -> Hashes:
+        """On a keyed sample of the first batch."""
+        assert self.dataset
         images = Images(self.run.context, self.dataset)
         return fit_functions(images, seen.scan, self.request.strategy, self.staging, self.phase)
 

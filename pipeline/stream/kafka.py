@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -17,8 +16,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.errors import UsageError
-from pipeline.input.formats import FORMATS
-from pipeline.input.formats.cifar_binary import FixedRecords
 from pipeline.shardset.attempt import task_folder
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
@@ -26,23 +23,10 @@ from pipeline.stream.files import is_late
 from pipeline.stream.generation import Arrived
 from pipeline.stream.quarantine import path_of, put_aside
 from pipeline.stream.request import StreamRequest
+from pipeline.stream.topic import address, landed_name, record_bytes
 
-TOPIC = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[A-Za-z0-9._-]+)")
-FORMAT = "cifar10-binary"
 COLUMNS = ("partition", "offset", "CAST(unix_millis(timestamp) AS BIGINT) AS time_ms", "value")
 LANDED = "partition INT, first LONG, end LONG, newest_ms LONG, aside LONG, bytes LONG, path STRING"
-
-
-def is_topic(uri: str) -> bool:
-    return uri.startswith("kafka:")
-
-
-def address(uri: str) -> tuple[str, str]:
-    """Servers and topic. Raises UsageError."""
-    match = TOPIC.fullmatch(uri)
-    if not match:
-        raise UsageError(f"--source {uri} is not kafka://HOST:PORT/TOPIC")
-    return match["servers"], match["topic"]
 
 
 def stream_of_topic(spark: SparkSession, uri: str, most: int | None) -> DataFrame:
@@ -67,14 +51,6 @@ def stream_of_topic(spark: SparkSession, uri: str, most: int | None) -> DataFram
 def arrivals(store: Store, uri: str, request: StreamRequest, output: str) -> Any:
     """What makes a batch of a frame."""
     return partial(arrive, store, uri, output, record_bytes(request), request.late_after_s)
-
-
-def record_bytes(request: StreamRequest) -> int:
-    """Of a message. Raises UsageError for a format that has no records of one size."""
-    kind = FORMATS[request.format or FORMAT]
-    if not isinstance(kind, FixedRecords):
-        raise UsageError(f"--format {kind.name}: a message holds one raw record, of cifar10-binary or cifar100-binary")
-    return kind.record_bytes(request.shape)
 
 
 def arrive(
@@ -110,7 +86,7 @@ def _land(
 ) -> Iterator[pa.RecordBatch]:
     """One partition of a topic, in the order of offsets: whole records into a file, what is none aside."""
     task = f"{folder}/{uuid.uuid4().hex}"
-    path, size, newest, partition, first, end = f"{task}/messages.bin", 0, newest_ms, -1, -1, -1
+    path, size, newest, partition, first, end = "", 0, newest_ms, -1, -1, -1
     aside: list[dict[str, object]] = []
     file = None
     for message in messages:
@@ -128,6 +104,7 @@ def _land(
                 continue
             if file is None:
                 task_folder(store, task)
+                path = f"{task}/{landed_name(number)}"
                 file = store.create(path)
             file.write(value)
             size, newest = size + len(value), max(newest, time_ms)

@@ -40,9 +40,14 @@ class Tally:
     last: Outcome | None = None
 
 
+class AskedToEnd(Exception):
+    """A batch that came after the stream was asked to end: Spark must not note it as done."""
+
+
 @dataclass
 class Running:
-    """A query and what it shares with the thread that watches it. idle: held while a batch is at work."""
+    """A query and what it shares with the thread that watches it. idle: held while a batch is at work; refused: whether a
+    batch came after the end."""
 
     run: GenerationRun
     arrive: Arrive
@@ -52,13 +57,15 @@ class Running:
     query: StreamingQuery | None = None
     known: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
+    refused: bool = False
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """For foreachBatch."""
         self.known.wait()
         with self.idle:
             if self.ended:
-                return
+                self.refused = True
+                raise AskedToEnd
             assert self.query
             run = GenerationRun(self.run.context, self.run.request, self.run.store, self.run.output, str(self.query.id))
             done = run.take(batch, lambda folder, newest_ms: self.arrive(batch, frame, folder, newest_ms))
@@ -111,10 +118,10 @@ def watch(running: Running, query: StreamingQuery) -> Tally:
                 running.say("asked to end: after the batch that is at work")
                 with running.idle:
                     running.ended = True
-                    query.stop()
+                query.stop()  # not under the lock: it waits for a batch that may wait for that
                 break
     error = query.exception()
-    if error and not running.ended:
+    if error and not running.refused:
         raise error
     return running.tally
 

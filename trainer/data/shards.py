@@ -162,7 +162,14 @@ def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
     if data.generation >= there:
         held = f"has generations 0..{there - 1}" if there else "was made at once, without generations"
         raise UsageError(f"--generation {data.generation}: {shards.uri} {held}")
-    return as_of(shards, data.generation)
+    pinned = as_of(shards, data.generation)
+    empty = next((worker for worker in range(pinned.num_workers) if not pinned.worker_rows(worker)), None)
+    if empty is not None:
+        raise UsageError(
+            f"--generation {data.generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
+            f" 0..{there - 1}"
+        )
+    return pinned
 
 
 def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows:

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.errors import UsageError
 from pipeline.shardset.generations import as_of, generations
 from pipeline.shardset.manifest import read_committed
 from pipeline.storage.store import Store
 from trainer.data.follow import Following, Stretch
 from trainer.data.shards import Rows, Shards, load_files
 from trainer.home.place import Place, entries
-from trainer.run_files import FOLLOWED
+from trainer.run_files import CONFIG, FOLLOWED
 from trainer.runlog.events import log_event
 
 LOOK_S = 0.2  # between two looks at the set: passes over few rows are short
@@ -107,6 +108,12 @@ def follow(
     """None for a set that was made at once. home: of the run."""
     if not generations(shards):
         return None
-    source = Appended(home(), work, worker, shards, rows, targets=targets, looks=looks)
+    place = home()
+    if looks and isinstance(place, Path) and not (place / CONFIG).exists():
+        raise UsageError(
+            f"--follow: {place} is no folder that this host shares with server 0, where a run keeps what its workers have"
+            " followed; give all hosts one folder, hdfs:// or s3://"
+        )
+    source = Appended(place, work, worker, shards, rows, targets=targets, looks=looks)
     made = source.following()
     return made if looks or len(made.stretches) > 1 else None
