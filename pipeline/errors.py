@@ -13,6 +13,10 @@ class UsageError(JobError):
     exit_code = 2
 
 
+class UnsuitableError(UsageError):
+    """A strategy's parameters do not suit the rows, as turned out once these were looked at."""
+
+
 class DataError(JobError):
     """The input, or a committed shard set, breaks its contract (exit 3)."""
 

@@ -252,6 +252,19 @@ def wait_for(there: Any) -> None:
     raise AssertionError("it did not come")
 
 
+def test_the_slower_of_two_runs_of_one_command_finds_the_other_ones_table(tmp_path: Path) -> None:
+    slower, faster = (tables.TableFile(Store(), str(tmp_path / "t.parquet"), "identity") for _ in range(2))
+    spans = [(0, 3)]
+    faster.keep(0, np.ones((3, 2), np.float32))
+    faster.finish(spans, 2, {"length": 2})
+    data = (tmp_path / "t.parquet").read_bytes()
+    slower.finish(spans, 2, {"length": 2})  # its vectors went with the faster one's
+    assert (tmp_path / "t.parquet").read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+    with pytest.raises(FileNotFoundError):
+        tables.TableFile(Store(), str(tmp_path / "t.parquet"), "other").finish(spans, 2, {"length": 2})
+
+
 def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path: Path) -> None:
     output = str(tmp_path / "t")
     with pytest.raises(UsageError, match=r"either --input or --shards"):
@@ -261,6 +274,8 @@ def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path:
     for options, error, line in (
         ({"input": str(tmp_path / "none")}, DataError, "none does not exist; check --input"),
         ({"shards": str(tmp_path / "none")}, DataError, "none"),
+        ({"input": str(source), "output": f"{source}/t.parquet"}, UsageError, "and the input .* overlap"),
+        ({"input": f"{source}/*.bin", "output": f"{source}/t.bin"}, UsageError, "is among what"),
         ({"input": str(source), "format": "gif"}, UsageError, "--format gif: choose one of"),
         ({"input": str(source), "image_shape": (3, 7, 7), "format": "cifar10-binary"}, DataError, "bytes"),
         ({"input": str(source), "device": "cuda"}, UsageError, "--device cuda: torch finds no GPU"),

@@ -24,7 +24,7 @@ from pipeline.storage.store import Store
 
 ID, VECTOR = "id", "embedding"
 PART_BYTES = 64 << 20  # of a file that a task reads
-BATCH_ROWS = 1 << 16
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 256 << 10  # small ones: a shuffle holds a thousand of them
 
 Vectors = npt.NDArray[np.float32]
 
@@ -61,11 +61,11 @@ class EmbeddingTable:
         layout = vector_layout(self.length)
         with self.store.open(part.path) as file, broken_is_data_error(part.path):
             parquet = _opened(file, part.path)
-            first = 0
+            first, rows = 0, max(1, min(BATCH_ROWS, BATCH_BYTES // (4 * self.length)))
             for group in range(parquet.num_row_groups):
                 if group % part.parts == part.part:
                     at = first
-                    for batch in parquet.iter_batches(BATCH_ROWS, [group], columns=[ID, VECTOR]):
+                    for batch in parquet.iter_batches(rows, [group], columns=[ID, VECTOR]):
                         ids = whole_numbers(batch.column(ID), ID, part.path, MOST_ROWS)
                         data = vectors_of(batch.column(VECTOR), layout, part.path, at)
                         yield ids, data.view(np.float32)

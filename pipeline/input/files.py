@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
+from pipeline.storage.uri import is_remote
 
 # Files that official CIFAR archives carry beside the records.
 COMPANIONS = {
@@ -139,3 +141,19 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     if not files:
         raise DataError(f"{uri} holds no data files; expected CIFAR binaries, CIFAR pickles or Parquet")
     return files
+
+
+def check_apart(store: Store, output: str, given: str) -> None:
+    """Raises UsageError where an output lies in what is read, or the other way round. output: resolved."""
+    source = store.resolve(given)
+    if is_pattern(source) and may_match(source, output):
+        raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
+    for path in [entry.path for entry in named(store, source)] if is_pattern(source) else [source]:
+        ours, theirs = (_real(each).rstrip("/") + "/" for each in (output, path))
+        if ours.startswith(theirs) or theirs.startswith(ours):
+            raise UsageError(f"--output {output} and the input {path} overlap; choose a folder of its own")
+
+
+def _real(path: str) -> str:
+    """A local path without links, so that a set never replaces what it is read from."""
+    return path if is_remote(path) else os.path.realpath(path)

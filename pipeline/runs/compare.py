@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.errors import UsageError
+from pipeline.errors import UnsuitableError, UsageError
 from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
 from pipeline.runs.agreement import agreement
@@ -69,7 +70,13 @@ def run_comparison(args: argparse.Namespace) -> int:
             progress = PhaseLog(context, quiet=args.quiet, title=f"{strategy.name} to {output}/{strategy.name}")
             if not args.quiet:
                 print(f"-- {strategy.name}")
-            shards = shard(context, replace(request, output=f"{output}/{strategy.name}"), strategy, progress).shards
+            try:
+                shards = shard(context, replace(request, output=f"{output}/{strategy.name}"), strategy, progress).shards
+            except UnsuitableError as error:
+                if not made and strategy is strategies[-1]:
+                    raise
+                print(f"{strategy.name} is left out: {error}", file=sys.stderr)
+                continue
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
             rows.append({**row, "total_s": sum(shards.manifest["seconds"].values())})

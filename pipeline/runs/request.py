@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
-from pipeline.input.files import is_pattern, may_match, named
+from pipeline.input.files import check_apart, named
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.shardset.ratios import lowest_terms
 from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
-from pipeline.storage.uri import is_remote, split_uri
+from pipeline.storage.uri import split_uri
 from pipeline.strategies import Strategy
 
 
@@ -86,13 +85,7 @@ def check_output(store: Store, request: Request) -> str:
     pattern that matches nothing."""
     output = store.resolve(request.output)
     for given in filter(None, (request.input, request.eval_input)):
-        source = store.resolve(given)
-        if is_pattern(source) and may_match(source, output):
-            raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
-        for path in [entry.path for entry in named(store, source)] if is_pattern(source) else [source]:
-            ours, theirs = (_real(each).rstrip("/") + "/" for each in (output, path))
-            if ours.startswith(theirs) or theirs.startswith(ours):
-                raise UsageError(f"--output {output} and the input {path} overlap; choose a folder of its own")
+        check_apart(store, output, given)
     try:
         if not store.info(output).is_dir:
             raise UsageError(f"--output {output} is a file; choose a folder")
@@ -103,11 +96,6 @@ def check_output(store: Store, request: Request) -> str:
             raise UsageError(f"--output {output} cannot be a folder: {error.strerror}; choose another") from None
         raise
     return output
-
-
-def _real(path: str) -> str:
-    """A local path without links, so that a set never replaces what it is read from."""
-    return path if is_remote(path) else os.path.realpath(path)
 
 
 def identity(request: Request, strategy: Strategy) -> str:

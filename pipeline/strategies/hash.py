@@ -22,7 +22,7 @@ from pipeline.clustering.hashes import MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hash
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.projection import Grid
 from pipeline.clustering.reduction import reduced
-from pipeline.errors import UsageError
+from pipeline.errors import UnsuitableError, UsageError
 from pipeline.hashing import is_drawn
 from pipeline.input.dataset import Block, Dataset
 from pipeline.seeds import Purpose, word
@@ -131,7 +131,7 @@ class Hash(EmbeddingStrategy):
         metavar="M",
         least=1,
         most=MOST_FUNCTIONS,
-        shown="8, or as many as leave 128 rows for each combination of bits",
+        shown="8, or as many as leave 128 rows, and 4 a worker, for each combination of bits",
     )
     width: float | None = option(
         None,
@@ -194,7 +194,7 @@ class Hash(EmbeddingStrategy):
         """Raises UsageError where sparse buckets would more than double the rows."""
         copies = group_table(counts.sum(axis=0), context.num_workers, sparse_if=self.sparse_if).copies
         if copies > context.scan.rows:
-            raise UsageError(
+            raise UnsuitableError(
                 f"so many buckets have no more rows than there are workers that copies add {copies:,} to"
                 f" {context.scan.rows:,} rows; use fewer workers, fewer --functions, or --sparse-if never"
             )
@@ -211,7 +211,8 @@ class Hash(EmbeddingStrategy):
             else:
                 sample = images.blocks().map(lambda block: block.images)
             width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)
-            functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, rows / BUCKET_ROWS)))))
+            combinations = rows / max(BUCKET_ROWS, 4 * context.num_workers)
+            functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, combinations)))))
             family, seed = self.family, self.seed
 
             def fit(blocks: Iterable[npt.NDArray[np.uint8]]) -> list[Hashes]:
@@ -227,7 +228,7 @@ class Hash(EmbeddingStrategy):
         most = min(MOST_BUCKETS, MOST_CELLS // parts)
         if buckets > most:
             wider = " or a larger --width" * (self.family == "lsh")
-            raise UsageError(f"the rows are in more than {most:,} buckets; use fewer --functions{wider}")
+            raise UnsuitableError(f"the rows are in more than {most:,} buckets; use fewer --functions{wider}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.input.dataset import Dataset
+from pipeline.input.files import check_apart
 from pipeline.storage.store import configured_store
 from trainer.embed.fit import Fitting
 from trainer.embed.options import Embedding
@@ -44,6 +45,7 @@ def embed(asked: Embedding) -> Embedded:
     and JobError; the table is there whole or not at all, and the same call goes on after an interruption."""
     device = pick_device(asked.device, 0)
     store = configured_store()
+    check_apart(store, store.resolve(asked.output), asked.input or str(asked.shards))
     dataset = open_rows(store, asked)
     table = TableFile(store, store.resolve(asked.output), identity_of(asked, dataset))
     before = table.found()
@@ -56,7 +58,7 @@ def embed(asked: Embedding) -> Embedded:
         )
     torch.set_num_threads(asked.threads or usable_cores())
     length, progress = code_length(dataset.layout.shape), _Progress(asked.quiet)
-    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
         fitting = fitted(asked, dataset, table, device, progress)
         explained = fitting.explained()
         progress.say(f"{length} numbers a row reconstruct {explained:.1%} of the variance")

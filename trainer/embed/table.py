@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -73,13 +74,17 @@ class TableFile:
 
     def finish(self, spans: list[tuple[int, int]], length: int, about: dict[str, Any]) -> None:
         """Put the table in its place, out of the vectors of all ranges, and remove what was kept. Holds a range of them."""
-        draft = f"{self.work}/table"
-        self.store.delete(draft)
+        draft = f"{self.work}/table-{uuid4().hex}"  # its own, where the same command runs twice at once
         schema = table_schema(length, {"identity": self.identity, **about})
-        with self.store.create(draft) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
-            for batch in self._batches(spans, length, schema):
-                writer.write_batch(batch)
-        self.store.rename(draft, self.uri, overwrite=True)
+        try:
+            with self.store.create(draft) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
+                for batch in self._batches(spans, length, schema):
+                    writer.write_batch(batch)
+            self.store.rename(draft, self.uri, overwrite=True)
+        except FileNotFoundError:
+            if (self.found() or {}).get("identity") != self.identity:
+                raise
+            return  # another run of this command has put the same table there, and tidied up
         self.store.sync_folder(self.uri.rpartition("/")[0])
         self.clear()
 
