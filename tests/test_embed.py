@@ -33,6 +33,7 @@ from tests.test_strategies import QUIET, digests
 from trainer.embed import table as tables
 from trainer.embed.fit import Fitting
 from trainer.embed.options import Embedding
+from trainer.embed.rows import drawn_rows, open_rows
 from trainer.embed.run import embed
 from trainer.models.networks.autoencoder import AutoEncoder, code_length
 
@@ -118,6 +119,14 @@ def test_what_it_reconstructs_is_nearer_than_the_mean_image_once_it_has_learned(
     fitting.run(lambda step, loss: losses.append(loss))
     assert (fitting.done, len(losses)) == (100, 100)
     assert fitting.explained() > 0.5
+
+
+def test_of_very_few_rows_that_are_wanted_there_is_always_one(source: Path) -> None:
+    asked = Embedding(output="t", input=str(source), image_shape=SHAPE, format="cifar10-binary")
+    dataset = open_rows(Store(), asked)
+    counts = [len(drawn_rows(dataset, 1, seed)) for seed in range(12)]
+    assert min(counts) == 1
+    assert max(counts) < 8
 
 
 def test_the_share_of_variance_is_that_of_its_definition() -> None:

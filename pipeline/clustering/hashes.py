@@ -33,6 +33,7 @@ Rows = npt.NDArray[np.uint8] | npt.NDArray[np.int32]  # [rows, d]: pixels, or po
 MOST_FUNCTIONS = 64
 SAMPLE_ROWS = 10_000
 WIDTH_ROWS = 2000  # of the sample, whose nearest neighbours tell the width
+WIDTH_COLUMNS = 4096  # of them at once, in float64
 WIDTH_DISTANCES = 4  # between nearest neighbours
 EXACT = 51  # products of rows and directions stay within 2^51, so that float64 adds them up without rounding
 POINT_NORM = 2.0**25  # of a point on the grid; see projection.grid_exponent
@@ -201,9 +202,13 @@ def neighbour_distance(sample: Rows) -> float:
     """The median distance from a row to the nearest one that differs from it, of at most WIDTH_ROWS rows; 0 where all are
     equal. Squared distances are exact."""
     count = min(len(sample), WIDTH_ROWS)
-    rows = sample[np.arange(count) * len(sample) // count].astype(np.float64)
-    squares = np.einsum("ij,ij->i", rows, rows)
-    distances = squares[:, None] + squares - 2 * (rows @ rows.T)
+    rows = sample[np.arange(count) * len(sample) // count]
+    inner = np.zeros((count, count))
+    for low in range(0, rows.shape[1], WIDTH_COLUMNS):
+        part = rows[:, low : low + WIDTH_COLUMNS].astype(np.float64)
+        inner += part @ part.T
+    squares = inner.diagonal()
+    distances = squares[:, None] + squares - 2 * inner
     distances[distances == 0] = np.inf
     nearest = np.sort(distances.min(axis=1))
     nearest = nearest[np.isfinite(nearest)]

@@ -85,8 +85,9 @@ class Fitting:
         """The share of the variance of up to TOLD_ROWS of its rows that it reconstructs: 0 is the mean image, 1 all."""
         self.model.eval()
         images = self.images[:: max(1, len(self.images) // TOLD_ROWS)][:TOLD_ROWS]
-        wide = normalise(images, self.mean).astype(np.float64)
-        total = ((wide - wide.mean(axis=0)) ** 2).sum()
+        squares = sum(int((part.astype(np.int64) ** 2).sum()) for part in _parts(images))
+        means = (images.sum(axis=0, dtype=np.int64).astype(np.float64) ** 2).sum() / len(images)
+        total = (squares - means) / 255**2
         left = sum(
             float(((self.model(batch) - batch).double() ** 2).sum()) for batch in map(self.tensor, _parts(images))
         )
