@@ -91,8 +91,10 @@ def write_report(shards: ShardSet, write: Callable[[str, bytes], object], run: R
 
 
 def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, Any]:
-    """What ``render_comparison`` shows of one set, as plain JSON values."""
+    """What ``render_comparison`` shows of one set, as plain JSON values; None for what only a set beside it can tell."""
     return {
+        "adjusted_rand": None,
+        "cluster_chi_square_per_dof": None,
         "strategy": manifest["strategy"],
         "workers": manifest["num_workers"],
         "seconds": dict(manifest["seconds"]),
