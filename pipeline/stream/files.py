@@ -63,7 +63,7 @@ def arrive(
     put_aside(store, path_of(output, batch, 0), lines_of(aside))
     taken = [file for file in files if file not in late]
     newest = max((file.modified_ms for file in taken), default=newest_ms)
-    return Arrived(uri, taken, digest(files), len(late), newest)
+    return Arrived(uri, taken, digest(files), len(late), newest, len(ignored))
 
 
 def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:

@@ -53,13 +53,14 @@ STREAM = "stream"
 
 class Arrived(NamedTuple):
     """A batch as its source gives it. files: in the order of arrival; source: a digest of what the batch was; aside: records
-    that were put aside on the way here; newest_ms: the time of the newest record."""
+    that were put aside on the way here; newest_ms: the time of the newest record; ignored: files that are none of rows."""
 
     uri: str
     files: list[FileInfo]
     source: str
     aside: int = 0
     newest_ms: int = 0
+    ignored: int = 0
 
 
 class Outcome(NamedTuple):
@@ -109,9 +110,8 @@ class GenerationRun:
             seen, hashes = work.look(broken) if dataset else (None, None)
             lines = [self._line(attempt.folder, entry) for entry in broken]
             aside = arrived.aside + sum(max(1, entry.records) for entry in broken)
-            if (
-                seen is None and not aside
-            ):  # every batch leaves a trace, by which the checkpoint is held against the set
+            # Every batch leaves a trace, by which the checkpoint is held against the set.
+            if seen is None and not aside and not arrived.ignored:
                 lines = lines_of([Broken(arrived.uri, None, "nothing of the batch was there any more", 0)])
             put_aside(self.store, path_of(self.output, batch), lines)
             if seen is None or hashes is None:
