@@ -144,7 +144,8 @@ def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -
     ax.axhline(num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each")
     ax.set_yscale("log")
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.set(xlabel="neighbourhood, by size", ylabel="examples (log scale)", xlim=(-0.6, len(sizes) - 0.4))
+    by_size = ", by size" * bool(np.all(np.diff(sizes) <= 0))  # a stream numbers them as they come up
+    ax.set(xlabel=f"neighbourhood{by_size}", ylabel="examples (log scale)", xlim=(-0.6, len(sizes) - 0.4))
     ax.set_ylim(0.5, max(float(sizes.max()), num_workers) * 2)
     ax.legend(**ABOVE, ncols=3)
     number_ticks(ax.xaxis, len(sizes))
