@@ -132,13 +132,22 @@ def killed_at(output: Path | str, name: str, workers: int, step: int, older: boo
 
     Returns False where the whole commit takes no more than ``step`` changes, and was therefore never killed. Raises
     AssertionError where the process ended in any other way; its stack trace is on stderr."""
+
+    def work() -> None:
+        if older:
+            commit(STORE, output, "old", workers + 1)
+        commit(FatalStore(countdown=[step]), output, name, workers)
+
+    return was_killed(work, step)
+
+
+def was_killed(work: Callable[[], object], step: int) -> bool:
+    """Whether a forked process was killed in some work, before file change number ``step``. Raises as ``killed_at``."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            if older:
-                commit(STORE, output, "old", workers + 1)
-            commit(FatalStore(countdown=[step]), output, name, workers)
+            work()
             code = 0
         except BaseException:
             traceback.print_exc()

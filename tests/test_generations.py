@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pipeline.shardset.generations import appended, as_of, generations, last_bat
 from pipeline.shardset.manifest import missing_file, open_committed, read_committed
 from pipeline.storage.store import Store
 from tests.places import STORE, elsewhere
-from tests.test_commit import FatalStore, assert_nothing_else
+from tests.test_commit import FatalStore, assert_nothing_else, was_killed
 
 WORKERS = 2
 
@@ -116,20 +115,7 @@ def batches(output: str) -> list[int]:
 
 def killed(output: str, batch: int, step: int) -> bool:
     """Append in a forked process that is killed before file change number ``step``; False where it makes no more."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            append(FatalStore(countdown=[step]), output, batch)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, -signal.SIGKILL), f"the commit ended with {code} before file change {step}"
-    return code != 0
+    return was_killed(lambda: append(FatalStore(countdown=[step]), output, batch), step)
 
 
 def apart(work: Callable[..., Any], *arguments: object) -> Any:
