@@ -92,6 +92,7 @@ def test_compare_tells_bytes_and_agreement(spark: SparkSession, source: Source, 
         assert row["bytes"] == sum(file.stat().st_size for file in files)
     for word in ("ARI", "bytes", "k-means chi2/dof"):
         assert word in done.out
+    assert {row["name"] for row in rows.values()} == rows.keys()
     alone = run_job("compare.py", *flags, "--strategies", "random", "--overwrite")
     assert alone.code == 0, alone.err
     assert json.loads((tmp_path / "c" / "compare.json").read_text())[0]["adjusted_rand"] is None

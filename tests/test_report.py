@@ -245,7 +245,7 @@ def test_the_comparison_shows_every_strategy_beside_a_random_split(tmp_path: Pat
     first = report.comparison_row(manifest, measured)
     second = {
         **first,
-        "strategy": "stratified",
+        "name": "stratified",
         "neighbourhood_chi_square_per_dof": None,
         "seconds": {"fit": 2.5},
     }

@@ -95,6 +95,7 @@ def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, 
     return {
         "adjusted_rand": None,
         "cluster_chi_square_per_dof": None,
+        "name": manifest["strategy"],
         "strategy": manifest["strategy"],
         "workers": manifest["num_workers"],
         "seconds": dict(manifest["seconds"]),
@@ -112,12 +113,12 @@ def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, 
 
 
 def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All strategies side by side on one HTML page; rows as ``comparison_row`` gives them, one a strategy."""
-    seconds = {str(row["strategy"]): row["seconds"] for row in rows}
+    """All strategies side by side on one HTML page; rows as ``comparison_row`` gives them, one a set."""
+    seconds = {str(row["name"]): row["seconds"] for row in rows}
     with plots.style():
         drawn = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
         for key, label in RATIOS:
-            values = {str(row["strategy"]): row.get(key) for row in rows}
+            values = {str(row["name"]): row.get(key) for row in rows}
             if any(value is not None for value in values.values()):
                 drawn.append(embed_figure(figures.against_one(values, label), label))
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))
