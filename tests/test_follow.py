@@ -13,16 +13,24 @@ from pyspark.sql import SparkSession
 
 from pipeline.errors import UsageError
 from pipeline.shardset.generations import as_of, generations
+from pipeline.storage.store import Store
+from tests.clusters import free_ports
 from tests.conftest import make_rows, write_binary
+from tests.places import STORE, files_below, put
 from tests.stream_runs import take
+from tests.test_trainer_homes import Far, far, runs
 from tests.trainer_runs import Training, train_here
+from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.data.batches import Loader, permutation
 from trainer.data.follow import Following, Stretch
-from trainer.data.shards import Rows, load_worker, open_pinned, open_shards
+from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_shards
+from trainer.home.place import StorePlace, listing
+from trainer.run_files import CHECKPOINTS
 from trainer.worker.follow import Appended, record, recorded
 
 LABELS, IMAGES = make_rows(900, pixels=192)
+__all__ = ["runs"]  # a fixture
 FLAGS = ("--model", "logistic", "--protocol", "bsp", "--batch-size", "60", "--threads", "1", "--recipe", "constant")
 WORKERS = 3
 
@@ -178,6 +186,71 @@ def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path
     assert killed.wait() == 0, killed.said()
     assert len(killed.events("restart")) == 2
     assert np.array_equal(whole.vector(), killed.vector())
+
+
+@far
+def test_hosts_that_share_nothing_but_a_store_follow_to_the_bits_of_one_though_they_are_killed(
+    growing: Path, place: str, tmp_path: Path, runs: list[Training]
+) -> None:
+    for name in files_below(growing):
+        put(f"{place}/set/{name}", (growing / name).read_bytes())
+    start = (*FLAGS, "--generation", "0", "--follow")
+    home = StorePlace(f"{place}/run", STORE)
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+
+    def hosts(*flags: object) -> list[Far]:
+        where = ",".join(f"tcp://127.0.0.1:{port}" for port in free_ports(1))
+        common = (*FLAGS, "--addresses", where, "--token-file", tmp_path / "token", "--no-report", *flags)
+        roles = ("server:0,worker:0", "worker:1,worker:2,evaluator")
+        found = [Far(f"{place}/set", home, tmp_path, *common, "--roles", each) for each in roles]
+        runs.extend(found)
+        return found
+
+    killed = hosts("--generation", "0", "--follow", "--steps", 100_000)
+    killed[0].wait_for_checkpoint(20)
+    for host in killed:
+        host.end()
+    last = newest(home / CHECKPOINTS)
+    assert last is not None
+    for host in hosts("--follow", "--steps", last + 30, "--resume"):
+        assert host.wait() == 0, host.said()
+    alone = train_here(growing, tmp_path / "alone", *start, "--steps", last + 30)
+    np.testing.assert_array_equal(killed[0].vector(), alone.vector())
+    kept = {name: json.loads((home / "followed" / name).read_bytes()) for name in listing(home / "followed")}
+    assert kept == followed(tmp_path / "alone")
+
+
+class Shaky(Store):
+    """Every other operation fails as a lost connection does."""
+
+    calls = 0
+
+    def _shake(self) -> None:
+        type(self).calls += 1
+        if self.calls % 2:
+            raise ConnectionResetError("connection reset")
+
+    def read(self, uri: str) -> bytes:
+        self._shake()
+        return super().read(uri)
+
+    def put_new(self, uri: str, data: bytes) -> None:
+        self._shake()
+        super().put_new(uri, data)
+
+
+def test_a_connection_that_is_lost_meanwhile_ends_nothing(
+    growing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    found = open_shards(str(growing))
+    first = as_of(Shards(Shaky(), found.uri, found.manifest), 0)
+    home = StorePlace(str(tmp_path), Shaky())
+    source = Appended(home, tmp_path, 1, first, load_worker(first, 1), targets=False, looks=True)
+    grown = source.next(source.following().stretches[-1], 40, 1)
+    assert grown == Stretch(40, 1, found.worker_rows(1), 3)
+    assert recorded(tmp_path, 1) == [grown]
+    assert Shaky.calls >= 4
 
 
 def test_what_cannot_be_followed_is_refused(growing: Path, tmp_path: Path, spark: SparkSession) -> None:

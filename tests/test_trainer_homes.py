@@ -53,7 +53,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Far(Training):
     """A run whose output is elsewhere."""
 
-    def __init__(self, shards: Path, home: StorePlace, tmp_path: Path, *flags: object) -> None:
+    def __init__(self, shards: Path | str, home: StorePlace, tmp_path: Path, *flags: object) -> None:
         super().__init__(shards, tmp_path / "said", *flags, "--output", home)  # the last one counts
         self.home = home
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.errors import UsageError
 from pipeline.shardset.generations import as_of, generations
 from pipeline.shardset.manifest import read_committed
+from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 from trainer.data.follow import Following, Stretch
 from trainer.data.shards import Rows, Shards, load_files
@@ -42,7 +43,7 @@ def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
     try:
-        store.put_new(str(place), json.dumps(stretch._asdict()).encode())
+        with_retries(store.put_new)(str(place), json.dumps(stretch._asdict()).encode())
     except FileExistsError:  # by a start of this worker that was taken for dead
         return Stretch(**json.loads(place.read_bytes()))
     return stretch
@@ -93,7 +94,7 @@ class Appended:
 
     def _look(self) -> None:
         """The newest set, if it is of the same stream: one that was replaced is trained on as it was."""
-        found = read_committed(self.shards.store, self.shards.uri)
+        found = with_retries(read_committed)(self.shards.store, self.shards.uri)
         if found and found.manifest.get(STREAM, {}).get("query") == self.shards.manifest[STREAM]["query"]:
             self.newest = Shards(found.store, found.uri, found.manifest)
 
