@@ -31,7 +31,7 @@ from tests.conftest import write_binary
 from tests.places import files_below
 from tests.test_strategies import QUIET, digests
 from trainer.embed import table as tables
-from trainer.embed.fit import Fitting
+from trainer.embed.fit import ENCODED_NUMBERS, Fitting
 from trainer.embed.options import Embedding
 from trainer.embed.rows import drawn_rows, open_rows
 from trainer.embed.run import embed
@@ -139,6 +139,23 @@ def test_the_share_of_variance_is_that_of_its_definition() -> None:
         made = fitting.model(torch.from_numpy(wide.astype(np.float32))).numpy()
     total = ((wide - wide.mean(axis=0)) ** 2).sum()
     assert fitting.explained() == pytest.approx(1 - ((made - wide) ** 2).sum() / total, rel=1e-4)
+
+
+def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(3).integers(0, 256, (23, 3, 224, 224)).astype(np.uint8)
+    fitting = Fitting(Embedding(output="t", input="i"), images, torch.device("cpu"))
+    whole, sizes = Fitting.tensor, []
+
+    def seen(self: Fitting, part: npt.NDArray[np.uint8]) -> torch.Tensor:
+        sizes.append(part.size)
+        return whole(self, part)
+
+    monkeypatch.setattr(Fitting, "tensor", seen)
+    fitting.explained()
+    vectors = fitting.encode(images)
+    assert max(sizes) <= ENCODED_NUMBERS
+    alone = np.concatenate([fitting.encode(images[row : row + 1]) for row in range(len(images))])
+    np.testing.assert_allclose(vectors, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_the_same_command_gives_the_same_bytes_and_the_second_time_does_nothing(

@@ -23,7 +23,7 @@ from trainer.models.networks.autoencoder import AutoEncoder
 
 STEP = "step"
 TOLD_ROWS = 2000  # that the share of explained variance is told of
-ENCODED_ROWS = 500  # at a time
+ENCODED_NUMBERS = 500 * 3 * 32 * 32  # of the images that go through the network at a time, and one image at least
 
 Advanced = Callable[[int, float], None]  # (steps done, loss)
 
@@ -111,7 +111,8 @@ class Fitting:
 
 
 def _parts(images: Images) -> list[Images]:
-    return [images[low : low + ENCODED_ROWS] for low in range(0, len(images), ENCODED_ROWS)]
+    rows = max(1, ENCODED_NUMBERS // images[0].size)
+    return [images[low : low + rows] for low in range(0, len(images), rows)]
 
 
 def _prefixed(prefix: str, tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
