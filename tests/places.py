@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.storage.store import Store
 from tests.clusters.machine import ROOT
+from trainer.home.place import StorePlace
 
 STORE = Store()
 
@@ -56,3 +57,15 @@ def elsewhere(function: Any, *arguments: object) -> Any:
     done = subprocess.run([sys.executable, "-c", program, what], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def home(place: str) -> StorePlace:
+    """Where a run is kept."""
+    return StorePlace(place, STORE)
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> StorePlace:
+    """One that is reached in no time; a local folder goes the ways of HDFS, but for the network."""
+    return StorePlace(str(tmp_path / "home"), STORE)
