@@ -82,8 +82,8 @@ class Hashes:
         """The key of each row's bucket, int64 [rows], any of them.
 
         Equal values have equal keys. Different ones have different keys where all that there may be fit into 63 bits, as up
-        to 63 functions of ``sign`` and ``dsh`` do; else two of them have one key with a probability of at most 2^(e - 63), where
-        2^e divides all their differences."""
+        to 63 functions of ``sign`` and ``dsh`` do; else two of them have one key with a probability of at most 2^(e - 63),
+        where 2^e divides all their differences."""
         keys: Ints = (self.values(rows).view(np.uint64) @ self.multipliers).view(np.int64)
         return keys
 

@@ -78,17 +78,20 @@ class PhaseLog:
 
     def _watch(self, name: str, stop: threading.Event) -> None:
         """A line after five seconds, and then at growing intervals."""
-        pause = FIRST_WORD_S
+        pause, waiting = FIRST_WORD_S, frozenset[int]()
         while not stop.wait(pause):
-            self._say(name, f"     ...  {self._tasks()}{self._note}")
+            before, (waiting, tasks) = waiting, self._tasks()
+            # Spark tells late of tasks that began right after their stage, but within a heartbeat, of 10 s.
+            self._say(name, f"     ...  {STARVED if before & waiting else tasks}{self._note}")
             pause = min(2 * pause, LONGEST_SILENCE_S)
 
-    def _tasks(self) -> str:
+    def _tasks(self) -> tuple[frozenset[int], str]:
+        """The stages at work where none of their tasks is said to have begun, and how far they are, in words."""
         if self.context is None:
-            return ""
+            return frozenset(), ""
         tracker = self.context.statusTracker()
-        stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage]
-        total, done = sum(stage.numTasks for stage in stages), sum(stage.numCompletedTasks for stage in stages)
-        if stages and not done and not any(stage.numActiveTasks for stage in stages):
-            return STARVED
-        return f"{done} of {total} tasks  " if total else ""
+        stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
+        known = [stage for stage in stages.values() if stage]
+        total, done = sum(stage.numTasks for stage in known), sum(stage.numCompletedTasks for stage in known)
+        idle = not done and not any(stage.numActiveTasks for stage in known)
+        return frozenset(stages if idle else ()), f"{done} of {total} tasks  " if total else ""
