@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from pipeline.errors import DataError, UsageError
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
@@ -207,7 +207,9 @@ def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
     except Exception as error:  # Pillow raises many kinds for a broken image
         if len(data) == layout.record_bytes:
             return np.frombuffer(data, np.uint8)
-        raise DataError(f"{place}: the image cannot be decoded ({error})") from None
+        # Pillow's own words tell where in memory the bytes were.
+        why = "no PNG or JPEG after its first bytes" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{place}: the image cannot be decoded ({why})") from None
     if image.shape != layout.shape:
         raise DataError(f"{place}: the image is {image.shape}, the first one {layout.shape}")
     return image.reshape(-1)
