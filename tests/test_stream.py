@@ -28,10 +28,11 @@ from pipeline.shardset.manifest import open_committed, read_committed
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.strategies.hash import Hash
-from pipeline.stream.arrivals import Arrivals, Segment, survey
+from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
 from pipeline.stream.buckets import Buckets, State, count, starts
 from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import Arrived, GenerationRun
+from pipeline.stream.look import LookJob, look
 from pipeline.stream.query import AskedToEnd, Running
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import landed_name
@@ -268,10 +269,10 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
     assert [(Path(entry["source"]).name, entry["record"]) for entry in entries] == [
         ("data_batch_2.bin", 150),
         ("gone.bin", None),
-        ("data_batch_2.bin", 7),
-        ("data_batch_2.bin", 8),
+        ("data_batch_2.bin", 7),  # and 8
         ("data_batch_2.bin", 149),
     ]
+    assert [entry["records"] for entry in entries] == [1, 0, 2, 1]
     reasons = "\n".join(entry["reason"] for entry in entries)
     for words in ("record, 150, has 7 of 193 bytes", "was gone", "offset 1351 (record 7): label 77 is not in 0..9"):
         assert words in reasons
@@ -289,6 +290,109 @@ def test_broken_rows_of_parquet_are_found_one_by_one(spark: SparkSession, tmp_pa
     kept = [row for row in range(100) if row not in (13, 14, 70, 99)]
     check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
     assert [entry["record"] for entry in aside(tmp_path / "set")] == [13, 14, 70, 99]
+
+
+def images_with(broken: set[int], labels: dict[int, int], rows: int, path: Path) -> Path:
+    """A file of Parquet of the first rows: some images that cannot be decoded, some labels of one's own."""
+    images = [b"\x89PNG broken" if row in broken else IMAGES[row].tobytes() for row in range(rows)]
+    held = [labels.get(row, int(LABELS[row])) for row in range(rows)]
+    pq.write_table(pa.table({"image": images, "label": held}), path)
+    return path
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7, 40])
+def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path, pieces: int) -> None:
+    """Three files: of as many undecodable records as are left out one by one, of one more, and of no label in range."""
+    spread = set(range(3, 3 + 2 * MOST_BROKEN, 2))
+    files = [
+        images_with(spread, {0: -7, 1: 10, 299: 11}, 300, tmp_path / "0.parquet"),
+        images_with(spread | {299}, {0: 12, 50: 12}, 300, tmp_path / "1.parquet"),
+        images_with(set(), dict.fromkeys(range(300), 13), 300, tmp_path / "2.parquet"),
+    ]
+    data, problems = survey(
+        STORE, "in", [STORE.info(str(file)) for file in files], run=serial, first=50, format=None, shape=SHAPE,
+        expected=None, unlabelled=False,
+    )  # fmt: skip
+    assert data
+    assert not problems
+    bounds = [(50, 500), (500, 950)]  # a border of chunks in the second file
+    found = look(LookJob(data, 10, None), bounds, pieces, serial).broken
+    whole = "the image cannot be decoded"
+    assert [(entry.first - 50, entry.end - 50) for entry in found] == [
+        (0, 2),
+        *[(row, row + 1) for row in sorted(spread)],
+        (299, 300),
+        (300, 600),
+        (600, 900),
+    ]
+    assert found[0].reason == f"{files[0]}, row 0: label -7 is not in 0..9"
+    assert all(whole in entry.reason for entry in found[1:-3])
+    assert f"{files[1]}, row 3: {whole}" in found[-2].reason
+    assert found[-2].reason.endswith("; more than 100 records cannot be decoded, so all of the file is left out")
+    assert found[-1] == Found(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
+    again = data.without((entry.first, entry.end) for entry in found)
+    assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).broken == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    kinds=st.lists(st.sampled_from(["good", "good", "label", "undecodable"]), min_size=36, max_size=36),
+    cuts=st.sets(st.integers(1, 35)),
+    most=st.integers(0, 3),
+)
+def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
+    lengths: list[int], kinds: list[str], cuts: set[int], most: int
+) -> None:
+    segments = tuple(Segment(DataFile(f"{at}", 0, 0, rows), 0, rows) for at, rows in enumerate(lengths))
+    data = Arrivals(STORE, "in", "parquet", (), Layout(SHAPE), segments, 0)
+    borders = sorted({0, sum(lengths), *(cut for cut in cuts if cut < sum(lengths))})
+    found = [
+        entry
+        for low, high in pairwise(borders)
+        for entry in joined(
+            data,
+            [Found(at, at + 1, f"{at}", kinds[at] == "label") for at in range(low, high) if kinds[at] != "good"],
+        )
+    ]
+    expected: list[tuple[int, int, str]] = []
+    for low, high in pairwise([0, *np.cumsum(lengths).tolist()]):
+        broken = [row for row in range(low, high) if kinds[row] == "undecodable"]
+        if len(broken) > most:
+            expected.append((low, high, f"{broken[0]}"))
+            continue
+        for row in range(low, high):
+            if kinds[row] == "label" and row > low and kinds[row - 1] == "label":
+                expected[-1] = (expected[-1][0], row + 1, expected[-1][2])
+            elif kinds[row] != "good":
+                expected.append((row, row + 1, f"{row}"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stream.arrivals.MOST_BROKEN", most)
+        got = left_out(data, found)
+    assert [(entry.first, entry.end, entry.reason.partition(";")[0]) for entry in got] == expected
+
+
+def test_a_batch_cut_for_any_number_of_tasks_gives_the_same_lines_and_the_same_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = dict.fromkeys(range(100, 140), 99)
+    files = [
+        images_with(set(range(1, 300, 2)), wrong, 300, tmp_path / "0.parquet"),
+        images_with({5}, wrong, 300, tmp_path / "1.parquet"),
+    ]
+    made = []
+    for pieces in (1, 2, 13):
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.stream.batch.pass_pieces", lambda *_, pieces=pieces: pieces)
+            output = tmp_path / f"{pieces}"
+            done = take(spark.sparkContext, output, 0, files, format=None, num_classes=10)
+        assert done.quarantined == 300 + 1 + 40
+        kept = [row for row in range(300) if row != 5 and row not in wrong]
+        shards = check_set(output, IMAGES[kept], LABELS[kept])
+        made.append((aside(output), [file.sha256 for file in shards.files()]))
+    assert made[0] == made[1] == made[2]
+    lines = [(Path(line["source"]).name, line["record"], line["records"]) for line in made[0][0]]
+    assert lines == [("0.parquet", None, 300), ("1.parquet", 5, 1), ("1.parquet", 100, 40)]
 
 
 def test_a_batch_of_nothing_but_broken_files_stops_nothing(

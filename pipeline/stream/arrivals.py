@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,17 +22,27 @@ from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 
 CONFIRM_BYTES = 1 << 20
-MOST_BROKEN = 100  # records of a file that are looked for one by one, in one task; then the rest of it is left out
+MOST_BROKEN = 100  # records of a file that cannot be decoded and are left out one by one; with more all of it is
 
 
 class Broken(NamedTuple):
     """What is put aside, and why. source: a file, or a place in a topic; record: of the file, None for all of it; records:
-    how many, from that one on; 0 where nobody can tell."""
+    how many, from that one on, of which the reason tells the first; 0 where nobody can tell."""
 
     source: str
     record: int | None
     reason: str
     records: int = 1
+
+
+class Found(NamedTuple):
+    """Rows first <= id < end of one file that are left out. decoded: whether they can be read, and labels are out of range;
+    of several the reason tells the first."""
+
+    first: int
+    end: int
+    reason: str
+    decoded: bool = False
 
 
 class Segment(NamedTuple):
@@ -76,8 +86,12 @@ class Arrivals(Dataset):
 
     def record(self, row: int) -> tuple[DataFile, int]:
         """The file of a row, and its place there."""
-        number = bisect_right(self.firsts, row) - 1
+        number = self.segment(row)
         return self.segments[number].file, self.segments[number].start + row - self.firsts[number]
+
+    def segment(self, row: int) -> int:
+        """The number of the one that a row is in."""
+        return bisect_right(self.firsts, row) - 1
 
     def without(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
         """The same without some rows, each (first id, end); ids close up."""
@@ -196,13 +210,14 @@ def digest(entries: Iterable[FileInfo]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | tuple[int, int, str]]:
-    """Rows start <= id < stop, and in their place those that cannot be read: (first id, end, reason). A label outside
-    0..num_classes-1 is one. After MOST_BROKEN of a file the rest of the range in it is one."""
+def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | Found]:
+    """Rows start <= id < stop in order, and in their place those that are left out. A label outside 0..num_classes-1 is a
+    reason. The search in a file ends with the record of it after MOST_BROKEN that cannot be decoded: ``left_out`` takes all
+    of it then. O(log rows) reads for a broken record."""
     for file, low, high, at in dataset.spans(start, stop):
         failures, confirmed = 0, False
         ranges = [(at, at + high - low)]
-        while ranges:
+        while ranges and failures <= MOST_BROKEN:
             begin, end = ranges.pop()
             done = begin
             try:
@@ -210,41 +225,65 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
                     done = int(block.ids[-1]) + 1
                     yield from _with_labels(block, dataset, num_classes)
             except DataError as error:
-                reason = str(error) if file.path in str(error) else f"{file.path}: {error}"
-                if failures == MOST_BROKEN:
-                    yield done, at + high - low, f"{reason}; after {MOST_BROKEN} broken records, as is the rest"
-                    break
                 if not confirmed:
                     confirm(dataset.store, file.path)
                     confirmed = True
                     ranges.append((done, end))
-                    continue
-                if end - done == 1:
+                elif end - done == 1:
                     failures += 1
-                    yield done, end, reason
+                    yield Found(done, end, str(error) if file.path in str(error) else f"{file.path}: {error}")
                 else:
                     middle = (done + end) // 2
                     ranges += [(middle, end), (done, middle)]
 
 
-def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | tuple[int, int, str]]:
+def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | Found]:
+    """The rows of a block whose labels are in range, and the others: a range for those beside each other. O(ranges)."""
     columns = block.columns
     checks: list[tuple[Any, int, str]] = [(columns.labels, num_classes, "label")]
     if columns.coarse_labels is not None and dataset.layout.coarse:
         checks.append((columns.coarse_labels, dataset.layout.coarse, "coarse label"))
-    bad: dict[int, str] = {}
-    for labels, limit, name in checks:
-        for row in np.flatnonzero((labels < 0) | (labels >= limit)).tolist():
-            place = int(block.ids[row])
-            bad.setdefault(row, f"{dataset.where(place)}: {name} {labels[row]} is not in 0..{limit - 1}")
-    if not bad:
+    bad = np.any([(labels < 0) | (labels >= limit) for labels, limit, _ in checks], axis=0)
+    if not bad.any():
         yield block
         return
-    for row, reason in sorted(bad.items()):
-        yield int(block.ids[row]), int(block.ids[row]) + 1, reason
-    good: Ints = np.setdiff1d(np.arange(len(block.ids)), list(bad))
+    edges = np.flatnonzero(np.diff(bad, prepend=False, append=False)).tolist()
+    for low, high in zip(edges[::2], edges[1::2], strict=True):
+        label, limit, name = next(check for check in checks if not 0 <= check[0][low] < check[1])
+        first = int(block.ids[low])
+        reason = f"{dataset.where(first)}: {name} {label[low]} is not in 0..{limit - 1}"
+        yield Found(first, first + high - low, reason, decoded=True)
+    good: Ints = np.flatnonzero(~bad)
     if len(good):
         yield some_rows(block, good)
+
+
+def joined(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
+    """Neighbours in a file of which only the labels are wrong become one range. found: ascending."""
+    merged: list[Found] = []
+    for entry in found:
+        last = merged[-1] if merged else None
+        beside = last and last.decoded and entry.decoded and last.end == entry.first
+        if last and beside and dataset.segment(last.first) == dataset.segment(entry.first):
+            merged[-1] = last._replace(end=entry.end)
+        else:
+            merged.append(entry)
+    return merged
+
+
+def left_out(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
+    """What is left out of a batch for what its tasks have found, ascending both: the same however it was cut for them. A
+    file of which more than MOST_BROKEN records cannot be decoded goes whole, as one range that is not decoded."""
+    result: list[Found] = []
+    for number, some in groupby(joined(dataset, found), lambda entry: dataset.segment(entry.first)):
+        of_file = list(some)
+        broken = [entry for entry in of_file if not entry.decoded]
+        if len(broken) > MOST_BROKEN:
+            (_, start, stop), first = dataset.segments[number], dataset.firsts[number]
+            words = f"more than {MOST_BROKEN} records cannot be decoded, so all of the file is left out"
+            of_file = [Found(first, first + stop - start, f"{broken[0].reason}; {words}")]
+        result += of_file
+    return result
 
 
 def some_rows(block: Block, rows: Ints) -> Block:

@@ -89,10 +89,12 @@ class Batch:
 
     def _leave_out(self, seen: Seen, broken: list[Broken]) -> None:
         assert self.dataset
-        for first, end, reason in seen.broken:
-            file, record = self.dataset.record(first)
-            broken.append(Broken(file.path, record, reason, end - first))
-        self.dataset = self.dataset.without((first, end) for first, end, _ in seen.broken)
+        for entry in seen.broken:
+            file, record = self.dataset.record(entry.first)
+            records = entry.end - entry.first
+            whole = records > 1 and not entry.decoded
+            broken.append(Broken(file.path, None if whole else record, entry.reason, records))
+        self.dataset = self.dataset.without((entry.first, entry.end) for entry in seen.broken)
 
     def _settle(self, seen: Seen) -> Seen:
         """What classes there are is settled with the first batch."""

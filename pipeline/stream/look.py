@@ -13,13 +13,13 @@ from pipeline.arrays import Ints
 from pipeline.clustering.hashes import Hashes
 from pipeline.input.dataset import Run, ranges
 from pipeline.input.scan import WORD, Scan, fingerprint
-from pipeline.stream.arrivals import Arrivals, examine
+from pipeline.stream.arrivals import Arrivals, Found, examine, joined, left_out
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a task has found in a part of a chunk. broken: (first id, end, reason) of what cannot be read; where there is
-    any, ids close up and all is looked at again. keys int64 [k], ascending, and counts int64 [k], of buckets."""
+    """What a task has found in a part of a chunk. broken: what is left out, ascending; where anything is, ids close up and
+    all is looked at again. keys int64 [k], ascending, and counts int64 [k], of buckets."""
 
     chunk: int
     rows: int
@@ -28,7 +28,7 @@ class Looked:
     fingerprint: int
     keys: Ints
     counts: Ints
-    broken: list[tuple[int, int, str]]
+    broken: list[Found]
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class LookJob:
         chunk, start, stop = piece
         labels, sums = np.zeros(self.num_classes, np.int64), np.zeros(self.dataset.layout.shape[0], np.int64)
         keys: list[Ints] = [np.empty(0, np.int64)]
-        broken: list[tuple[int, int, str]] = []
+        broken: list[Found] = []
         rows = checksum = 0
         for found in examine(self.dataset, start, stop, self.num_classes):
-            if isinstance(found, tuple):
+            if isinstance(found, Found):
                 broken.append(found)
                 continue
             rows += len(found.ids)
@@ -57,20 +57,23 @@ class LookJob:
             if self.hashes:
                 keys.append(self.hashes.buckets(found.images))
         unique, counts = np.unique(np.concatenate(keys), return_counts=True)
-        return Looked(chunk, rows, labels, sums, checksum, unique, counts.astype(np.int64), broken)
+        return Looked(
+            chunk, rows, labels, sums, checksum, unique, counts.astype(np.int64), joined(self.dataset, broken)
+        )
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A batch that was looked at. found: of every chunk its buckets' keys, ascending, and rows."""
+    """A batch that was looked at. found: of every chunk its buckets' keys, ascending, and rows; broken: what is left out."""
 
     scan: Scan
     found: list[tuple[Ints, Ints]]
-    broken: list[tuple[int, int, str]]
+    broken: list[Found]
 
 
 def look(job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[tuple[int, int, int], Looked]) -> Seen:
-    """All chunks, in about so many tasks, or one a chunk. The driver gets the buckets of every task's rows."""
+    """All chunks, in about so many tasks, or one a chunk. The driver gets the buckets of every task's rows, and a range for
+    each record that cannot be decoded and for neighbours with bad labels: O(rows) where every second label is bad."""
     inside = max(1, -(-pieces // len(bounds)))
     parts = [(chunk, *part) for chunk, bound in enumerate(bounds) for part in ranges(*bound, inside)]
     looked = run(job, parts)
@@ -81,7 +84,7 @@ def look(job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[
     word = sum(part.fingerprint for part in looked) & WORD
     scan = Scan(sum(part.rows for part in looked), labels, sums, word)
     found = [_merged([part for part in looked if part.chunk == chunk]) for chunk in range(len(bounds))]
-    return Seen(scan, found, [entry for part in looked for entry in part.broken])
+    return Seen(scan, found, left_out(job.dataset, (entry for part in looked for entry in part.broken)))
 
 
 def _merged(parts: Sequence[Looked]) -> tuple[Ints, Ints]:
