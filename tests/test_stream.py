@@ -408,6 +408,21 @@ def test_a_batch_of_nothing_but_broken_files_stops_nothing(
     check_set(tmp_path / "set", IMAGES, LABELS)
 
 
+def test_a_batch_that_is_done_again_leaves_nothing_that_its_earlier_try_put_aside(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    """A file that was half there is whole by now; a partition has no message of the batch any more."""
+    whole = files[0].read_bytes()
+    files[0].write_bytes(b"rubbish")
+    take(spark.sparkContext, tmp_path / "set", 1, files[:1])
+    folder = tmp_path / "set" / "_quarantine"
+    for name in ("batch-00000001-00003.jsonl", ".batch-00000001.jsonl.0a1b2c3d.tmp", "batch-00000011.jsonl"):
+        (folder / name).write_text("{}\n")
+    files[0].write_bytes(whole)
+    assert take(spark.sparkContext, tmp_path / "set", 1, files[:1]).fresh
+    assert [path.name for path in folder.iterdir()] == ["batch-00000011.jsonl"]
+
+
 def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
     table = pa.table({"image": [bytes(12)] * 4, "label": [1] * 4})
     schema = table.schema.set(0, pa.field("image", pa.binary(), metadata={"shape": "[3, 2, 2]"}))

@@ -24,7 +24,7 @@ from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Arrivals, Broken, survey
 from pipeline.stream.batch import STREAM, Batch, total_rows
-from pipeline.stream.quarantine import lines_of, path_of, put_aside
+from pipeline.stream.quarantine import clear, lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import partition_of, record_bytes, without_servers
 
@@ -75,6 +75,7 @@ class GenerationRun:
         check_stream(before, self.request, self.query)
         if before and batch <= last_batch(before):
             return Outcome(before)
+        clear(self.store, self.output, batch)
         progress = PhaseLog(self.context, quiet=True, title=f"batch {batch} to {self.output}")
         with Attempt(self.store, self.output) as attempt:
             held = (before.manifest[STREAM] if before else {}).get("newest_ms", 0)
