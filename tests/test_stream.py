@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.errors import JobError, UsageError
 from pipeline.input.dataset import serial
@@ -31,6 +34,7 @@ from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
 from pipeline.stream.buckets import Buckets, State, count, starts
 from pipeline.stream.checkpoint import check_checkpoint
+from pipeline.stream.files import arrivals, stream_of_files
 from pipeline.stream.generation import Arrived, GenerationRun
 from pipeline.stream.look import LookJob, look
 from pipeline.stream.query import AskedToEnd, Running
@@ -421,6 +425,53 @@ def test_a_batch_that_is_done_again_leaves_nothing_that_its_earlier_try_put_asid
     files[0].write_bytes(whole)
     assert take(spark.sparkContext, tmp_path / "set", 1, files[:1]).fresh
     assert [path.name for path in folder.iterdir()] == ["batch-00000011.jsonl"]
+
+
+@pytest.mark.parametrize("interval", [1, 10])
+def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
+    spark: SparkSession, tmp_path: Path, interval: int
+) -> None:
+    """Spark's frame leaves them out, and empty files too. interval: how often Spark writes its log of all files anew."""
+    source, output, checkpoint = (str(tmp_path / name) for name in ("in", "set", "checkpoint"))
+    files = sorted(write_binary(tmp_path / "in", LABELS, IMAGES, files=6).iterdir())
+    names = [tmp_path / "in" / f"a b%20é#{number}.bin" for number in range(6)]
+    request = StreamRequest(output, 3, STRATEGY, **RAW)
+
+    def drain(dies_at: int | None = None) -> None:
+        run = GenerationRun(spark.sparkContext, request, STORE, output, "query")
+
+        def on_batch(frame: DataFrame, batch: int) -> None:
+            assert batch != dies_at, "killed"
+            arrive = arrivals(STORE, source, output, f"file://{checkpoint}", None)
+            run.take(batch, lambda folder, newest_ms: arrive(batch, frame, folder, newest_ms))
+
+        spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", interval)
+        query = stream_of_files(spark, source, 3).writeStream.foreachBatch(on_batch)
+        query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+
+    def appear(numbers: Sequence[int], time: int) -> None:
+        for number in numbers:
+            names[number].write_bytes(files[number].read_bytes())
+            os.utime(names[number], (time, time + number))
+
+    for file in files:
+        file.rename(tmp_path / file.name)
+    files = [tmp_path / file.name for file in files]
+    appear((0, 1), 1000)
+    drain()
+    appear((2, 3), 2000)
+    (tmp_path / "in" / "empty.bin").touch()
+    os.utime(tmp_path / "in" / "empty.bin", (2000, 2000))
+    with pytest.raises(StreamingQueryException, match="killed"):
+        drain(dies_at=1)
+    names[2].unlink()
+    appear((4, 5), 3000)
+    drain()
+    kept = [*range(300), *range(450, 900)]
+    check_set(output, IMAGES[kept], LABELS[kept])
+    gone = f"{names[2]} was gone when its batch began"
+    assert [line["reason"] for line in aside(tmp_path / "set")] == [gone]
+    assert open_committed(STORE, output).manifest["generations"][-1]["batch"] == 2
 
 
 def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:

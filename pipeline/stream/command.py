@@ -125,7 +125,7 @@ def run_stream(prog: str, description: str | None) -> int:
         else:
             source = source_of(store, args.source, output)
             stream = files.stream_of_files(spark, source, args.batch_limit)
-            arrive = files.arrivals(store, source, output, request.late_after_s)
+            arrive = files.arrivals(store, source, output, checkpoint, request.late_after_s)
         check_checkpoint(store, checkpoint, read_committed(store, output), output)
         running = Running(run, arrive, (lambda text: None) if args.quiet else say)
         tally = watch(running, start(running, stream, checkpoint, trigger))

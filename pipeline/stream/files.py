@@ -14,6 +14,7 @@ from pipeline.input.files import COMPANIONS, is_evaluation
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Broken, digest
+from pipeline.stream.checkpoint import planned_files
 from pipeline.stream.generation import Arrived
 from pipeline.stream.quarantine import lines_of, path_of, put_aside
 
@@ -30,31 +31,34 @@ def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFram
     return reader.load(uri).selectExpr(*NAMES)
 
 
-def files_of(store: Store, uri: str, frame: DataFrame) -> tuple[list[FileInfo], list[FileInfo]]:
-    """Those of a batch; and those to take, in the order of arrival: by time, then path. Of training and test files, the
-    training side."""
-    found = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
+def files_of(store: Store, uri: str, found: list[FileInfo]) -> list[FileInfo]:
+    """Those to take, in the order of arrival: by time, then path. Of training and test files, the training side."""
     above = len(uri)
     files = [
         file
         for file in found
         if file.name not in COMPANIONS and not file.name.endswith("._COPYING_") and not is_evaluation(file.path[above:])
     ]
-    return found, sorted(files, key=lambda file: (file.modified_ms, file.path))
+    return sorted(files, key=lambda file: (file.modified_ms, file.path))
 
 
 def arrive(
     store: Store,
     uri: str,
     output: str,
+    checkpoint: str,
     late_after_s: float | None,
     batch: int,
     frame: DataFrame,
     _: str,
     newest_ms: int,
 ) -> Arrived:
-    """The files of a batch, without those that are late. newest_ms: of the files before."""
-    found, files = files_of(store, uri, frame)
+    """The files of a batch, without those that are late. newest_ms: of the files before. Files that Spark had planned and
+    that its frame does not have are among them: they are gone, or empty."""
+    found = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
+    there = {file.path for file in found}
+    found += [file for file in planned_files(store, checkpoint, batch) if file.path not in there]
+    files = files_of(store, uri, found)
     late = [file for file in files if is_late(file.modified_ms, newest_ms, late_after_s)]
     reason = f"it is more than {late_after_s or 0:g} s older than the newest before it (--late-after)"
     ignored = [file for file in found if file not in files]
@@ -70,6 +74,6 @@ def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:
     return late_after_s is not None and time_ms < newest_ms - 1000 * late_after_s
 
 
-def arrivals(store: Store, uri: str, output: str, late_after_s: float | None) -> Any:
+def arrivals(store: Store, uri: str, output: str, checkpoint: str, late_after_s: float | None) -> Any:
     """What makes a batch of a frame."""
-    return partial(arrive, store, uri, output, late_after_s)
+    return partial(arrive, store, uri, output, checkpoint, late_after_s)

@@ -91,7 +91,7 @@ class GenerationRun:
             aside = arrived.aside + sum(max(1, entry.records) for entry in broken)
             # Every batch leaves a trace, by which the checkpoint is held against the set.
             if seen is None and not aside and not arrived.ignored:
-                lines = lines_of([Broken(arrived.uri, None, "nothing of the batch was there any more", 0)])
+                lines = lines_of([Broken(arrived.uri, None, "the batch had no row", 0)])
             put_aside(self.store, path_of(self.output, batch), lines)
             if seen is None or hashes is None:
                 return Outcome(before, quarantined=aside, seconds=time.monotonic() - began)
