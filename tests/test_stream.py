@@ -33,10 +33,12 @@ from pipeline.storage.store import Store
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
 from pipeline.stream.buckets import Buckets, State, count, starts
-from pipeline.stream.checkpoint import check_checkpoint
+from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
 from pipeline.stream.files import arrivals, stream_of_files
 from pipeline.stream.generation import Arrived, GenerationRun
+from pipeline.stream.kafka import lost_messages
 from pipeline.stream.look import LookJob, look
+from pipeline.stream.quarantine import lines_of
 from pipeline.stream.query import AskedToEnd, Running
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import landed_name
@@ -592,6 +594,31 @@ def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
         check(3, 3)
 
 
+def test_what_is_gone_from_a_topic_is_what_was_planned_before_the_first_message_of_each_partition(
+    tmp_path: Path,
+) -> None:
+    """As Spark notes offsets: those it began with after a byte of zero, then those at the end of each batch."""
+    for name, text in {
+        "sources/0/0": '\0v1\n{"rows":{"0":3,"1":0}}',
+        "offsets/0": 'v1\n{"batchWatermarkMs":0}\n{"rows":{"0":9,"1":4}}',
+        "offsets/1": 'v1\n{"batchWatermarkMs":0}\n{"rows":{"0":9,"1":8,"2":5}}',
+        "offsets/2": "v1\n-",
+    }.items():
+        put(f"{tmp_path}/{name}", text.encode())
+    place = f"file://{tmp_path}"
+    assert planned_offsets(STORE, place, 0) == {0: (3, 9), 1: (0, 4)}
+    planned = planned_offsets(STORE, place, 1)
+    assert planned == {0: (9, 9), 1: (4, 8), 2: (0, 5)}
+    assert planned_offsets(STORE, place, 2) == planned_offsets(STORE, place, 7) == {}
+    assert planned_files(STORE, place, 0) == []
+    lost = [(entry.source, entry.records) for entry in lost_messages(planned, [(1, 6), (1, 4), (2, 2)])]
+    assert lost == [("partition 2, offsets 0 to 1", 2)]
+    assert [(entry.source, entry.records) for entry in lost_messages(planned, [(2, 0)])] == [
+        ("partition 1, offsets 4 to 7", 4)
+    ]
+    assert lost_messages({}, [(0, 5)]) == []
+
+
 def test_a_batch_that_comes_after_the_end_is_not_noted_as_done(spark: SparkSession, tmp_path: Path) -> None:
     request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY)
     run = GenerationRun(spark.sparkContext, request, STORE, str(tmp_path / "set"), "")
@@ -601,6 +628,19 @@ def test_a_batch_that_comes_after_the_end_is_not_noted_as_done(spark: SparkSessi
         running.on_batch(spark.range(1), 0)
     assert running.refused
     assert not (tmp_path / "set").exists()
+
+
+def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    output = str(tmp_path / "set")
+    run = GenerationRun(spark.sparkContext, StreamRequest(output, 3, STRATEGY, **RAW), STORE, output, "query")
+    lost = lost_messages({1: (40, 100)}, [])
+    done = run.take(0, lambda folder, newest_ms: Arrived("source", [], "digest", lost=lost))
+    assert (done.shards, done.quarantined) == (None, 60)
+    (line,) = aside(tmp_path / "set")
+    assert line == lines_of(lost)[0]
+    assert take(spark.sparkContext, output, 1, files).fresh
 
 
 def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession, tmp_path: Path) -> None:

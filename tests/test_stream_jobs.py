@@ -7,6 +7,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -156,12 +157,10 @@ def jars() -> dict[str, str]:
     return {"spark.jars": ",".join(map(str, kafka_connector()))}
 
 
-def produce(folder: Path, broker: Kafka, jars: dict[str, str], first: int, end: int) -> None:
+def produce(folder: Path, broker: Kafka, jars: dict[str, str], first: int, end: int, topic: str = "rows") -> None:
     program = folder / "produce.py"
     program.write_text(PRODUCE)
-    done = spark_submit(
-        program, broker.servers_at, "rows", first, end, conf=jars, env=QUIET | {"PYTHONPATH": str(ROOT)}
-    )
+    done = spark_submit(program, broker.servers_at, topic, first, end, conf=jars, env=QUIET | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
 
 
@@ -206,3 +205,64 @@ def test_messages_of_a_real_broker_are_in_the_set_once_though_the_driver_is_kill
         ("partition 1", None),
         ("partition 1", None),
     ]
+
+
+DELETE = """
+import sys
+from pyspark.sql import SparkSession
+
+servers, topic, partition, before = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+gateway = SparkSession.builder.getOrCreate().sparkContext._gateway
+jvm = gateway.jvm
+settings = jvm.java.util.Properties()
+settings.setProperty("bootstrap.servers", servers)
+admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+place = jvm.org.apache.kafka.common.TopicPartition(topic, partition)
+# py4j takes RecordsToDelete.beforeOffset(offset) for the method of the same name that has no argument.
+types, values = gateway.new_array(jvm.java.lang.Class, 1), gateway.new_array(jvm.java.lang.Object, 1)
+types[0], values[0] = jvm.java.lang.Long.TYPE, before
+kind = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(
+    "org.apache.kafka.clients.admin.RecordsToDelete"
+)
+records = kind.getMethod("beforeOffset", types).invoke(None, values)
+admin.deleteRecords(jvm.java.util.Collections.singletonMap(place, records)).all().get()
+admin.close()
+"""
+
+
+def test_messages_that_the_broker_has_deleted_end_the_stream_or_are_told_of(
+    tmp_path: Path, kafka: Kafka, jars: dict[str, str]
+) -> None:
+    _, images = make_rows(600, pixels=192)
+    output, program = str(tmp_path / "set"), tmp_path / "delete.py"
+    program.write_text(DELETE)
+
+    def stream(*more: object) -> Any:
+        flags = ("--source", f"kafka://{kafka.servers_at}/aged", "--output", output, "--workers", 3, *SHAPE)
+        return spark_submit(JOB, *flags, "--trigger", "once", "--no-report", *more, conf=jars, env=QUIET)
+
+    produce(tmp_path, kafka, jars, 0, 100, "aged")
+    first = stream()
+    assert first.returncode == 0, first.stdout
+    produce(tmp_path, kafka, jars, 100, 200, "aged")
+    # of partition 0, 51 messages have been read: 50 records and a broken one
+    done = spark_submit(program, kafka.servers_at, "aged", 0, 71, conf=jars, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    refused = stream()
+    assert refused.returncode == 3, refused.stdout
+    (line,) = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
+    assert "messages were deleted before they were read" in line
+    assert "(Could not read records in offset [51, 102) for topic partition aged-0)" in line
+    assert line.endswith("Restart with --allow-data-loss to go on without them: the quarantine tells which they were")
+    assert "Traceback" not in refused.stdout
+    assert open_committed(STORE, output).manifest["rows"] == 100
+    second = stream("--allow-data-loss")
+    assert second.returncode == 0, second.stdout
+    shards = open_committed(STORE, output)
+    held = {row["image"] for row in rows_of(shards)}
+    # The 20 messages that were deleted are the broken one among the first, and 19 records.
+    gone = [row for row in range(200) if images[row].tobytes() not in held]
+    assert gone == list(range(100, 138, 2))
+    path = tmp_path / "set" / "_quarantine" / "batch-00000001.jsonl"
+    (told,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (told["source"], told["records"]) == ("partition 0, offsets 51 to 70", 20)

@@ -2,8 +2,8 @@
 And what it has planned for a batch, of which some may be gone by the time of a restart.
 
 Spark writes CHECKPOINT/offsets/N before batch N, and CHECKPOINT/commits/N after it. CHECKPOINT/sources/0 has the names of
-files, in the format of FileStreamSourceLog. Every batch leaves a trace in OUTPUT
-before that: a generation, or a file of the quarantine."""
+files, in the format of FileStreamSourceLog. Every batch leaves a trace in OUTPUT before it is noted as done: a generation,
+or a file of the quarantine."""
 
 from __future__ import annotations
 
@@ -59,6 +59,19 @@ def planned_files(store: Store, checkpoint: str, batch: int) -> list[FileInfo]:
         return []
 
 
+def planned_offsets(store: Store, checkpoint: str, batch: int) -> dict[int, tuple[int, int]]:
+    """The messages start <= offset < end of each partition of a topic that Spark planned for a batch. Empty where there
+    is no log that can be read."""
+    place = _path(checkpoint)
+    try:
+        (ends,) = _offset(store, place, batch).values()
+        first = _offset(store, place, batch - 1) if batch else _json_of(store, f"{place}/sources/0/0")
+        (starts,) = first.values()
+        return {int(number): (int(starts.get(number, 0)), int(end)) for number, end in ends.items()}
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
 def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
     """Path and time of the files under a number of the log: in a file of their own, or with those of all numbers before."""
     name = f"{place}/sources/0/{number}"
@@ -69,7 +82,12 @@ def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
 
 def _offset(store: Store, place: str, batch: int) -> Any:
     """Of the only source, at the end of a batch. Raises FileNotFoundError."""
-    return json.loads(store.read(f"{place}/offsets/{batch}").decode().splitlines()[-1])
+    return _json_of(store, f"{place}/offsets/{batch}")
+
+
+def _json_of(store: Store, path: str) -> Any:
+    """The last line of a file."""
+    return json.loads(store.read(path).decode().splitlines()[-1])
 
 
 def _path(checkpoint: str) -> str:

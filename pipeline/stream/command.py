@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pipeline.command_line import Parser, image_shape, parse
@@ -85,6 +86,11 @@ def stream_parser(prog: str, description: str | None) -> Parser:
         metavar="URI",
         help="where Spark notes which files are in which batch, local or hdfs:// (default: OUTPUT/_checkpoint)",
     )
+    group.add_argument(
+        "--allow-data-loss",
+        action="store_true",
+        help="go on without messages of a topic that were deleted before they were read (default: end with exit code 3)",
+    )
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set that grows")
     group.add_argument("--workers", type=int, required=True, metavar="N", help="number of shards")
@@ -120,15 +126,19 @@ def run_stream(prog: str, description: str | None) -> int:
         spark = SparkSession(context)
         run = GenerationRun(context, request, store, output, "")
         if topic.is_topic(args.source):
-            stream = kafka.stream_of_topic(spark, args.source, args.batch_limit)
-            arrive = kafka.arrivals(store, args.source, request, output)
+            stream = kafka.stream_of_topic(spark, args.source, args.batch_limit, args.allow_data_loss)
+            watched = checkpoint if args.allow_data_loss else None
+            arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
             source = source_of(store, args.source, output)
             stream = files.stream_of_files(spark, source, args.batch_limit)
             arrive = files.arrivals(store, source, output, checkpoint, request.late_after_s)
         check_checkpoint(store, checkpoint, read_committed(store, output), output)
         running = Running(run, arrive, (lambda text: None) if args.quiet else say)
-        tally = watch(running, start(running, stream, checkpoint, trigger))
+        try:
+            tally = watch(running, start(running, stream, checkpoint, trigger))
+        except StreamingQueryException as error:
+            raise kafka.explained(error, args.source, output) from error
         return finish(args, run, tally)
 
 

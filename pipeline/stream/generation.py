@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,8 @@ from pipeline.stream.topic import partition_of, record_bytes, without_servers
 
 class Arrived(NamedTuple):
     """A batch as its source gives it. files: in the order of arrival; source: a digest of what the batch was; aside: records
-    that were put aside on the way here; newest_ms: the time of the newest record; ignored: files that are none of rows."""
+    that were put aside on the way here; newest_ms: the time of the newest record; ignored: files that are none of rows;
+    lost: what was to be in the batch and is not there any more."""
 
     uri: str
     files: list[FileInfo]
@@ -39,6 +40,7 @@ class Arrived(NamedTuple):
     aside: int = 0
     newest_ms: int = 0
     ignored: int = 0
+    lost: Sequence[Broken] = ()
 
 
 class Outcome(NamedTuple):
@@ -85,6 +87,7 @@ class GenerationRun:
                 rows = total_rows(before)
                 dataset, broken = self._survey(before, arrived, rows)
                 self._check_landed(attempt.folder, broken)
+                broken = [*arrived.lost, *broken]
             work = Batch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
             seen, hashes = work.look(broken) if dataset else (None, None)
             lines = [self._line(attempt.folder, entry) for entry in broken]

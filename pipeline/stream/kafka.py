@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -15,10 +16,12 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.shardset.attempt import task_folder
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
+from pipeline.stream.arrivals import Broken
+from pipeline.stream.checkpoint import planned_offsets
 from pipeline.stream.files import is_late
 from pipeline.stream.generation import Arrived
 from pipeline.stream.quarantine import path_of, put_aside
@@ -29,11 +32,13 @@ COLUMNS = ("partition", "offset", "CAST(unix_millis(timestamp) AS BIGINT) AS tim
 LANDED = "partition INT, first LONG, end LONG, newest_ms LONG, aside LONG, bytes LONG, path STRING"
 
 
-def stream_of_topic(spark: SparkSession, uri: str, most: int | None) -> DataFrame:
-    """A row for each message. most: messages a batch. Raises UsageError."""
+def stream_of_topic(spark: SparkSession, uri: str, most: int | None, allow_data_loss: bool) -> DataFrame:
+    """A row for each message. most: messages a batch; allow_data_loss: whether a batch goes on without messages that were
+    deleted before they were read. Raises UsageError."""
     servers, topic = address(uri)
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
+    reader = reader.option("failOnDataLoss", not allow_data_loss)
     if most:
         reader = reader.option("maxOffsetsPerTrigger", most)
     try:
@@ -48,15 +53,16 @@ def stream_of_topic(spark: SparkSession, uri: str, most: int | None) -> DataFram
         ) from None
 
 
-def arrivals(store: Store, uri: str, request: StreamRequest, output: str) -> Any:
-    """What makes a batch of a frame."""
-    return partial(arrive, store, uri, output, record_bytes(request), request.late_after_s)
+def arrivals(store: Store, uri: str, request: StreamRequest, output: str, checkpoint: str | None) -> Any:
+    """What makes a batch of a frame. checkpoint: where messages may be lost, to tell which."""
+    return partial(arrive, store, uri, output, checkpoint, record_bytes(request), request.late_after_s)
 
 
 def arrive(
     store: Store,
     uri: str,
     output: str,
+    checkpoint: str | None,
     size: int,
     late_after_s: float | None,
     batch: int,
@@ -71,7 +77,35 @@ def arrive(
     files = [FileInfo(row.path, row.bytes, 0, is_dir=False) for row in landed if row.bytes]
     newest = max([newest_ms, *(row.newest_ms for row in landed)])
     source = hashlib.sha256(f"{uri} {told}".encode()).hexdigest()
-    return Arrived(uri, files, source, sum(row.aside for row in landed), newest)
+    planned = planned_offsets(store, checkpoint, batch) if checkpoint else {}
+    lost = lost_messages(planned, [(row.partition, row.first) for row in landed])
+    return Arrived(uri, files, source, sum(row.aside for row in landed), newest, lost=lost)
+
+
+def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[int, int]]) -> list[Broken]:
+    """What a broker has deleted of a batch before it was read, which it does from the oldest on: one range a partition.
+    planned: the offsets of each, from and without; landed: partition and first offset of what was there."""
+    firsts: dict[int, int] = {}
+    for number, first in landed:
+        firsts[number] = min(first, firsts.get(number, first))
+    lost = []
+    for number, (start, end) in sorted(planned.items()):
+        if start < (there := min(firsts.get(number, end), end)):
+            reason = "they were not in the topic any more when they were read (--allow-data-loss)"
+            lost.append(Broken(f"partition {number}, offsets {start} to {there - 1}", None, reason, there - start))
+    return lost
+
+
+def explained(error: Exception, uri: str, output: str) -> Exception:
+    """The error of a query; that of lost messages as a DataError with the next step."""
+    found = re.search(r"Some data may have been lost.*?Reason:\s*(.+)", str(error), re.DOTALL)
+    if not found:
+        return error
+    reason = found[1].splitlines()[0].strip()
+    return DataError(
+        f"{uri}: messages were deleted before they were read ({reason}); {output} has those before them. Restart with"
+        " --allow-data-loss to go on without them: the quarantine tells which they were"
+    )
 
 
 def _land(
