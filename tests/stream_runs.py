@@ -11,13 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from pipeline.shardset.manifest import ShardSet, open_committed
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import digest
 from pipeline.stream.generation import Arrived, GenerationRun, Outcome
 from pipeline.stream.request import StreamRequest
-from tests.places import STORE
+from tests.cluster_runs import LAYOUT, QUIET
+from tests.clusters import ROOT, spark_submit
+from tests.places import STORE, put
 
 SHAPE = (3, 8, 8)
 RAW: dict[str, Any] = {"format": "cifar10-binary", "shape": SHAPE}
@@ -81,3 +84,31 @@ def check_set(output: Path | str, images: np.ndarray, labels: np.ndarray) -> Sha
     ]
     assert shards.manifest["copies"] == len(rows) - len(owners)
     return shards
+
+
+def assert_streams_alike(spark: SparkSession, folder: Path, root: str, env: dict[str, str], **submit: Any) -> None:
+    """jobs/hash_stream.py on a cluster, batches of two files that arrive under ``root``, against this process's two cores:
+    the same sha256, file for file. folder: of the files."""
+    files = sorted(folder.iterdir())
+    for file in files:  # one after the other: so their times tell the order
+        put(f"{root}/in/{file.name}", file.read_bytes())
+    flags = (
+        "--source",
+        f"{root}/in",
+        "--output",
+        f"{root}/set",
+        "--workers",
+        3,
+        "--trigger",
+        "once",
+        "--batch-limit",
+        2,
+    )
+    more = ("--family", "sign", "--functions", 6, "--window-rows", 1500, "--no-report")
+    done = spark_submit(ROOT / "jobs" / "hash_stream.py", *flags, *LAYOUT, *more, env={**QUIET, **env}, **submit)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for batch, some in enumerate((files[:2], files[2:])):
+        take(spark.sparkContext, f"{root}/here", batch, some, window_rows=1500)
+    made, here = (open_committed(STORE, f"{root}/{name}") for name in ("set", "here"))
+    assert made.manifest["copies"] > 0
+    assert [file.sha256 for file in made.files()] == [file.sha256 for file in here.files()]

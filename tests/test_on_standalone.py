@@ -37,6 +37,7 @@ from tests.cluster_training import HOSTS, Task, checkpoints, hosts_in, job, make
 from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree, spark_submit
 from tests.clusters.submit import start_submit
 from tests.places import put
+from tests.stream_runs import assert_streams_alike
 from tests.trainer_runs import until
 from trainer.data.shards import load_worker, open_shards
 
@@ -115,6 +116,14 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
     assert found.manifest["eval"]["rows"] == 667
     assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval", "_assignment"}
+
+
+def test_a_stream_on_standalone_gives_the_bits_of_two_local_cores(
+    standalone: Standalone, hdfs: Hdfs, small_set: Source, spark: SparkSession
+) -> None:
+    earlier = set(standalone.folder.glob("work*/app-*/*/stderr"))
+    assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/standalone/stream", {}, master=standalone.master_url)
+    assert len(set(standalone.folder.glob("work*/app-*/*/stderr")) - earlier) == 2, "one on each worker"
 
 
 def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.cluster_runs import (
     FIT,
@@ -22,6 +23,7 @@ from tests.cluster_runs import (
 )
 from tests.cluster_training import hosts_in, job, make_task, training_processes, vector
 from tests.clusters import ROOT, Hdfs, Yarn, spark_submit
+from tests.stream_runs import assert_streams_alike
 from tests.trainer_runs import until
 
 
@@ -51,6 +53,13 @@ def test_yarn_makes_the_same_shards(
     assert len(set((yarn.folder / "containers").glob("application_*/*")) - earlier) == 3
     assert digests(output) == small_set.digests
     assert strays(output) == []
+
+
+def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
+    yarn: Yarn, hdfs: Hdfs, small_set: Source, spark: SparkSession
+) -> None:
+    env = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}
+    assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/yarn/stream", env, master="yarn")
 
 
 def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
