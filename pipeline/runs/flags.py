@@ -42,17 +42,24 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
     )
-    group.add_argument("--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)")
-    group.add_argument(
+    add_layout_flags(group)
+
+
+def add_layout_flags(flags: argparse._ActionsContainer) -> None:
+    """What rows look like, where files do not tell."""
+    flags.add_argument("--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)")
+    flags.add_argument(
         "--image-shape",
         type=image_shape,
         metavar="CxHxW",
         help="image size where files do not tell (default 3x32x32)",
     )
-    group.add_argument(
+    flags.add_argument(
         "--unlabelled", action="store_true", help="the rows have no labels, or none that shards are to carry"
     )
-    group.add_argument("--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's)")
+    flags.add_argument(
+        "--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's, or as found)"
+    )
 
 
 WORKERS = "number of shards (with ratios: as many as they have)"

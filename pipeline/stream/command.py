@@ -9,9 +9,8 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pipeline.command_line import Parser, image_shape, parse
+from pipeline.command_line import Parser, parse
 from pipeline.errors import DataError, UsageError
-from pipeline.input.formats import FORMATS
 from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
 from pipeline.runs.report import REPORT, load_report, try_report
@@ -46,22 +45,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
         help="folder in which files arrive, local or hdfs://, or a topic, kafka://HOST:PORT/TOPIC, whose messages are one"
         " raw record each",
     )
-    group.add_argument("--format", choices=sorted(FORMATS), help="layout of the rows (default: that of the first file)")
-    group.add_argument(
-        "--image-shape",
-        type=image_shape,
-        metavar="CxHxW",
-        help="image size where rows do not tell (default 3x32x32)",
-    )
-    group.add_argument(
-        "--unlabelled", action="store_true", help="the rows have no labels, or none that shards are to carry"
-    )
-    group.add_argument(
-        "--num-classes",
-        type=int,
-        metavar="L",
-        help="labels must lie in 0..L-1 (default: the layout's, or the first batch's)",
-    )
+    cli.add_layout_flags(group)
     group.add_argument(
         "--late-after",
         type=float,
