@@ -70,18 +70,18 @@ def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> 
     path = early.config or CONF / f"{Path(flags.prog.split()[-1]).stem}.toml"
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
-    given = _given(flags, argv)
+    told = given(flags, argv)
     args = flags.parse_args(argv)
     for group in flags._mutually_exclusive_groups:
         names = [action.dest for action in group._group_actions]
-        for name in names if given & set(names) else ():
-            if name not in given:
+        for name in names if told & set(names) else ():
+            if name not in told:
                 setattr(args, name, built_in[name])
-    args.given = given
+    args.given = told
     return args
 
 
-def _given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
     """The flags that a command line itself gives, by the names of their values."""
     unset = argparse.Namespace(**{action.dest: UNSET for action in flags._actions})
     return frozenset(name for name, value in vars(flags.parse_args(argv, unset)).items() if value is not UNSET)

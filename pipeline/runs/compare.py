@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.command_line import Parser, parse
+from pipeline.command_line import Parser, given, parse
 from pipeline.errors import UnsuitableError, UsageError
 from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
@@ -25,7 +25,7 @@ from pipeline.shardset.manifest import ShardSet
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
-from pipeline.specs import add_flags
+from pipeline.specs import add_flags, find
 from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
@@ -60,7 +60,7 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
         "--variants",
         default="",
         metavar="'NAME=A --FLAG V ...; ...'",
-        help="further ones, each committed to OUTPUT/NAME: a strategy with flags of its own over those of all, such as"
+        help="further ones, each committed to OUTPUT/NAME: a strategy with any of its flags over those of all, such as"
         " 'learned=submodular --embedding build/embeddings; coarse=hash --functions 4'",
     )
     add_flags(group, NeighbourhoodStrategy, leave_out=cli.COMMON)
@@ -69,63 +69,70 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
     return flags
 
 
-def read_strategies(flags: Parser, argv: Sequence[str], args: argparse.Namespace) -> dict[str, Strategy]:
-    """Those of --strategies and of --variants, by the name of their row and folder. args: of argv. Raises UsageError."""
-    found = {name: read_strategy("--strategies", name, args) for name in args.strategies.split(",") if name}
-    for text in filter(None, map(str.strip, args.variants.split(";"))):
-        variant = re.fullmatch(r"([\w-]+)=(\w+)(\s.*)?", text, re.ASCII)
-        if not variant:
-            raise UsageError(
-                f"--variants: {text!r} is not NAME=STRATEGY and its flags, such as coarse=hash --functions 4"
-            )
-        name, strategy, own = variant.groups(default="")
+def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
+    """Those of --strategies and of --variants, by the name of their row and folder. Raises UsageError."""
+    cli.fill_embedding(args)
+    found = {name: read_strategy(name, args) for name in args.strategies.split(",") if name}
+    for text in split_variants(args.variants):
+        try:
+            name, strategy = read_variant(text, args)
+        except UsageError as error:
+            raise UsageError(f"--variants: {shlex.join(text)}: {error}") from None
         if name in found:
-            raise UsageError(f"--variants: {text!r} has the name of another row; choose a name of its own")
-        found[name] = read_variant(flags, argv, args, strategy, own)
+            raise UsageError(f"--variants: {shlex.join(text)} has the name of another row; choose a name of its own")
+        found[name] = strategy
     if not found:
         raise UsageError("--strategies names none")
     return found
 
 
-def read_variant(flags: Parser, argv: Sequence[str], args: argparse.Namespace, name: str, own: str) -> Strategy:
-    """A strategy with flags of its own behind those of all. Raises UsageError, for a flag that is none of it too."""
-    flag = f"--variants: {name}{own}"
+def split_variants(text: str) -> list[list[str]]:
+    """The words of each variant; quotes hold as in a shell. Raises UsageError."""
+    words = shlex.shlex(text, posix=True, punctuation_chars=";")
+    words.whitespace_split, words.commenters = True, ""
+    variants: list[list[str]] = [[]]
     try:
-        told = read_flags(flags, [*argv, *shlex.split(own)])
+        for word in words:
+            if word.strip(";"):
+                variants[-1].append(word)
+            else:
+                variants.append([])
     except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
-    strategy = read_strategy("--variants", name, told)
-    params = {field.name for field in fields(strategy)}
-    for key in sorted(vars(args).keys() - params - {"given"}):
-        if getattr(told, key) != getattr(args, key):
-            raise UsageError(
-                f"{flag}: --{key.replace('_', '-')} is no parameter of {name}; give it for all, or not at all"
-            )
-    return strategy
+        raise UsageError(f"--variants: {error} in {text}") from None
+    return [variant for variant in variants if variant]
 
 
-def read_strategy(flag: str, name: str, args: argparse.Namespace) -> Strategy:
+def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, Strategy]:
+    """The name of its row, and a strategy by flags of its own over those of all. Raises UsageError."""
+    match = re.fullmatch(r"([\w-]{1,100})=(\w+)", words[0], re.ASCII)
+    if not match:
+        raise UsageError("that is not NAME=STRATEGY and its flags, such as coarse=hash --functions 4")
+    name, strategy = match.groups()
+    if name in STRATEGIES:
+        raise UsageError(f"{name} is the name of a strategy; choose a name of its own")
+    flags = Parser(prog="compare.py", add_help=False, allow_abbrev=False)
+    cli.add_seed_flag(flags)
+    add_flags(flags, find(STRATEGIES, "the strategy", strategy), leave_out=cli.COMMON)
+    told = flags.parse_args(words[1:])
+    own = {name: getattr(told, name) for name in given(flags, words[1:])}
+    filled = argparse.Namespace(**vars(args) | own)
+    cli.fill_embedding(filled)
+    return name, read_strategy(strategy, filled)
+
+
+def read_strategy(name: str, args: argparse.Namespace) -> Strategy:
     """With those of the flags that are parameters of its own. Raises UsageError."""
-    if name not in STRATEGIES:
-        raise UsageError(f"{flag}: {name!r} is not one of {', '.join(STRATEGIES)}")
-    kind = STRATEGIES[name]
+    kind = find(STRATEGIES, "--strategies", name)
     own = {field.name for field in fields(kind)}
     return kind(**{key: value for key, value in vars(args).items() if key in own and value is not None})
-
-
-def read_flags(flags: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    args = parse(flags, argv)
-    cli.fill_embedding(args)
-    return args
 
 
 def run_comparison(prog: str, description: str | None) -> int:
     """Returns the exit code. A set that is committed already is measured as it stands."""
     from pipeline.quality.report import comparison_row, render_comparison
 
-    flags, argv = comparison_parser(prog, description), sys.argv[1:]
-    args = read_flags(flags, argv)
-    strategies = read_strategies(flags, argv, args)
+    args = parse(comparison_parser(prog, description))
+    strategies = read_strategies(args)
     request = cli.read_request(args)
     preflight(request, *strategies.values())
     rows: list[dict[str, Any]] = []
@@ -148,8 +155,9 @@ def run_comparison(prog: str, description: str | None) -> int:
                 row = comparison_row(shards.manifest, report(context, shards))
             rows.append({**row, "name": name, "total_s": sum(shards.manifest["seconds"].values())})
             made[name] = shards
+        exact = [shards for shards in made.values() if shards.manifest["strategy"] == DistributionAware.name]
         for row in rows:
-            row |= agreement_row(context, made[row["name"]], made.get(DistributionAware.name))
+            row |= agreement_row(context, made[row["name"]], exact[0] if exact else None)
         replace_below(store, output, "compare.json", json.dumps(rows, indent=1).encode())
         replace_below(store, output, "compare.html", render_comparison(rows).encode())
     print(comparison_table(rows))

@@ -85,15 +85,19 @@ def add_output_flags(flags: argparse.ArgumentParser, *, workers: str = WORKERS, 
 def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group = flags.add_argument_group("run")
     if seed:
-        group.add_argument(
-            "--seed", type=command_line.seed, default=0, metavar="S", help="seed of everything random (default 0)"
-        )
+        add_seed_flag(group)
     interval = group.add_mutually_exclusive_group()
     interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
     interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
     group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/JOB.toml)")
     group.add_argument("--quiet", action="store_true", help="print results only")
     group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+
+
+def add_seed_flag(flags: argparse._ActionsContainer) -> None:
+    flags.add_argument(
+        "--seed", type=command_line.seed, default=0, metavar="S", help="seed of everything random (default 0)"
+    )
 
 
 def sharding_parser(
