@@ -31,6 +31,7 @@ from pipeline.shardset.manifest import open_committed, read_committed
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.strategies.hash import Hash
+from pipeline.stream import generation
 from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
 from pipeline.stream.buckets import Buckets, State, count, starts
 from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
@@ -38,7 +39,7 @@ from pipeline.stream.files import arrivals, stream_of_files
 from pipeline.stream.generation import Arrived, GenerationRun
 from pipeline.stream.kafka import lost_messages
 from pipeline.stream.look import LookJob, look
-from pipeline.stream.quarantine import lines_of
+from pipeline.stream.quarantine import lines_of, path_of, put_aside
 from pipeline.stream.query import AskedToEnd, Running
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import landed_name
@@ -287,15 +288,16 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
 
 def test_broken_rows_of_parquet_are_found_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
     images: list[bytes | None] = [image.tobytes() for image in IMAGES[:100]]
-    images[13], images[14], images[70] = None, b"short", b"\x89PNG broken"
+    images[0], images[13], images[14], images[70] = b"\x89PNG broken", None, b"short", b"\x89PNG broken"
     labels: list[int | None] = LABELS[:100].astype(int).tolist()
     labels[99] = None
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"image": images, "label": labels}), path)
     take(spark.sparkContext, tmp_path / "set", 0, [path], format=None)
-    kept = [row for row in range(100) if row not in (13, 14, 70, 99)]
+    kept = [row for row in range(100) if row not in (0, 13, 14, 70, 99)]
     check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
-    assert [entry["record"] for entry in aside(tmp_path / "set")] == [13, 14, 70, 99]
+    assert [entry["record"] for entry in aside(tmp_path / "set")] == [0, 13, 14, 70, 99]
+    assert " at 0x" not in json.dumps(aside(tmp_path / "set"))
 
 
 def images_with(broken: set[int], labels: dict[int, int], rows: int, path: Path) -> Path:
@@ -417,16 +419,35 @@ def test_a_batch_of_nothing_but_broken_files_stops_nothing(
 def test_a_batch_that_is_done_again_leaves_nothing_that_its_earlier_try_put_aside(
     spark: SparkSession, tmp_path: Path, files: list[Path]
 ) -> None:
-    """A file that was half there is whole by now; a partition has no message of the batch any more."""
+    """A file that was half there is whole by now. Messages may be gone from their topic: their bytes stay."""
     whole = files[0].read_bytes()
     files[0].write_bytes(b"rubbish")
     take(spark.sparkContext, tmp_path / "set", 1, files[:1])
     folder = tmp_path / "set" / "_quarantine"
-    for name in ("batch-00000001-00003.jsonl", ".batch-00000001.jsonl.0a1b2c3d.tmp", "batch-00000011.jsonl"):
+    assert (folder / "batch-00000001.jsonl").exists()
+    for name in (".batch-00000001.jsonl.0a1b2c3d.tmp", "batch-00000011.jsonl"):
         (folder / name).write_text("{}\n")
     files[0].write_bytes(whole)
     assert take(spark.sparkContext, tmp_path / "set", 1, files[:1]).fresh
     assert [path.name for path in folder.iterdir()] == ["batch-00000011.jsonl"]
+
+
+def test_the_bytes_of_messages_outlive_a_try_that_finds_them_gone(tmp_path: Path) -> None:
+    path = path_of(str(tmp_path), 3, 0)
+    messages: list[dict[str, object]] = [
+        {"source": f"partition 0, offset {number}", "value": "AA=="} for number in range(3)
+    ]
+    put_aside(STORE, path, messages)
+    put_aside(STORE, path, messages)
+    assert aside(tmp_path) == messages
+    put_aside(STORE, path, messages[2:])
+    assert aside(tmp_path) == [messages[2], *messages[:2]]
+    put_aside(STORE, path, [])
+    assert len(aside(tmp_path)) == 3
+    other = path_of(str(tmp_path), 4)
+    put_aside(STORE, other, [{"source": "a file", "record": None}])
+    put_aside(STORE, other, [])
+    assert not Path(other).exists()
 
 
 @pytest.mark.parametrize("interval", [1, 10])
@@ -436,7 +457,7 @@ def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
     """Spark's frame leaves them out, and empty files too. interval: how often Spark writes its log of all files anew."""
     source, output, checkpoint = (str(tmp_path / name) for name in ("in", "set", "checkpoint"))
     files = sorted(write_binary(tmp_path / "in", LABELS, IMAGES, files=6).iterdir())
-    names = [tmp_path / "in" / f"a b%20é#{number}.bin" for number in range(6)]
+    names = [tmp_path / "in" / f"a b%20é#[{number}]{{1}}.bin" for number in range(6)]
     request = StreamRequest(output, 3, STRATEGY, **RAW)
 
     def drain(dies_at: int | None = None) -> None:
@@ -641,6 +662,25 @@ def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken
     (line,) = aside(tmp_path / "set")
     assert line == lines_of(lost)[0]
     assert take(spark.sparkContext, output, 1, files).fresh
+
+
+def test_a_line_of_the_quarantine_holds_no_more_bytes_than_those_of_some_messages(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "LINE_RECORDS", 2)
+    rows = [bytes([200 if 2 <= row < 7 else 1]) + IMAGES[row].tobytes() for row in range(9)]
+    request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY, num_classes=10, **RAW)
+
+    def landed(folder: str, newest_ms: int) -> Arrived:
+        path = f"{folder}/task/{landed_name(7)}"
+        put(path, b"".join(rows))
+        return Arrived("kafka://one:9092/rows", [STORE.info(path)], "digest")
+
+    done = GenerationRun(spark.sparkContext, request, STORE, request.output, "query").take(0, landed)
+    assert (done.rows, done.quarantined) == (4, 5)
+    lines = aside(tmp_path / "set")
+    assert [line["records"] for line in lines] == [2, 2, 1]
+    assert b"".join(base64.b64decode(line["value"]) for line in lines) == b"".join(rows[2:7])
 
 
 def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession, tmp_path: Path) -> None:

@@ -93,11 +93,18 @@ def broken_is_data_error(path: str) -> Iterator[None]:
         Image.DecompressionBombError,
         UnidentifiedImageError,
     ) as error:
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise DataError(f"{path} is damaged: {words_of(error)}") from None
     except OSError as error:
         if is_remote(path) or isinstance(error, PermissionError):
             raise
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise DataError(f"{path} is damaged: {words_of(error)}") from None
+
+
+def words_of(error: Exception) -> str:
+    """On one line. Pillow's own words for what is no image tell where in memory it was."""
+    if isinstance(error, UnidentifiedImageError):
+        return "no PNG or JPEG after its first bytes"
+    return " ".join(str(error).split())[:200]
 
 
 def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:

@@ -211,7 +211,7 @@ def digest(entries: Iterable[FileInfo]) -> str:
 
 
 def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | Found]:
-    """Rows start <= id < stop in order, and in their place those that are left out. A label outside 0..num_classes-1 is a
+    """Rows start <= id < stop, and those that are left out; each kind in order. A label outside 0..num_classes-1 is a
     reason. The search in a file ends with the record of it after MOST_BROKEN that cannot be decoded: ``left_out`` takes all
     of it then. O(log rows) reads for a broken record."""
     for file, low, high, at in dataset.spans(start, stop):

@@ -128,6 +128,8 @@ def run_stream(prog: str, description: str | None) -> int:
 
 def preflight(args: argparse.Namespace, request: StreamRequest) -> None:
     """What can be refused before Spark starts. Raises UsageError and DataError."""
+    if args.allow_data_loss and not topic.is_topic(args.source):
+        raise UsageError(f"--allow-data-loss is of messages, and --source {args.source} is a folder: leave it out")
     if topic.is_topic(args.source):
         topic.address(args.source)
         topic.record_bytes(request)

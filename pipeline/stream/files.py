@@ -55,17 +55,19 @@ def arrive(
 ) -> Arrived:
     """The files of a batch, without those that are late. newest_ms: of the files before. Files that Spark had planned and
     that its frame does not have are among them: they are gone, or empty."""
-    found = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
-    there = {file.path for file in found}
-    found += [file for file in planned_files(store, checkpoint, batch) if file.path not in there]
+    planned = {file.path: file for file in planned_files(store, checkpoint, batch)}
+    listed = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
+    # Spark lists all files of a batch once more for each whose name looks like a pattern.
+    found = list((planned | {file.path: file for file in listed}).values())
     files = files_of(store, uri, found)
+    rows = {file.path for file in files}
     late = [file for file in files if is_late(file.modified_ms, newest_ms, late_after_s)]
     reason = f"it is more than {late_after_s or 0:g} s older than the newest before it (--late-after)"
-    ignored = [file for file in found if file not in files]
+    ignored = [file for file in found if file.path not in rows]
     aside = [Broken(file.path, None, "it is no file of training rows", 0) for file in ignored]
     aside += [Broken(file.path, None, reason, 0) for file in late]
     put_aside(store, path_of(output, batch, 0), lines_of(aside))
-    taken = [file for file in files if file not in late]
+    taken = [file for file in files if not is_late(file.modified_ms, newest_ms, late_after_s)]
     newest = max((file.modified_ms for file in taken), default=newest_ms)
     return Arrived(uri, taken, digest(files), len(late), newest, len(ignored))
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pyspark import SparkContext
@@ -24,9 +25,11 @@ from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Arrivals, Broken, survey
 from pipeline.stream.batch import STREAM, Batch, total_rows
-from pipeline.stream.quarantine import clear, lines_of, path_of, put_aside
+from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import partition_of, record_bytes, without_servers
+
+LINE_RECORDS = 1000  # of a topic that a line of the quarantine holds at most
 
 
 class Arrived(NamedTuple):
@@ -77,7 +80,7 @@ class GenerationRun:
         check_stream(before, self.request, self.query)
         if before and batch <= last_batch(before):
             return Outcome(before)
-        clear(self.store, self.output, batch)
+        clear_drafts(self.store, self.output, batch)
         progress = PhaseLog(self.context, quiet=True, title=f"batch {batch} to {self.output}")
         with Attempt(self.store, self.output) as attempt:
             held = (before.manifest[STREAM] if before else {}).get("newest_ms", 0)
@@ -90,7 +93,7 @@ class GenerationRun:
                 broken = [*arrived.lost, *broken]
             work = Batch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
             seen, hashes = work.look(broken) if dataset else (None, None)
-            lines = [self._line(attempt.folder, entry) for entry in broken]
+            lines = list(self._lines(attempt.folder, broken))
             aside = arrived.aside + sum(max(1, entry.records) for entry in broken)
             # Every batch leaves a trace, by which the checkpoint is held against the set.
             if seen is None and not aside and not arrived.ignored:
@@ -132,18 +135,23 @@ class GenerationRun:
                 f"{self.output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
             )
 
-    def _line(self, folder: str, entry: Broken) -> dict[str, Any]:
-        """With its bytes, in base64, where it came from a topic: the file that tells of it goes with the attempt."""
-        (line,) = lines_of([entry])
-        if entry.record is None or not entry.source.startswith(f"{folder}/"):
-            return line
-        size = record_bytes(self.request)
-        with self.store.open(entry.source) as file:
-            file.seek(entry.record * size)
-            data = file.read(entry.records * size)
-        reason = entry.reason.removeprefix(f"{entry.source}: ")
-        source = partition_of(entry.source)
-        return line | {"source": source, "record": None, "reason": reason, "value": base64.b64encode(data).decode()}
+    def _lines(self, folder: str, broken: list[Broken]) -> Iterator[dict[str, Any]]:
+        """With their bytes, in base64, where they came from a topic: the file that holds them goes with the attempt."""
+        for path, of_file in groupby(broken, lambda entry: entry.source):
+            if not path.startswith(f"{folder}/"):
+                yield from lines_of(list(of_file))
+                continue
+            size = record_bytes(self.request)
+            with self.store.open(path) as file:
+                for entry in of_file:
+                    assert entry.record is not None  # records of one size can all be read
+                    for first in range(entry.record, entry.record + entry.records, LINE_RECORDS):
+                        file.seek(first * size)
+                        records = min(LINE_RECORDS, entry.record + entry.records - first)
+                        value = base64.b64encode(file.read(records * size)).decode()
+                        reason = entry.reason.removeprefix(f"{path}: ")
+                        line = {"source": partition_of(path), "record": None, "records": records, "reason": reason}
+                        yield line | {VALUE: value}
 
 
 def check_source(before: ShardSet | None, uri: str) -> None:

@@ -24,7 +24,7 @@ from pipeline.stream.arrivals import Broken
 from pipeline.stream.checkpoint import planned_offsets
 from pipeline.stream.files import is_late
 from pipeline.stream.generation import Arrived
-from pipeline.stream.quarantine import path_of, put_aside
+from pipeline.stream.quarantine import VALUE, path_of, put_aside
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import address, landed_name, record_bytes
 
@@ -134,7 +134,7 @@ def _land(
                     "records": 1,
                 }
                 data = None if value is None else base64.b64encode(value).decode()
-                aside.append(place | {"reason": reason, "value": data})
+                aside.append(place | {"reason": reason, VALUE: data})
                 continue
             if file is None:
                 task_folder(store, task)

@@ -12,6 +12,7 @@ from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Broken
 
 FOLDER = "_quarantine"
+VALUE = "value"  # the key of bytes, in base64
 
 
 def path_of(output: str, batch: int, part: int | None = None) -> str:
@@ -19,20 +20,24 @@ def path_of(output: str, batch: int, part: int | None = None) -> str:
     return f"{output}/{FOLDER}/batch-{batch:08d}{'' if part is None else f'-{part:05d}'}.jsonl"
 
 
-def clear(store: Store, output: str, batch: int) -> None:
-    """Delete what an earlier try of a batch has put aside, those of partitions and drafts included: it may have seen files
-    that are good or gone by now. One listing."""
-    name = f"batch-{batch:08d}"
+def clear_drafts(store: Store, output: str, batch: int) -> None:
+    """Delete what an earlier try of a batch was writing when it was killed. One listing."""
     for entry in store.list(f"{output}/{FOLDER}"):
-        if entry.name.removeprefix(".").startswith((f"{name}.", f"{name}-")):
+        if entry.name.startswith(f".batch-{batch:08d}"):
             store.delete(entry.path)
 
 
 def put_aside(store: Store, path: str, lines: Iterable[dict[str, object]]) -> None:
-    """Write what there is; nothing where there is none."""
-    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    if data:
-        store.replace(path, data.encode())
+    """Have a file hold these lines; none, where there are none. What an earlier try of the batch has put there goes, as
+    files may be good or gone by now, but for lines with a value: the topic may have forgotten that since."""
+    texts = {json.dumps(line, ensure_ascii=False): None for line in lines}
+    if there := store.exists(path):
+        earlier = store.read(path).decode().splitlines()
+        texts |= {text: None for text in earlier if VALUE in json.loads(text)}
+    if texts:
+        store.replace(path, "".join(f"{text}\n" for text in texts).encode())
+    elif there:
+        store.delete(path)
 
 
 def lines_of(broken: Sequence[Broken]) -> list[dict[str, object]]:

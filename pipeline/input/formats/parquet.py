@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from pipeline.errors import DataError, UsageError
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
@@ -25,6 +26,7 @@ from pipeline.shardset.schema import (
     declared,
     declared_shape,
     raw_images,
+    words_of,
 )
 from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
@@ -32,6 +34,7 @@ from pipeline.storage.store import Store
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
 BUFFER_BYTES = 8 << 20  # of a column that is read at once: a row group may be as large as its file
+LOOKED_AT = 100  # images of a file, at most, for one that tells the shape
 DECODED_BYTES = 16 << 20  # of encoded images that are decoded together
 LARGE_GROUP_BYTES = 64 << 20  # of raw images: each part of a group is decoded from the group's start on
 ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
@@ -118,19 +121,10 @@ class ParquetImages(Format):
         )
         if rows == 0:
             return data, layout
-        first = _payload(next(parquet.iter_batches(1, columns=[image])).column(0))[0].as_py()
-        if first is None:
-            raise DataError(f"{file.path}, row 0: the image is null")
-        if not isinstance(first, bytes):
-            raise DataError(f"{file.path}: column {image} is {schema.field(image).type}, not binary images")
-        if layout.dtype == "uint8" and is_encoded(first, layout.record_bytes):
-            channels, height, width = decode(first).shape
-            layout = replace(layout, shape=(channels, height, width))
-            data = replace(data, decode_rows=max(1, DECODED_BYTES // layout.record_bytes))
-            return data, layout
-        if len(first) != layout.record_bytes:
-            size = "x".join(map(str, layout.shape)) + (" float32" if layout.dtype == "float32" else "")
-            raise DataError(f"{file.path}: raw images of {len(first)} bytes are not {size}; declare --image-shape")
+        shape, encoded = _first_shape(parquet, image, layout, file.path)
+        layout = replace(layout, shape=shape)
+        if encoded:
+            return replace(data, decode_rows=max(1, DECODED_BYTES // layout.record_bytes)), layout
         group = max(parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups))
         if group * layout.record_bytes > LARGE_GROUP_BYTES:
             data = replace(data, decode_rows=group)
@@ -193,6 +187,39 @@ def _looks_raw(values: Any, size: int) -> bool:
     return not any(pc.any(pc.starts_with(heads.cast(pa.large_binary()), pattern)).as_py() for pattern in ENCODED)
 
 
+def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str) -> tuple[tuple[int, int, int], bool]:
+    """The shape of the first image that tells it, and whether it is encoded. layout: with the shape of raw ones. Raises the
+    DataError of the very first where none of LOOKED_AT does: a broken one does not speak for a file."""
+    problem: DataError | None = None
+    for row, batch in enumerate(islice(parquet.iter_batches(1, columns=[column]), LOOKED_AT)):
+        data = _payload(batch.column(0))[0].as_py()
+        if not isinstance(data, bytes | None):
+            raise DataError(f"{path}: column {column} is {batch.schema.field(0).type}, not binary images")
+        try:
+            return _shape_of(data, layout, path, row)
+        except DataError as error:
+            problem = problem or error
+    assert problem
+    raise problem
+
+
+def _shape_of(data: bytes | None, layout: Layout, path: str, row: int) -> tuple[tuple[int, int, int], bool]:
+    if data is None:
+        raise DataError(f"{path}, row {row}: the image is null")
+    if layout.dtype == "uint8" and is_encoded(data, layout.record_bytes):
+        try:
+            channels, height, width = decode(data).shape
+        except DataError:
+            raise
+        except Exception as error:  # Pillow raises many kinds for a broken image
+            raise DataError(f"{path}, row {row}: the image cannot be decoded ({words_of(error)})") from None
+        return (channels, height, width), True
+    if len(data) != layout.record_bytes:
+        size = "x".join(map(str, layout.shape)) + (" float32" if layout.dtype == "float32" else "")
+        raise DataError(f"{path}: raw images of {len(data)} bytes are not {size}; declare --image-shape")
+    return layout.shape, False
+
+
 def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
     """One image, encoded or raw, uint8 [C*H*W]: each row is judged by itself, wherever blocks begin. Raw pixels that begin
     as an encoded image does are no such image, and one whose bytes number as many as its pixels is. Raises DataError."""
@@ -207,9 +234,7 @@ def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
     except Exception as error:  # Pillow raises many kinds for a broken image
         if len(data) == layout.record_bytes:
             return np.frombuffer(data, np.uint8)
-        # Pillow's own words tell where in memory the bytes were.
-        why = "no PNG or JPEG after its first bytes" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{place}: the image cannot be decoded ({why})") from None
+        raise DataError(f"{place}: the image cannot be decoded ({words_of(error)})") from None
     if image.shape != layout.shape:
         raise DataError(f"{place}: the image is {image.shape}, the first one {layout.shape}")
     return image.reshape(-1)
