@@ -104,6 +104,7 @@ def test_applications_that_are_killed_lose_and_double_nothing(tmp_path: Path) ->
     ("flags", "words"),
     [
         (("--source", "IN", "--workers", "0"), "--workers must be at least 1, got 0"),
+        (("--source", "IN", "--workers", "2", "--allow-data-loss"), "--allow-data-loss is of messages, and --source"),
         (("--source", "IN", "--workers", "2", "--trigger", "soon"), "--trigger must be a time such as '30 seconds'"),
         (("--source", "s3://bucket/in", "--workers", "2"), "local folders and hdfs://"),
         (("--source", "IN", "--workers", "2", "--window-rows", "-1"), "--window-rows must be 0 or more, got -1"),
