@@ -186,9 +186,10 @@ def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.5}
         ax.barh(range(len(rows)), width, 0.6, left=left, label=label, **look)
         ink = "white" if colour in (BLUE, RED, BLACK, GREEN) else "#111"
+        behind = {"boxstyle": "square,pad=0.15", "fc": colour, "ec": "none"} if hatch else None
         for row in np.flatnonzero(width > 0.06 * widest):
             middle = left[row] + width[row] / 2
-            ax.text(middle, row, f"{width[row]:.1f}", ha="center", va="center", color=ink, size=9)
+            ax.text(middle, row, f"{width[row]:.1f}", ha="center", va="center", color=ink, size=9, bbox=behind)
         left += width
     for row, total in enumerate(left):
         ax.text(total, row, f" {total:.1f} s", va="center", size=10)

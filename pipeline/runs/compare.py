@@ -104,7 +104,7 @@ def split_variants(text: str) -> list[list[str]]:
 
 def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, Strategy]:
     """The name of its row, and a strategy by flags of its own over those of all. Raises UsageError."""
-    match = re.fullmatch(r"([\w-]{1,100})=(\w+)", words[0], re.ASCII)
+    match = re.fullmatch(r"(\w[\w-]{0,99})=(\w+)", words[0], re.ASCII)
     if not match:
         raise UsageError("that is not NAME=STRATEGY and its flags, such as coarse=hash --functions 4")
     name, strategy = match.groups()
