@@ -4,6 +4,7 @@ exit codes. No Spark."""
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.errors import JobError, UsageError
+from pipeline.storage import retries
 
 UNSET = object()
 MAX_IMAGE_BYTES = 1 << 28
@@ -151,6 +153,8 @@ def execute(
         code = _fail(line, code, debug)
     sys.stdout.flush()
     sys.stderr.flush()
+    if retries.are_left():
+        os._exit(code)
     sys.exit(code)
 
 

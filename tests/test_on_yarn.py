@@ -85,7 +85,7 @@ def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_af
         )
         yarn.kill_application()
         assert run.wait() == 1
-    assert "error: " in run.said().splitlines()[-1]
+    assert len([line for line in run.said().splitlines() if line.startswith("error: ")]) == 1, run.said()
     until(lambda: not training_processes(), "every process ends", 15)
     where |= {"deploy_mode": "cluster", "py_files": packed(tmp_path / "packages.zip")}
     with job(task, output, tmp_path / "second", "--resume", **where) as run:

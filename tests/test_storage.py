@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import socket
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,47 @@ def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
     assert within(10, lambda: None) is None
     with pytest.raises(ZeroDivisionError):
         within(10, lambda: 1 // 0)
+
+
+PROGRAM = """
+import sys, time
+from hdfs_native import Client
+from pipeline.command_line import execute
+from pipeline.errors import DataError
+from pipeline.storage.retries import within
+
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(2)  # Python takes its time to end
+
+sys.late = Late()
+
+def main():
+    try:
+        within(0.2, lambda: Client(sys.argv[1]).get_file_info("/x"))
+    except TimeoutError:
+        print("left behind", flush=True)
+        raise DataError("it did not answer") from None
+
+execute(main, interrupted="")
+"""
+
+
+def test_a_call_of_a_client_that_comes_back_while_python_ends_changes_no_exit_code() -> None:
+    """What was left behind takes a lock that is no more, in native code, which would abort the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"hdfs://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", PROGRAM, address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+            connection, _ = server.accept()
+            assert program.stdout is not None
+            assert program.stdout.readline() == "left behind\n"
+            time.sleep(0.3)
+            with suppress(OSError):
+                connection.sendall(b"\x00\x00\x00\x05\x04\x08\x00\x10\x00")  # no answer of a NameNode, at last
+            connection.close()
+            _, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (3, "error: it did not answer\n")
 
 
 class Stuck(io.RawIOBase):

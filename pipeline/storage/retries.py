@@ -32,6 +32,15 @@ with_retries = retry(
 )
 
 
+_LEFT: list[threading.Thread] = []
+
+
+def are_left() -> bool:
+    """Whether threads that ``within`` has left behind are still at work. One of hdfs-native's that comes back while Python
+    ends aborts the process, so that a program has to end without ado then (os._exit)."""
+    return any(thread.is_alive() for thread in _LEFT)
+
+
 def within(seconds: float, work: Callable[[], Any]) -> Any:
     """The result of work, or TimeoutError (an OSError) if it takes longer: then its thread is left behind. 0.1 ms."""
     results: list[Any] = []
@@ -49,5 +58,6 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     if errors:
         raise errors[0]
     if not results:
+        _LEFT.append(thread)
         raise TimeoutError(f"no answer in {seconds:g} s")
     return results[0]
