@@ -126,7 +126,12 @@ def submitted(*arguments: object, **submit: Any) -> Iterator[Future[Any]]:
 def drivers(arguments: tuple[object, ...]) -> list[psutil.Process]:
     """The spark-submit that was given these arguments."""
     last = list(map(str, arguments))
-    return [child for child in psutil.Process().children() if child.cmdline()[-len(last) :] == last]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            if child.cmdline()[-len(last) :] == last:
+                found.append(child)
+    return found
 
 
 def kill_driver(arguments: tuple[object, ...]) -> None:

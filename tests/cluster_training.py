@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import psutil
 
 from tests.cluster_runs import QUIET, STORE
 from tests.clusters import ROOT, Hdfs, end_tree
+from tests.clusters.processes import is_alive
 from tests.clusters.submit import start_submit
 from tests.places import put
 from tests.trainer_runs import train_here, until
@@ -88,10 +87,7 @@ class Job:
 
     def kill(self) -> None:
         """The driver, its Python and its JVM, with SIGKILL."""
-        tree = [*self.process.children(recursive=True), psutil.Process(self.process.pid)]
-        for process in tree:
-            with suppress(psutil.NoSuchProcess):
-                os.kill(process.pid, signal.SIGKILL)
+        end_tree([self.process])
         self.process.wait(30)
 
 
@@ -115,9 +111,9 @@ def training_processes(zip_name: bytes = b"trainer.zip") -> list[psutil.Process]
     """Those of any run whose package a cluster brought."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, OSError):
+        with suppress(OSError):
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if zip_name in environment and process.status() != psutil.STATUS_ZOMBIE:
+            if zip_name in environment and is_alive(process):
                 found.append(process)
     return found
 

@@ -1,6 +1,5 @@
 """Clusters on this machine start, report what is wrong, and leave nothing behind."""
 
-import contextlib
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_c
 from tests.clusters.command import read_running
 from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import cache_folder, port_is_free
+from tests.clusters.processes import is_alive
 from tests.test_on_hdfs import put, wait_for
 
 
@@ -61,13 +61,6 @@ with Standalone(workers=1) as cluster:
     test.send_signal(signal.SIGKILL)
     test.wait()
     wait_for(lambda: not any(is_alive(server) for server in servers) and not Path(folder).exists(), 30)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether the process runs. Where no init process reaps orphans, a killed one stays as a zombie."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 # The command line

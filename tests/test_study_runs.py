@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from pipeline.__main__ import main as pipeline_main
 from pipeline.errors import DataError, UsageError
+from tests.clusters.processes import is_alive
 from tests.trainer_runs import ROOT, until
 from tests.trainer_sets import copy_of, make_sets
 from trainer.study.__main__ import main
@@ -89,7 +91,7 @@ def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), "their end")
+    until(lambda: not any(map(is_alive, children)), "their end")
     done = ledger.read_bytes()
     assert 1 <= done.count(b"\n") < 4
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
@@ -107,14 +109,18 @@ def test_a_study_that_is_killed_while_it_makes_sets_takes_spark_along(tmp_path: 
     process = subprocess.Popen(command, cwd=ROOT)
 
     def java() -> list[psutil.Process]:
-        family = psutil.Process(process.pid).children(recursive=True)
-        return [child for child in family if child.name() == "java"]
+        found = []
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.name() == "java":
+                    found.append(child)
+        return found
 
     until(java, "Spark's start")
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), "their end", 90)
+    until(lambda: not any(map(is_alive, children)), "their end", 90)
 
 
 def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pandas as pd
 import psutil
 
 from pipeline.spark.session import PACKAGE
+from tests.clusters.processes import is_alive
 from trainer.__main__ import main
 from trainer.checkpoints.read import newest, read_vector
 from trainer.runlog.read import read_events, read_pushes
@@ -79,11 +80,9 @@ class Training(RunFolder):
         """Every process of the run's session but zombies, wherever its parent is."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+            with suppress(ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid and is_alive(process):
                     found.append(process)
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                pass
         return found
 
     def pid(self, role: str) -> int | None:
@@ -130,7 +129,8 @@ class Training(RunFolder):
     def end(self) -> None:
         """Whatever is still there goes."""
         for process in self.family():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # a role may go with its launcher before its turn comes
+                process.kill()
         self.process.wait()
 
 

@@ -81,6 +81,13 @@ for folder in folders:
 watcher = _Watcher()
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether the process runs. Where no init process reaps orphans, a killed one stays as a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def end_tree(processes: Iterable[psutil.Process], grace: timedelta = timedelta(0)) -> None:
     """End processes and all their descendants.
 
