@@ -17,7 +17,7 @@ from pipeline.storage.store import Store
 from tests.bench_throughput import ROOT, images_per_s
 from tests.clusters.hdfs import Hdfs
 from tests.clusters.servers import jmx_bean
-from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
+from tests.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.checkpoints.read import whole
 from trainer.home.place import Place, place_of
 from trainer.run_files import CHECKPOINTS

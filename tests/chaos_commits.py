@@ -25,8 +25,8 @@ from typing import Any
 from pipeline.shardset.attempt import Attempt
 from tests.chaos_readers import Failed, Reader
 from tests.clusters import S3, Hdfs
+from tests.commits import assert_nothing_else, commit, contents, whole
 from tests.places import STORE, elsewhere
-from tests.test_commit import assert_nothing_else, commit, contents, whole
 
 WRITERS = 3
 MOMENT_S = 0.8  # of a kill, at most after the one before

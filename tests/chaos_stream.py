@@ -31,10 +31,10 @@ from tests.chaos_readers import Failed
 from tests.cluster_runs import QUIET
 from tests.clusters import ROOT, Hdfs, end_tree
 from tests.clusters.submit import start_submit
+from tests.commits import assert_nothing_else
 from tests.conftest import make_rows
 from tests.places import STORE, elsewhere, put
 from tests.stream_runs import check_set
-from tests.test_commit import assert_nothing_else
 from tests.test_generations import append, batches
 
 COMMITS = 3  # undisturbed ones that would fit between the start of a process and its kill, at most

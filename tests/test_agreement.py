@@ -24,8 +24,8 @@ from pipeline.strategies.hash import Hash
 from pipeline.strategies.round_robin import RoundRobin
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
+from tests.sharding_runs import run
 from tests.test_hash import SMALL, Source, owners
-from tests.test_strategies import run
 
 
 @pytest.fixture(scope="module")

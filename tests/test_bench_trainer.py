@@ -14,7 +14,7 @@ import torch
 
 from tests import bench_coordination, bench_memory, bench_peers, bench_throughput, bench_transport
 from tests.bench_ways import FLOOR_OF, MEMORY, TCP, WAYS, Case
-from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
+from tests.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.protocols import PROTOCOLS
 
 TINY = Case(numbers=1001, workers=2, servers=2)

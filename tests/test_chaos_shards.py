@@ -15,7 +15,7 @@ from tests.chaos_readers import Failed, Reader, check_plain
 from tests.chaos_shards import Site
 from tests.cluster_runs import STORE, digests
 from tests.clusters import S3, Hdfs, Standalone
-from tests.test_commit import commit
+from tests.commits import commit
 
 
 def test_the_same_seed_draws_the_same_runs_and_acts() -> None:

@@ -21,8 +21,8 @@ from pipeline.shardset.manifest import missing_file, open_committed, read_commit
 from pipeline.storage.local import LocalFiles
 from pipeline.storage.store import Store
 from tests.chaos_commits import campaign
+from tests.commits import assert_nothing_else, commit, watched, whole
 from tests.places import STORE, elsewhere, put
-from tests.test_commit import assert_nothing_else, commit, watched, whole
 
 pytestmark = pytest.mark.slow  # dozens of processes a test
 

@@ -22,9 +22,9 @@ from pipeline.strategies.hash import Hash
 from pipeline.strategies.random import Random
 from pipeline.strategies.submodular import Submodular
 from tests.application import run_job
+from tests.sharding_runs import QUIET
 from tests.test_embedding_table import write_table
 from tests.test_jobs import shas
-from tests.test_strategies import QUIET
 from tests.test_submodular import vectors_in_parquet
 
 ROWS = 90

@@ -29,7 +29,7 @@ from pipeline.strategies.stratified import Stratified
 from pipeline.strategies.submodular import Submodular
 from tests.conftest import write_binary
 from tests.places import files_below
-from tests.test_strategies import QUIET, digests
+from tests.sharding_runs import QUIET, digests
 from trainer.embed import table as tables
 from trainer.embed.fit import ENCODED_NUMBERS, Fitting
 from trainer.embed.options import Embedding

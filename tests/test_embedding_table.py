@@ -28,7 +28,7 @@ from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.submodular import Submodular
 from tests.application import run_job
-from tests.test_strategies import QUIET, digests, shas
+from tests.sharding_runs import QUIET, digests, shas
 from tests.test_submodular import vectors_in_parquet
 
 ROWS, LENGTH = 200, 5

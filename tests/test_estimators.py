@@ -32,8 +32,8 @@ from pipeline.errors import DataError, UsageError
 from pipeline.spark.images import Images
 from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary
+from tests.sharding_runs import make, read, run
 from tests.test_dataset import discovered
-from tests.test_strategies import make, read, run
 
 PIXELS = 192
 Rows = tuple[np.ndarray, np.ndarray]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -16,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,6 +21,7 @@ from safetensors.torch import load_file
 
 from pipeline.errors import DataError
 from tests.configs import change, make_config
+from tests.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
 from trainer import Options
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
@@ -50,7 +47,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.read import best, evaluations, read_events, read_pushes
 from trainer.runlog.result import summarise
 
-SHAPE, CLASSES, DECAY = (3, 8, 8), 4, 0.01
+DECAY = 0.01
 QUIET = Options(silent=True, report=False)
 CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
 
@@ -66,41 +63,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def rows_of(count: int, seed: int, first_id: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    images = rng.integers(0, 256, (count, *SHAPE), dtype=np.uint8)
-    return Rows(images, rng.integers(0, CLASSES, count), np.arange(first_id, first_id + count))
-
-
-def write_rows(folder: Path, path: str, rows: Rows) -> dict[str, Any]:
-    images = pa.array([image.tobytes() for image in rows.images_NCHW], pa.binary())
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": rows.ids, "label": rows.labels, "image": images}), folder / path)
-    data = (folder / path).read_bytes()
-    return {"path": path, "rows": len(rows), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def write_shards(folder: Path, workers: list[Rows], eval_rows: Rows | None) -> Path:
-    manifest = {
-        "format_version": 1,
-        "num_workers": len(workers),
-        "rows": len({int(i) for rows in workers for i in rows.ids}),
-        "labels": {"num_classes": CLASSES},
-        "image": {"shape": SHAPE, "dtype": "uint8", "layout": "CHW", "mean": [120.0, 125.0, 130.0]},
-        "workers": [
-            {"index": w, "files": [write_rows(folder, f"worker={w:03d}/part.parquet", rows)]}
-            for w, rows in enumerate(workers)
-        ],
-        "eval": {"files": [write_rows(folder, "eval/part.parquet", eval_rows)]} if eval_rows else None,
-        "model": None,
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
-
-
-EVAL_ROWS = rows_of(60, 1, 1000)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from pipeline.seeds import Purpose, word
 from pipeline.spark import images as images_module
 from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_binary
-from tests.test_strategies import digests, make, run
+from tests.sharding_runs import digests, make, run
 
 ROWS, WANTED = 2600, 700
 Source = tuple[Path, np.ndarray]

@@ -18,8 +18,8 @@ from pipeline.shardset.commit import has_leftovers, publish
 from pipeline.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
 from pipeline.shardset.manifest import missing_file, open_committed, read_committed
 from pipeline.storage.store import Store
+from tests.commits import FatalStore, assert_nothing_else, was_killed
 from tests.places import STORE, elsewhere
-from tests.test_commit import FatalStore, assert_nothing_else, was_killed
 
 WORKERS = 2
 

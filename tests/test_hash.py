@@ -36,7 +36,7 @@ from pipeline.strategies.hash import BucketSizes, Hash, rows_to_sample
 from pipeline.strategies.round_robin import RoundRobin
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
-from tests.test_strategies import QUIET, digests, read, run, shas
+from tests.sharding_runs import QUIET, digests, read, run, shas
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh")

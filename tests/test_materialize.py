@@ -24,7 +24,7 @@ from pipeline.strategies import STRATEGIES
 from pipeline.strategies.stratified import Stratified
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
-from tests.test_strategies import make, read
+from tests.sharding_runs import make, read
 from trainer.data.shards import open_shards
 
 SHAPE = (3, 8, 8)

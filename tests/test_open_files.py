@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from pipeline.spark.session import PACKAGE
-from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.test_trainer_wire import FACTS, Served
 from tests.trainer_runs import Training, until
+from tests.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.launch.open_files import OF_A_WORKER, SPARE, needed
 from trainer.options import all_roles, parse_roles
 from trainer.transport.addresses import local_addresses

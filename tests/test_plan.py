@@ -24,7 +24,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from tests.conftest import make_rows, write_binary
-from tests.test_strategies import make
+from tests.sharding_runs import make
 
 ROWS, PIXELS = 20_000, 192
 Capture = pytest.CaptureFixture[str]

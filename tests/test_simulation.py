@@ -15,8 +15,8 @@ import pytest
 from pipeline.errors import JobError, UsageError
 from pipeline.seeds import Purpose, generator
 from tests.configs import make_config
-from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.trainer_runs import ROOT, until
+from tests.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal

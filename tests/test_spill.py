@@ -17,7 +17,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
 from pipeline.spark import source as scanning
 from tests.conftest import make_rows, write_binary
-from tests.test_strategies import QUIET, assert_promises, digests, make, read, run
+from tests.sharding_runs import QUIET, assert_promises, digests, make, read, run
 
 ROWS = 2600
 

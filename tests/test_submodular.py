@@ -45,7 +45,7 @@ from pipeline.strategies import submodular
 from pipeline.strategies.submodular import Parts, Submodular
 from tests.application import run_job
 from tests.conftest import make_rows, write_binary
-from tests.test_strategies import QUIET, digests, run, shas
+from tests.sharding_runs import QUIET, digests, run, shas
 
 Value = Callable[[np.ndarray[Any, Any], set[int]], int]
 ROOT = Path(__file__).resolve().parents[1]

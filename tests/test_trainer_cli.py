@@ -16,9 +16,9 @@ from pipeline import command_line
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.spark.session import PACKAGE
 from tests.configs import make_config
-from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.test_run_folder import content, finished, unfinished
 from tests.trainer_runs import Training
+from tests.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.__main__ import main
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
 from trainer.data.shards import open_shards

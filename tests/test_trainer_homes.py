@@ -19,8 +19,8 @@ from pipeline.storage.local import LocalFiles
 from tests.clusters import free_ports
 from tests.places import STORE, put
 from tests.test_checkpoint import state_of, write
-from tests.test_evaluator import EVAL_ROWS, rows_of, write_shards
 from tests.trainer_runs import ROOT, Training, until
+from tests.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.checkpoints.prune import prune
 from trainer.checkpoints.read import newest, read_state, read_vector, unevaluated, whole
 from trainer.checkpoints.write import mark_evaluated

@@ -18,9 +18,9 @@ from pipeline.storage.store import Store
 from pipeline.strategies.stratified import Stratified
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
+from tests.commits import commit, files_of, killed_at, whole
 from tests.conftest import make_rows, write_binary
 from tests.places import files_below
-from tests.test_commit import commit, files_of, killed_at, whole
 
 Capture = pytest.CaptureFixture[str]
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
@@ -15,8 +20,9 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.round_robin import RoundRobin
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
+from trainer.data.shards import Rows
 
-SHAPE = (3, 8, 8)
+SHAPE, CLASSES = (3, 8, 8), 4
 
 
 def make_sets(spark: Any, root: Path, *counts: int, seed: int = 1, ratios: Any = None) -> dict[int, Path]:
@@ -52,3 +58,40 @@ def own_address(family: socket.AddressFamily = socket.AF_INET) -> str | None:
             if address.family == family and not address.address.startswith(("127.", "::1", "fe80:")):
                 return str(address.address)
     return None
+
+
+def rows_of(count: int, seed: int, first_id: int = 0) -> Rows:
+    """Random images and labels under consecutive ids."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, *SHAPE), dtype=np.uint8)
+    return Rows(images, rng.integers(0, CLASSES, count), np.arange(first_id, first_id + count))
+
+
+EVAL_ROWS = rows_of(60, 1, 1000)
+
+
+def write_rows(folder: Path, path: str, rows: Rows) -> dict[str, Any]:
+    images = pa.array([image.tobytes() for image in rows.images_NCHW], pa.binary())
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": rows.ids, "label": rows.labels, "image": images}), folder / path)
+    data = (folder / path).read_bytes()
+    return {"path": path, "rows": len(rows), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def write_shards(folder: Path, workers: list[Rows], eval_rows: Rows | None) -> Path:
+    """A shard set of given rows, which no Spark has made: a file for each worker."""
+    manifest = {
+        "format_version": 1,
+        "num_workers": len(workers),
+        "rows": len({int(i) for rows in workers for i in rows.ids}),
+        "labels": {"num_classes": CLASSES},
+        "image": {"shape": SHAPE, "dtype": "uint8", "layout": "CHW", "mean": [120.0, 125.0, 130.0]},
+        "workers": [
+            {"index": w, "files": [write_rows(folder, f"worker={w:03d}/part.parquet", rows)]}
+            for w, rows in enumerate(workers)
+        ],
+        "eval": {"files": [write_rows(folder, "eval/part.parquet", eval_rows)]} if eval_rows else None,
+        "model": None,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
