@@ -266,8 +266,8 @@ class Disturbed:
             code = job.wait()
             if code == 0:
                 return job
-            last = job.said().strip().splitlines()[-1:]
-            if code != 1 or not last or not last[0].startswith("error: "):
+            told = [line for line in job.said().splitlines() if line.startswith("error: ")]  # Spark may log after it
+            if code != 1 or not told:
                 raise Failed(f"a job ended by itself, with {code}: {job.said()}")
             self.tally["told, and run again"] += 1
             job = self.again(job)

@@ -137,10 +137,11 @@ def drivers(arguments: tuple[object, ...]) -> list[psutil.Process]:
 def kill_driver(arguments: tuple[object, ...]) -> None:
     """SIGKILL a spark-submit, JVM and Python alike, and leave it to its parent to notice."""
     for driver in drivers(arguments):
-        for process in [driver, *driver.children(recursive=True)]:
-            # Python ends by itself once its JVM is gone.
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            family = [driver, *driver.children(recursive=True)]
+            for process in family:
+                with suppress(psutil.NoSuchProcess):  # Python ends by itself once its JVM is gone
+                    process.kill()
 
 
 def wait_during(condition: Callable[[], T], job: Future[Any]) -> T:

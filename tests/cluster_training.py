@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import psutil
 from tests.cluster_runs import QUIET, STORE
 from tests.clusters import ROOT, Hdfs, end_tree
 from tests.clusters.processes import is_alive
+from tests.clusters.servers import SparkCluster
 from tests.clusters.submit import start_submit
 from tests.places import put
 from tests.trainer_runs import train_here, until
@@ -107,13 +109,13 @@ def job(
         end_tree([process])
 
 
-def training_processes(zip_name: bytes = b"trainer.zip") -> list[psutil.Process]:
-    """Those of any run whose package a cluster brought."""
+def training_processes(cluster: SparkCluster) -> list[psutil.Process]:
+    """Those of a run whose package this cluster brought."""
     found = []
     for process in psutil.process_iter():
         with suppress(OSError):
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if zip_name in environment and is_alive(process):
+            below = os.readlink(f"/proc/{process.pid}/cwd").startswith(f"{cluster.folder}/")
+            if below and b"trainer.zip" in Path(f"/proc/{process.pid}/environ").read_bytes() and is_alive(process):
                 found.append(process)
     return found
 

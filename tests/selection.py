@@ -1,4 +1,4 @@
-"""Which tests are slow, and what `-m "not slow"` leaves out: a pytest plugin.
+"""Which tests are slow, what `-m "not slow"` leaves out, and how long tests on clusters may take: a pytest plugin.
 
 A test is slow when it starts a JVM, a cluster or a training run. That shows in its code and in its fixtures' code, so a
 new test needs no mark. A test that is slow for another reason is marked with @pytest.mark.slow.
@@ -17,7 +17,9 @@ from xdist.workermanage import WorkerController
 # What starts such processes, by the name under which a test module imports it. run_job() starts none where the job
 # refuses its command line, which most of its callers are about; the others have the fixture spark.
 STARTERS = frozenset({"spark_submit", "run_application", "Training", "train_here", "Hdfs", "Standalone", "Yarn", "S3"})
-FIXTURES = frozenset({"spark", "s3", "hdfs", "standalone", "yarn", "quick"})
+CLUSTERS = frozenset({"s3", "hdfs", "standalone", "yarn", "kafka"})
+FIXTURES = CLUSTERS | {"spark", "quick"}
+CLUSTER_TIMEOUT_S = 900  # of a test that starts servers, or waits for one that does, on a busy machine
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
@@ -34,6 +36,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and is_slow(item, known):
             item.add_marker(pytest.mark.slow)
+            if CLUSTERS & set(item.fixturenames) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
 
 
 def is_slow(test: pytest.Function, known: dict[FunctionType, bool]) -> bool:

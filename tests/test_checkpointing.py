@@ -46,7 +46,7 @@ import os, time
 write = os.fsync
 def slow(descriptor):
     if "slice-" in os.readlink(f"/proc/self/fd/{descriptor}"):
-        time.sleep(4)
+        time.sleep(8)
     write(descriptor)
 os.fsync = slow
 """
@@ -165,7 +165,7 @@ def test_what_a_checkpoint_counts_is_logged_before_it_can_be_found(
 
 @pytest.mark.slow
 def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path: Path) -> None:
-    patience: dict[str, Any] = {"heartbeat_timeout_s": 1.0, "epoch_checkpoints": False}
+    patience: dict[str, Any] = {"heartbeat_timeout_s": 2.5, "epoch_checkpoints": False}
     served = Served(tmp_path, 2, local_addresses(f"slow-{time.time_ns()}", 2), start=SLOW_DISK + START, **patience)
     try:
         worker = served.worker()

@@ -142,10 +142,10 @@ def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
     monkeypatch.setattr("pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1})
     with Attempt(STORE, place, heartbeat_s=3600) as silent, Attempt(STORE, place, heartbeat_s=0.3) as living:
         monkeypatch.undo()
-        with Attempt(STORE, place, lease_s=3.0) as other:
+        with Attempt(STORE, place, lease_s=8.0) as other:
             assert other.alive(silent.id)
             assert other.remove_abandoned() == []
-            time.sleep(4.2)
+            time.sleep(9.5)
             assert other.alive(living.id)
             assert other.remove_abandoned() == [silent.id]
 

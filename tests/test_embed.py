@@ -271,7 +271,7 @@ def test_a_process_that_is_killed_goes_on(source: Path, made: Path, tmp_path: Pa
 
 
 def wait_for(there: Any) -> None:
-    for _ in range(600):
+    for _ in range(2400):
         if there():
             return
         time.sleep(0.05)

@@ -79,6 +79,7 @@ def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_af
     where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
     with job(task, output, tmp_path / "first", **where) as run:
         run.wait_for_checkpoint()
+        assert training_processes(yarn)
         yarn.kill_executor()
         until(
             lambda: hosts_in(run.said(), "was lost, and is started again on"), "another executor takes its place", 120
@@ -86,7 +87,7 @@ def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_af
         yarn.kill_application()
         assert run.wait() == 1
     assert len([line for line in run.said().splitlines() if line.startswith("error: ")]) == 1, run.said()
-    until(lambda: not training_processes(), "every process ends", 15)
+    until(lambda: not training_processes(yarn), "every process ends", 60)
     where |= {"deploy_mode": "cluster", "py_files": packed(tmp_path / "packages.zip")}
     with job(task, output, tmp_path / "second", "--resume", **where) as run:
         assert run.wait() == 0, run.said() + yarn.container_logs()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark import progress as module
 from pipeline.spark.progress import DESCRIPTION, GROUP, PhaseLog
+from tests.trainer_runs import until
 
 
 def named(context: SparkContext) -> tuple[str | None, str | None]:
@@ -29,6 +32,7 @@ def test_sparks_jobs_are_named_after_the_run_and_its_phase(spark: SparkSession) 
     with suppress(RuntimeError), log.phase("write"):
         raise RuntimeError("a phase that fails")
     assert named(context) == before
+    context._jsc.sc().listenerBus().waitUntilEmpty()  # which tells the tracker
     assert len(context.statusTracker().getJobIdsForGroup("stratified to /shards")) == 1
 
 
@@ -60,9 +64,10 @@ def test_a_phase_that_takes_long_says_how_far_it_is_or_that_no_executor_works_on
     looks: list[tuple[int, int, int]],
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """looks: (stage, completed tasks, active ones) as Spark tells them, which is late."""
+    said = StringIO()  # capsys would lose what another thread says while it is read
+    monkeypatch.setattr(sys, "stderr", said)
     left = iter(looks)
     now: list[tuple[int, int, int]] = []
 
@@ -80,8 +85,6 @@ def test_a_phase_that_takes_long_says_how_far_it_is_or_that_no_executor_works_on
     monkeypatch.setattr(module, "FIRST_WORD_S", 0.02)
     log = PhaseLog(context)
     with log.phase("scan"):
-        said = ""
-        while said.count("\n") < len(expected):
-            said += capsys.readouterr().err
-    for line, words in zip(said.splitlines(), expected, strict=False):
+        until(lambda: said.getvalue().count("\n") >= len(expected), "so many lines")
+    for line, words in zip(said.getvalue().splitlines(), expected, strict=False):
         assert words in line

@@ -85,6 +85,7 @@ def iterations(problem: Problem, fit: Callable[[Problem], Any]) -> tuple[int, Ve
     group = fit.__name__
     problem.context.setJobGroup(group, "counted")
     model = fit(problem)
+    problem.context._jsc.sc().listenerBus().waitUntilEmpty()  # which tells the tracker
     tracker = problem.context.statusTracker()
     names = [
         {info.name for stage in tracker.getJobInfo(job).stageIds if (info := tracker.getStageInfo(stage))}

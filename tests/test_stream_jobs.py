@@ -78,7 +78,7 @@ def test_a_stream_that_is_asked_to_end_does_after_the_batch_that_is_at_work(tmp_
             source.arrive()
             time.sleep(0.2)
         job.send_signal(signal.SIGTERM)
-        assert job.wait(60) == 0, log.read_text()
+        assert job.wait(180) == 0, log.read_text()
     finally:
         end_tree([job])
     assert "asked to end" in log.read_text()
@@ -186,7 +186,7 @@ def test_messages_of_a_real_broker_are_in_the_set_once_though_the_driver_is_kill
             end_tree([job])
     produce(tmp_path, kafka, jars, 400, 600)
     last = stream("once")
-    assert last.wait(150) == 0, log.read_text()
+    assert last.wait(280) == 0, log.read_text()
     shards = open_committed(STORE, output)
     owners = sorted((row for row in rows_of(shards) if row["copy"] == 0), key=lambda row: row["id"])
     place = {image.tobytes(): row for row, image in enumerate(images)}

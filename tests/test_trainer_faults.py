@@ -98,18 +98,18 @@ def test_a_full_disk_stops_checkpoints_not_the_training_and_a_freed_one_gets_the
     start: Start, small_disk: Path
 ) -> None:
     flags = ("--protocol", "asp", "--servers", 2, "--steps", 6000, "--checkpoint-every-s", 0.5)
-    run = start(*flags, output=small_disk / "run")
+    run = start(*flags, "--heartbeat-timeout-s", 1000, output=small_disk / "run")  # for the evaluator's sake
     evaluator = run.send("evaluator-0", signal.SIGSTOP)  # so that it has something to evaluate when there is no room
     behind = whole(run.output / "checkpoints")[-1]
     until(lambda: whole(run.output / "checkpoints")[-1] > behind, "an epoch ends")
     filler = small_disk / "filler"
     with open(filler, "wb", buffering=0) as file:
-        until(lambda: not _filled(file), "the disk is full")
+        _fill(file)
         os.kill(evaluator, signal.SIGCONT)
         last = whole(run.output / "checkpoints")[-1]
         until(lambda: "not written" in run.said(), "people are told")
         for _ in range(20):
-            until(lambda: not _filled(file), "it stays full")
+            _fill(file)  # it stays full
             time.sleep(0.1)
     assert run.process.poll() is None, run.said()
     filler.unlink()
@@ -121,12 +121,11 @@ def test_a_full_disk_stops_checkpoints_not_the_training_and_a_freed_one_gets_the
     assert (run.output / "model.safetensors").exists()
 
 
-def _filled(file: Any) -> bool:
-    """Whether there was room for a page more."""
-    try:
-        return bool(file.write(bytes(4096)))
-    except OSError:
-        return False
+def _fill(file: Any) -> None:
+    """Until there is no room for a page more."""
+    with suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
 
 
 def test_a_worker_whose_shard_was_changed_ends_the_run_with_a_line_that_names_the_file(

@@ -31,7 +31,7 @@ from trainer.transport import sockets as transport
 from trainer.transport.sockets import Secret
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
-BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 60, "--checkpoint-every-s", 0.5)
+BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 300, "--checkpoint-every-s", 0.5)
 Host = Callable[..., Training]
 
 
@@ -141,11 +141,14 @@ def test_hosts_on_two_networks_end_with_the_bits_of_one_over_encrypted_sockets(
 
 @pytest.mark.parametrize("protocol", ["asp", "ssp"])
 def test_a_host_may_join_a_run_that_has_begun(host: Host, protocol: str) -> None:
-    flags = ("--protocol", protocol, "--steps", 2000, "--start-wait-s", 1)
+    flags = ("--protocol", protocol, "--steps", 2000, "--start-wait-s", 1, "--heartbeat-timeout-s", 1000)
     where = addresses(1)
     head = host("server:0,worker:0,evaluator", where, *flags)
     head.wait_for_updates(10)
+    first = head.send("worker-0", signal.SIGSTOP)  # alone it might do all there is
     late = host("worker:1-2", where, *flags)
+    until(lambda: {1, 2} <= set(head.pushes()["worker"]), "the others train")
+    os.kill(first, signal.SIGCONT)
     assert late.wait() == 0, late.said()
     assert head.wait() == 0, head.said()
     pushes = head.pushes()
@@ -260,7 +263,7 @@ def test_hosts_that_are_stopped_together_leave_a_whole_checkpoint_and_go_on_from
         time.sleep(abs(late_s))
         os.kill(second.process.pid, signal.SIGTERM)
         for part in (head, follower):
-            assert part.wait(25) == 1, part.said()
+            assert part.wait(60) == 1, part.said()
             assert "--resume" in part.said()
         assert head.events("start")[-1]["resumed_from"] == (left or None)
         assert whole(head.output / "checkpoints")[-1] >= left + 50

@@ -134,7 +134,7 @@ class Training(RunFolder):
         self.process.wait()
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
