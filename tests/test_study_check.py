@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -50,3 +51,20 @@ def test_a_folder_that_is_no_stored_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "ledger.jsonl").write_text("")
     with pytest.raises(UsageError, match="no plan is named mine"):
         recomputed(tmp_path / "mine")
+
+
+def test_a_ledger_of_another_plan_or_of_mixed_data_is_no_stored_study(copy: Path) -> None:
+    stored = json.loads((copy / "plan.json").read_bytes())
+    epochs = stored["plan"]["training"]["epochs"]
+    stored["plan"]["training"]["epochs"] = 1
+    (copy / "plan.json").write_text(json.dumps(stored))
+    with pytest.raises(UsageError, match=f"is the study of another plan: training.epochs was 1, now {epochs}"):
+        check(copy)
+    stored["plan"]["training"]["epochs"] = epochs
+    (copy / "plan.json").write_text(json.dumps(stored))
+    first, *rest = (copy / "ledger.jsonl").read_text().splitlines(keepends=True)
+    record = json.loads(first)
+    record["data"]["train"] = "others"
+    (copy / "ledger.jsonl").write_text("".join([json.dumps(record) + "\n", *rest]))
+    with pytest.raises(DataError, match="is of other training images than"):
+        check(copy)

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import DataError, UsageError
 from tests.made_up_study import make_plan, make_records, normal
 from trainer.study.ledger import Contents, Ledger, environments, run_of
-from trainer.study.plan import StudyPlan
+from trainer.study.plan import Run, StudyPlan
 from trainer.study.runner import batches, claim, cost_class, duration, refuse_other_plan, remaining_s
 from trainer.study.sets import SetKey
 
@@ -79,7 +79,9 @@ def test_a_run_that_ended_otherwise_elsewhere_is_refused_and_nothing_is_taken(tm
     for record in make_records(make_plan(), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
         two.append(record)
     before = (tmp_path / "one").read_bytes()
-    with pytest.raises(DataError, match="with other final_accuracy"):
+    with pytest.raises(
+        DataError, match=r"with other final_accuracy: .* \(unknown processor, torch 2\) and .*seeds of its own"
+    ):
         merge(one, two, make_plan())
     assert (tmp_path / "one").read_bytes() == before
 
@@ -165,7 +167,10 @@ def test_only_the_owner_of_a_ledger_cuts_an_unfinished_line_off(tmp_path: Path) 
 def test_machines_are_told_once_each(tmp_path: Path) -> None:
     first = make_records(make_plan(), DRAW)
     second = make_records(make_plan(), DRAW, environment={"torch": "3"})
-    assert environments([*first, *second]) == [first[0]["environment"], {"torch": "3"}]
+    assert environments([*first, *second]) == [
+        (first[0]["environment"], len(first)),
+        ({"torch": "3"}, len(second)),
+    ]
 
 
 def test_a_folder_belongs_to_a_plan_whatever_its_seeds_and_places(tmp_path: Path) -> None:
@@ -216,6 +221,28 @@ def test_a_default_that_changed_since_is_another_plan(tmp_path: Path) -> None:
         claim(make_plan(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "key", "value", "said"),
+    [
+        ("strategies", "stratified", "start", "carry", 'strategies.stratified.start was "carry", now "zero"'),
+        ("simulation", None, "step_ms", 50, "simulation.step_ms was 50, now 100.0"),
+    ],
+)
+def test_so_is_one_of_a_strategy_or_of_virtual_time(
+    part: str, name: str | None, key: str, value: object, said: str, tmp_path: Path
+) -> None:
+    claim(make_plan(), tmp_path)
+    stored = json.loads((tmp_path / "plan.json").read_bytes())
+    (stored[part][name] if name else stored[part])[key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(stored))
+    with pytest.raises(UsageError, match=said):
+        claim(make_plan(), tmp_path)
+    del stored[part]  # as studies of older versions have it
+    (tmp_path / "plan.json").write_text(json.dumps(stored))
+    claim(make_plan(), tmp_path)
+    assert part in json.loads((tmp_path / "plan.json").read_bytes())
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds other files"):
@@ -241,9 +268,37 @@ def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
     assert [duration(s) for s in (7300, 119, 20)] == ["about 2 h 02 min", "about 2 min", "less than a minute"]
 
 
-def test_sets_are_made_some_at_a_time() -> None:
+def test_runs_go_in_their_order_some_sets_at_a_time() -> None:
+    """Where one set serves all seeds of a member, that member is no farther than the others."""
     runs = list(make_plan(seeds=5).runs())
-    grouped = {SetKey("made-up", "random", at): [run] for at, run in enumerate(runs)}
-    parts = list(batches(grouped, 4))
-    assert [len(part) for part in parts] == [4, 4, 2]
-    assert {key: value for part in parts for key, value in part.items()} == grouped
+
+    def key(run: Run) -> SetKey:
+        return SetKey("made-up", run.cell.sharding, run.seed if run.cell.sharding == "random" else None)
+
+    parts = list(batches(runs, key, 3))
+    assert [run for part in parts for run in part] == runs
+    assert [len(set(map(key, part))) for part in parts] == [3, 3, 2]
+    assert list(batches([], key, 3)) == []
+
+
+def test_runs_on_real_processes_end_otherwise_on_every_host_and_ones_own_stay(tmp_path: Path) -> None:
+    one, two = filled(tmp_path / "one", 3), Ledger(tmp_path / "two")
+    for record in make_records(make_plan(backend="processes"), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
+        two.append(record)
+    before = dict(one.records)
+    assert merge(one, two, make_plan(backend="processes")) == 7
+    assert {name: one.records[name] for name in before} == before
+    changed = make_records(make_plan(), DRAW)[0]
+    two.records[changed["run"]] = changed | {"shards": "others"}
+    with pytest.raises(DataError, match="with other shards"):
+        merge(one, two, make_plan(backend="processes"))
+
+
+def test_a_test_that_was_changed_after_the_study_began_is_told_every_time(tmp_path: Path) -> None:
+    assert claim(make_plan(), tmp_path) == []
+    for _ in range(2):
+        assert claim(make_plan(margin=0.02), tmp_path) == [
+            "margin was 0.005 when this study began, now 0.02: a test that was chosen after looking proves less"
+        ]
+    assert claim(make_plan(), tmp_path) == []
+    assert len(claim(make_plan(margin=0.02, baseline="stratified"), tmp_path)) == 2

@@ -270,11 +270,15 @@ def test_names_of_sets_and_runs_never_meet() -> None:
         make_plan(models={"m" * 61: {"model": "cnn"}})
 
 
-def test_hosts_share_all_runs_and_none_twice() -> None:
-    runs = list(make_plan(seeds=7).runs())
-    parts = [shared(runs, part, 3) for part in (1, 2, 3)]
-    assert sorted(run for part in parts for run in part) == sorted(runs)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+def test_hosts_share_all_seeds_and_none_twice_and_each_has_every_cell() -> None:
+    """Or a comparison of two members would be one of two hosts."""
+    plan = make_plan(seeds=5)
+    parts = [shared(plan, part, 3) for part in (1, 2, 3)]
+    assert sorted(run for part in parts for run in part) == sorted(plan.runs())
+    assert [sorted({run.seed for run in part}) for part in parts] == [[0, 3], [1, 4], [2]]
+    assert all({run.cell for run in part} == set(plan.cells()) for part in parts)
+    with pytest.raises(UsageError, match="--share 6/6: the plan has 5 seeds only"):
+        shared(plan, 6, 6)
     assert share("2/3") == (2, 3)
 
 

@@ -54,7 +54,9 @@ def test_where_nothing_differs_nothing_is_said_to(alike: Analysis) -> None:
         in text
     )
     assert not re.search("Steadier|Less steady|Mean: other", text)
+    assert "Mean: neither a difference from random nor equality within 0.5 points could be shown for" in text
     assert text.count("no difference could be shown") >= 2
+    assert "Provisional" not in text
 
 
 def test_a_planted_difference_is_found_and_named(steadier: Analysis) -> None:
@@ -119,6 +121,7 @@ def test_a_member_that_varies_more_is_less_steady() -> None:
 
 def test_means_that_are_equal_within_the_margin_are_said_to_be() -> None:
     text = said(made(normal(dict.fromkeys(WAYS, 0.001)), margin=0.01))
+    assert "Mean: equal to random's within 1 points with stratified and round_robin." in text
     assert text.count("equal within 1 points (p < 0.001)") == 2
 
 
@@ -131,6 +134,7 @@ def test_a_study_in_progress_says_how_far_it_is() -> None:
     plan = make_plan(WAYS, seeds=10)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))[:17]
     found = analyse(plan, records)
+    assert said(found).startswith("Provisional: 17 of 30 runs are done.")
     assert "This rests on 17 of 30 runs" in said(found)
     assert {m.name: m.summaries[PRIMARY].n for m in found.settings[0].members.values()} == {
         "random": 6,
@@ -152,6 +156,43 @@ def test_runs_that_diverged_are_counted_and_in_no_mean() -> None:
     assert comparison is not None
     assert (member.diverged, member.summaries[PRIMARY].n, comparison.n) == (2, 17, 17)
     assert "stratified: 2 of 19 runs diverged, and are in no mean." in said(found)
+
+
+def test_what_diverges_is_not_painted_as_better_and_its_answer_says_of_which_runs_it_is() -> None:
+    draw = normal({"random": 0.02, "stratified": 0.002, "round_robin": 0.02})
+    found = made(lambda run: None if run.cell.sharding == "stratified" and run.seed < 9 else draw(run))
+    assert (
+        "Steadier than random: from seed to seed the final accuracy varies less with stratified (by the 10 of 19 runs that"
+        " did not diverge)." in said(found)
+    )
+    levels = {finding.text.partition(":")[0]: finding.level for finding in findings(found)}
+    assert levels["stratified"] == "worse"
+    assert found.seeds == 19  # pairs of the comparison that showed nothing
+
+
+def test_runs_that_learned_nothing_are_told() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    for record in records:
+        record["learned"] = record["run"] != "made-up/stratified/cnn/asp/3"
+    text = said(analyse(plan, records))
+    assert "stratified: 1 of 6 runs learned nothing" in text
+    assert text.count("learned nothing") == 1
+
+
+def test_runs_of_other_programs_or_machines_are_told_with_their_numbers() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    assert "Not all runs were made alike" not in said(analyse(plan, records))
+    for record in records[:4]:
+        record["environment"] = record["environment"] | {"code": "abc", "torch": "3"}
+    found = analyse(plan, records)
+    assert (
+        "Not all runs were made alike: versions of this program: abc (4 runs) and unknown (14 runs); torch: 3 (4 runs)"
+        " and 2 (14 runs)." in said(found)
+    )
+    page = to_markdown(found)
+    assert "- python 3.11, torch 2, cores 2 (14 runs)" in page or "- cores 2, python 3.11, torch 2 (14 runs)" in page
 
 
 def test_differences_are_of_equal_seeds() -> None:
@@ -209,9 +250,38 @@ def test_evenness_that_goes_with_spread_is_seen() -> None:
     signs = {seed: (-1) ** (seed // 7) for seed in range(28)}
     found = made(lambda run: 0.6 + 0.01 * (run.seed % 7) * signs[run.seed], seeds=28, ways=("random", "stratified"))
     test = next(test for test in found.qualities if test.quality == "mmd_ratio")
-    assert test.within[0] > 0.8
-    assert test.within[1] < 1e-6
-    assert test.runs == 56
+    assert test.within.rho > 0.8
+    assert test.within.p < 1e-6
+    assert test.within.runs == 56
+    ps = [c.p for t in found.qualities for c in (t.without, t.within)]
+    assert test.within.adjusted_p == pytest.approx(adjust(ps)[1])
+    assert "Evenness of shards by MMD2 goes with how far a run ends from its row's median" in said(found)
+
+
+def test_a_member_whose_shards_are_all_alike_says_nothing_about_evenness() -> None:
+    """The mean of equal numbers differs from them by rounding."""
+    plan = make_plan(WAYS, seeds=28)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    for record in records:
+        if "stratified" in record["run"]:
+            record["sharding"] = record["sharding"] | {"mmd_ratio": 0.814292}
+    test = next(test for test in analyse(plan, records).qualities if test.quality == "mmd_ratio")
+    assert (test.over_all.runs, test.within.runs) == (84, 56)
+
+
+def test_one_very_uneven_member_is_no_sign_that_evenness_predicts_spread() -> None:
+    plan = make_plan(WAYS, seeds=28)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01, "round_robin": 0.1}))
+    for record in records:
+        if "round_robin" in record["run"]:
+            record["sharding"] = record["sharding"] | {"mmd_ratio": 300 + record["sharding"]["mmd_ratio"]}
+    found = analyse(plan, records)
+    test = next(test for test in found.qualities if test.quality == "mmd_ratio")
+    assert test.over_all.p < 0.001
+    assert (test.least_even, test.without.runs) == ("round_robin", 56)
+    assert test.without.p > 0.05
+    assert "Evenness of shards by MMD2 could not be shown to go with" in said(found)
+    assert "without round_robin" in said(found)
 
 
 def test_the_curve_is_compared_over_all_epochs(steadier: Analysis) -> None:
@@ -219,7 +289,7 @@ def test_the_curve_is_compared_over_all_epochs(steadier: Analysis) -> None:
     assert members["stratified"].curve_ratio > 2
     assert members["stratified"].curve_adjusted_p < 0.01
     assert math.isnan(members["random"].curve_p)
-    assert steadier.settings[0].levelled == pytest.approx(5.0)
+    assert "Over the last of 3 epochs random's mean moved by +5.00 points." in said(steadier)
 
 
 def test_every_file_says_the_same(steadier: Analysis) -> None:
@@ -249,8 +319,17 @@ def test_the_published_figures_stand_beside_ours() -> None:
     found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
     table = next(table for table in tables(found) if "Table II, CIFAR-10" in table.caption)
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["stratified"][-3:] == ("0.935396", "0.000284", "3.04")
-    assert rows["distribution_aware-k30"][:4] == ("-", "-", "-", "-")
+    ratio = found.settings[0].members["stratified"].comparisons[PRIMARY]
+    assert ratio is not None
+    assert rows["stratified"][3] == f"{ratio.sd_ratio:.3g}"
+    assert rows["stratified"][-5:] == ("0.935396", "0.000284", "3.04", "0.981 to 9.42", "0.4441 (0.0054)")
+    assert rows["distribution_aware-k30"][:6] == ("-",) * 6
+    low, high = ratio.sd_ratio_f
+    place = "inside" if low <= 0.000863 / 0.000284 <= high else "outside"
+    assert (
+        f"The paper's ratios of standard deviations, of 5 runs a side: 3.04 for stratified (95 %: 0.981 to 9.42) is {place}"
+        f" ours of {low:.3g} to {high:.3g}." in said(found)
+    )
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: P
     assert not (tmp_path / "study").exists()
 
 
-def test_a_damaged_shard_ends_a_study_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_fails_its_runs_and_the_others_are_done(shards: Path, tmp_path: Path) -> None:
     broken = copy_of(shards, tmp_path / "broken")
     plan = Path(write_plan(tmp_path, shards))
     plan.write_text(
@@ -174,9 +174,13 @@ def test_a_damaged_shard_ends_a_study_and_what_was_done_stays(shards: Path, tmp_
     )
     victim = next((broken / "worker=001").iterdir())
     victim.write_bytes(victim.read_bytes()[:-3] + b"xyz")
+    command = [str(plan), "--output", str(tmp_path / "study"), "--jobs", "1", "--quiet"]
     with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
-        main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "1", "--quiet"])
-    assert list(lines(tmp_path / "study")) == ["small/one/logistic/asp/0"]
+        main(command)
+    assert list(lines(tmp_path / "study")) == ["small/one/logistic/asp/0", "small/one/logistic/asp/1"]
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
+        main([*command, "--seeds", "9"])
+    assert len(lines(tmp_path / "study")) == 3  # after the third of such runs nobody waits for a fourth
 
 
 def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: Any, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import NoReturn
 from pipeline import command_line
 from pipeline.command_line import CONF, Parser
 from pipeline.errors import UsageError
+from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.cases import check
 from trainer.study.ledger import LEDGER, Ledger
@@ -45,7 +45,7 @@ def parser() -> Parser:
         metavar="J",
         help="runs at once (default: a core each in virtual time, one on real processes)",
     )
-    made.add_argument("--share", type=share, default=(1, 1), metavar="I/N", help="do every N-th run, from the I-th")
+    made.add_argument("--share", type=share, default=(1, 1), metavar="I/N", help="do every N-th seed, from the I-th")
     made.add_argument(
         "--merge", type=Path, nargs="+", default=[], metavar="DIR", help="take the ledgers of these studies of the plan"
     )
@@ -96,26 +96,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_foreign(root)
     if (root / PLAN).exists():
         refuse_other_plan(plan, root)
+    runs = shared(plan, *args.share)
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
         check(plan)
     signal.signal(signal.SIGTERM, _on_sigterm)
     with locked(root):
-        claim(plan, root)
-        jobs = args.jobs or (1 if plan.backend == "processes" else os.cpu_count() or 1)
         say = _silent if args.quiet else _say
+        for line in claim(plan, root):
+            say(line)
+        jobs = args.jobs or (1 if plan.backend == "processes" else usable_cores())
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
         for other in others:
             say(f"{other.path}: {runner.ledger.merge(other, plan, runner.contents)} runs taken")
         if not args.report_only:
-            runner.run(shared(list(plan.runs()), *args.share))
+            runner.run(runs)
         _report(plan, root, runner.ledger)
     return 0
 
 
-def shared(runs: list[Run], part: int, parts: int) -> list[Run]:
-    """Every ``parts``-th run, from the ``part``-th."""
-    return runs[part - 1 :: parts]
+def shared(plan: StudyPlan, part: int, parts: int) -> list[Run]:
+    """The runs of every ``parts``-th seed, from the ``part``-th: members are compared on equal seeds, and so on equal hosts.
+
+    Raises UsageError where no seed is left for that part."""
+    seeds = plan.seeds[part - 1 :: parts]
+    if not seeds:
+        raise UsageError(f"--share {part}/{parts}: the plan has {len(plan.seeds)} seeds only, and a share is of seeds")
+    return list(replace(plan, seeds=seeds).runs())
 
 
 def _other_study(plan: StudyPlan, folder: Path) -> Ledger:

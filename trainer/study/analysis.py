@@ -9,12 +9,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.study import statistics
-from trainer.study.ledger import Record, run_of
+from trainer.study.ledger import Record, environments, run_of
 from trainer.study.plan import Cell, StudyPlan
 from trainer.study.statistics import LEVEL, Comparison, Floats, Summary, compare, summarise
 
@@ -65,37 +65,45 @@ class Member:
 
 @dataclass(frozen=True)
 class Setting:
-    """name: of what is the same for all members. levelled: percentage points that the mean accuracy of all members gained
-    over the last epoch."""
+    """name: of what is the same for all members."""
 
     name: str
     dataset: str
     members: dict[str, Member]
 
-    @property
-    def levelled(self) -> float:
-        gains = [m.curves.last_gain for m in self.members.values() if m.curves]
-        return 100 * float(np.mean(gains)) if gains else math.nan
+
+class Correlation(NamedTuple):
+    """Spearman's rank correlation over so many runs. adjusted_p: after Holm over all that a study is asked for; NaN of one
+    that is only shown."""
+
+    runs: int
+    rho: float
+    p: float
+    adjusted_p: float = math.nan
 
 
 @dataclass(frozen=True)
 class QualityTest:
-    """Whether a measure of shards goes with how far a run is from its member's median, Spearman over all runs of a setting.
+    """Whether a measure of shards goes with how far a run ended from its member's median.
 
-    within: of the deviations from each member's means, so that differences between members do not count."""
+    over_all: of all runs of a setting, which one member with very uneven shards decides; without: of all but those of the
+    member whose shards are the least even, ``least_even``. within: of the deviations from each member's means, so that
+    differences between members do not count; of members whose runs differ in the measure."""
 
     setting: str
     quality: str
-    runs: int
-    over_all: tuple[float, float]
-    within: tuple[float, float]
+    least_even: str
+    over_all: Correlation
+    without: Correlation
+    within: Correlation
 
 
 @dataclass(frozen=True)
 class Analysis:
     """family: tests that Holm's adjustment is over. run_hours: of a core in virtual time, else of the runs themselves.
-    smallest_ratio: of standard deviations, that this many seeds show with power 0.8 at the family's strictest level; None
-    where no ratio up to 64 is."""
+    smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest level; None
+    where no ratio up to 64 is. seeds: the least of the comparisons that show none, of all where all do. environments:
+    machines and versions, with the number of their runs."""
 
     title: str
     baseline: str
@@ -109,16 +117,13 @@ class Analysis:
     runs: int
     planned: int
     run_hours: float
+    environments: list[tuple[dict[str, Any], int]]
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the report, short; null for what could not be computed."""
         said: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
         said["settings"] = [
-            {
-                "name": setting.name,
-                "levelled": _clean(setting.levelled),
-                "members": [_member(m) for m in setting.members.values()],
-            }
+            {"name": setting.name, "members": [_member(m) for m in setting.members.values()]}
             for setting in self.settings
         ]
         return said
@@ -138,7 +143,8 @@ def analyse(plan: StudyPlan, records: Sequence[Record]) -> Analysis:
             settings[name] = Setting(name, dataset, members)
     found = _adjusted(list(settings.values()))
     compared = [c for s in found for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
-    seeds = min((c.n for c in compared), default=0)
+    seeds = min((c.n for c in compared if not c.adjusted_spread_p < LEVEL), default=0)
+    seeds = seeds or min((c.n for c in compared), default=0)
     return Analysis(
         title=plan.title,
         baseline=plan.baseline,
@@ -148,10 +154,11 @@ def analyse(plan: StudyPlan, records: Sequence[Record]) -> Analysis:
         family=len(compared),
         seeds=seeds,
         smallest_ratio=statistics.smallest_ratio(seeds, LEVEL / max(1, len(compared))),
-        qualities=[test for setting in found for test in _quality_tests(setting)],
+        qualities=_adjusted_qualities([test for setting in found for test in _quality_tests(setting)]),
         runs=len(records),
         planned=sum(1 for _ in plan.runs()),
         run_hours=sum(record["cpu_s"] or record["wall_s"] for record in records) / 3600,
+        environments=environments(records),
     )
 
 
@@ -233,26 +240,40 @@ def _adjusted(settings: list[Setting]) -> list[Setting]:
 def _quality_tests(setting: Setting) -> list[QualityTest]:
     tests = []
     for quality in QUALITIES:
-        measured: list[Floats] = []
-        distances: list[Floats] = []
-        centred: list[tuple[Floats, Floats]] = []
-        for member in setting.members.values():
-            pairs = [
-                (record["sharding"][quality], record[PRIMARY])
-                for record in member.records
-                if record[PRIMARY] is not None and record["sharding"].get(quality) is not None
-            ]
-            if len(pairs) > 1:
-                x, accuracy = np.array(pairs).T
-                measured.append(x)
-                distances.append(np.abs(accuracy - np.median(accuracy)))
-                centred.append((x - x.mean(), distances[-1] - distances[-1].mean()))
-        if measured:
-            x, y = np.concatenate(measured), np.concatenate(distances)
-            varying = [pair for pair in centred if pair[0].any()]
-            within = [np.concatenate(side) for side in zip(*varying, strict=True)] or [x[:0], y[:0]]
-            rank = statistics.rank_correlation
-            tests.append(QualityTest(setting.name, quality, len(x), rank(x, y), rank(within[0], within[1])))
+        pairs = {
+            name: found for name, m in setting.members.items() if len((found := _with_distance(m, quality))[0]) > 1
+        }
+        if pairs:
+            least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
+            others = [pair for name, pair in pairs.items() if name != least_even]
+            centred = [(x - x.mean(), y - y.mean()) for x, y in pairs.values() if np.ptp(x)]
+            over_all, without, within = map(_correlation, (list(pairs.values()), others, centred))
+            tests.append(QualityTest(setting.name, quality, least_even, over_all, without, within))
+    return tests
+
+
+def _with_distance(member: Member, quality: str) -> tuple[Floats, Floats]:
+    """Of each run a measure of its shards, and how far its final accuracy is from the median."""
+    pairs = [
+        (record["sharding"][quality], record[PRIMARY])
+        for record in member.records
+        if record[PRIMARY] is not None and record["sharding"].get(quality) is not None
+    ]
+    x, accuracy = np.array(pairs).T if pairs else (np.zeros(0), np.zeros(0))
+    return x, np.abs(accuracy - np.median(accuracy)) if pairs else accuracy
+
+
+def _correlation(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
+    x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
+    return Correlation(len(x), *statistics.rank_correlation(x, y))
+
+
+def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
+    """With the p-values adjusted over all that are not decided by one member alone."""
+    asked = [(at, key) for at in range(len(tests)) for key in ("without", "within")]
+    known = [(at, key, c) for at, key in asked if not math.isnan((c := getattr(tests[at], key)).p)]
+    for (at, key, c), p in zip(known, statistics.adjust([c.p for *_, c in known]), strict=True):
+        tests[at] = replace(tests[at], **{key: c._replace(adjusted_p=p)})
     return tests
 
 

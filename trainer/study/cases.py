@@ -62,6 +62,13 @@ def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in config.essentials().items() if name not in varied}
 
 
+def simulation_of(plan: StudyPlan) -> dict[str, Any]:
+    """What decides virtual time, by the names of the flags, defaults included; nothing on real processes."""
+    simulated = case_of(plan, Run(plan.cells()[0], 0), "shards", Path("run")).simulated
+    said = simulated.to_json() if simulated else {}
+    return {name: value for name, value in said.items() if name not in ("schedule_seed", "workers", "rows")}
+
+
 def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
     """The command line of ``python -m pipeline shard`` that makes a set. Raises UsageError for what is no flag of it."""
     from pipeline.runs.command import shard_parser

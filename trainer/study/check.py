@@ -14,8 +14,10 @@ from pipeline.atomic import write_durably
 from pipeline.errors import DataError, UsageError
 from trainer.study.__main__ import find_plan, shipped
 from trainer.study.analysis import analyse
-from trainer.study.ledger import LEDGER, Ledger
+from trainer.study.ledger import LEDGER, Contents, Ledger
 from trainer.study.report import written
+from trainer.study.runner import refuse_other_plan
+from trainer.study.sets import Sets
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PROG = "python -m trainer.study.check"
@@ -28,13 +30,17 @@ def stored() -> list[Path]:
 
 
 def recomputed(folder: Path) -> dict[str, str]:
-    """The files of a stored study, as its ledger has them. Raises UsageError, DataError."""
+    """The files of a stored study, as its ledger has them. Raises UsageError, DataError where it is of another plan or its
+    runs are not of one set of data."""
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} holds no {LEDGER}")
     if folder.name not in shipped():
         raise UsageError(f"{folder}: no plan is named {folder.name}; plans are {', '.join(shipped())}")
     plan = find_plan(folder.name)
-    return written(analyse(plan, Ledger(folder / LEDGER).of_plan(plan)))
+    refuse_other_plan(plan, folder)
+    records = Ledger(folder / LEDGER).of_plan(plan)
+    Contents(records, Sets(plan, folder).owner)
+    return written(analyse(plan, records))
 
 
 def check(folder: Path) -> None:

@@ -116,6 +116,19 @@ def class_counts(setting: Setting) -> Figure | None:
     figure, (ax,) = canvas(0.9 + 0.36 * len(rows))
     boxes = [{"whislo": c[0], "q1": c[1], "med": c[2], "q3": c[3], "whishi": c[4], "fliers": []} for _, c in rows]
     ax.bxp(boxes, positions=range(len(rows)), orientation="horizontal", widths=0.5, medianprops={"color": "black"})
+    printed = published_of(setting.dataset)
+    for at, (name, _) in enumerate(rows):
+        if printed and printed.whiskers and name == "random":
+            ax.plot(
+                printed.whiskers,
+                [at + 0.38] * 2,
+                "|-",
+                color=PALETTE[3],
+                lw=1.5,
+                ms=7,
+                label="published whiskers, random",
+            )
+            ax.legend(**ABOVE)
     name_rows(ax, [name for name, _ in rows])
     ax.set_xlabel("rows of one class in one shard")
     return figure

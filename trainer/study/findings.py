@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+from trainer.study import remarks
 from trainer.study.analysis import PRIMARY, Analysis, Member, Setting
 from trainer.study.statistics import LEVEL, Comparison, Interval
+from trainer.study.words import POINTS, hours, interval, listed, named, number, p_value
 
 Level = Literal["better", "worse", "plain"]
-POINTS = 100  # percentage points of an accuracy
 FEW_SEEDS = 3
 
 
@@ -22,7 +23,7 @@ class Finding(NamedTuple):
 
 def findings(analysis: Analysis) -> list[Finding]:
     """The first lines of the report: the answer, what it rests on, then every comparison of the final accuracy."""
-    said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis))]
+    said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis), *remarks.unlike(analysis))]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]
@@ -30,11 +31,10 @@ def findings(analysis: Analysis) -> list[Finding]:
                 said.append(_about(analysis, setting, member, comparison))
             elif member.name != analysis.baseline:
                 few = f"not compared: fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too."
-                said.append(Finding("plain", f"{_named(analysis, setting, member)}: {few}"))
-            if member.diverged:
-                said.append(_diverged(setting, member))
-            if member.repeats:
-                said.append(_repeats(analysis, setting, member))
+                said.append(Finding("plain", f"{named(analysis, setting, member)}: {few}"))
+            said += [Finding("worse", text) for text in remarks.reservations(analysis, setting, member)]
+        beside = (*remarks.evenness(analysis, setting), *remarks.paper(analysis, setting))
+        said += [Finding("plain", text) for text in beside]
     return said
 
 
@@ -42,30 +42,43 @@ def _answer(analysis: Analysis) -> list[str]:
     """Which members spread otherwise than the baseline, which means differ, and of which nothing could be shown."""
     base = analysis.baseline
     found = [
-        (_named(analysis, s, m), c)
+        (named(analysis, s, m) + _of_those_left(m), c)
         for s in analysis.settings
         for m in s.members.values()
         if (c := m.comparisons[PRIMARY])
     ]
+    lines = []
+    if analysis.runs < analysis.planned:
+        lines.append(f"Provisional: {analysis.runs:,} of {analysis.planned:,} runs are done.")
     if not found:
-        return [f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
+        return [*lines, f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
     steadier = [name for name, c in found if c.adjusted_spread_p < LEVEL and c.sd_ratio > 1]
     wilder = [name for name, c in found if c.adjusted_spread_p < LEVEL and c.sd_ratio <= 1]
     alike = [name for name, c in found if not c.adjusted_spread_p < LEVEL]
-    lines = []
     if steadier:
-        lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {_all(steadier)}.")
+        lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {listed(steadier)}.")
     if wilder:
-        lines.append(f"Less steady than {base}: the final accuracy varies more with {_all(wilder)}.")
+        lines.append(f"Less steady than {base}: the final accuracy varies more with {listed(wilder)}.")
     if alike:
-        lines.append(f"Spread: no difference from {base} could be shown for {_all(alike)}. {_visible(analysis)}")
+        lines.append(f"Spread: no difference from {base} could be shown for {listed(alike)}. {_visible(analysis)}")
     means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
     if means:
-        lines.append(f"Mean: other than {base}'s with {_all(means)}.")
-    same = [name for name, c in found if not c.adjusted_difference_p < LEVEL]
-    if same:
-        lines.append(f"Mean: no difference from {base} could be shown for {_all(same)}.")
+        lines.append(f"Mean: other than {base}'s with {listed(means)}.")
+    rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in found if not c.adjusted_difference_p < LEVEL]
+    margin = f"{analysis.margin * POINTS:g} points"
+    if equal := [name for name, shown in rest if shown]:
+        lines.append(f"Mean: equal to {base}'s within {margin} with {listed(equal)}.")
+    if unknown := [name for name, shown in rest if not shown]:
+        lines.append(
+            f"Mean: neither a difference from {base} nor equality within {margin} could be shown for {listed(unknown)}."
+        )
     return lines
+
+
+def _of_those_left(member: Member) -> str:
+    """Which runs an answer is about, where not all are in it."""
+    runs = len(member.records)
+    return f" (by the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""
 
 
 def _visible(analysis: Analysis) -> str:
@@ -80,18 +93,26 @@ def _visible(analysis: Analysis) -> str:
 
 def _basis(analysis: Analysis) -> str:
     done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
-    return (
-        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing. P-values are adjusted"
-        f" over {analysis.family} comparisons (Holm): those of spread, of means and of equivalence apart."
+    family = (
+        f"P-values are adjusted over {analysis.family} comparisons (Holm): those of spread, of means and of equivalence"
     )
+    said = [
+        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
+        remarks.levelled(analysis),
+        f"{family} apart. Intervals are of each comparison alone.",
+    ]
+    return " ".join(filter(None, said))
 
 
 def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparison) -> Finding:
-    """Coloured as better only where nothing is worse."""
+    """Coloured as better only where nothing is worse, divergence included."""
+    baseline = setting.members[analysis.baseline]
     steadier, higher = found.sd_ratio > 1, found.difference > 0
     shown = [steadier] * (found.adjusted_spread_p < LEVEL) + [higher] * (found.adjusted_difference_p < LEVEL)
+    if shown and member.diverged > baseline.diverged:
+        shown.append(False)
     level: Level = "plain" if not shown else "better" if all(shown) else "worse"
-    text = f"{_named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
+    text = f"{named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
     return Finding(level, text)
 
 
@@ -119,44 +140,3 @@ def _mean_words(analysis: Analysis, found: Comparison) -> str:
     if found.adjusted_equivalence_p < LEVEL:
         return f"{mean}: {same}."
     return f"{mean}: no difference could be shown, nor that there is none."
-
-
-def _diverged(setting: Setting, member: Member) -> Finding:
-    runs = len(member.records)
-    return Finding(
-        "worse", f"{setting.name}, {member.name}: {member.diverged} of {runs} runs diverged, and are in no mean."
-    )
-
-
-def _repeats(analysis: Analysis, setting: Setting, member: Member) -> Finding:
-    text = f"{member.repeats} of its runs ended with the bits of another: what the seeds change does not reach them,"
-    return Finding("worse", f"{_named(analysis, setting, member)}: {text} and tests count them as if it did.")
-
-
-def _named(analysis: Analysis, setting: Setting, member: Member) -> str:
-    return member.name if len(analysis.settings) == 1 else f"{member.name} ({setting.name})"
-
-
-def _all(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def hours(value: float) -> str:
-    return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
-
-
-def number(value: float) -> str:
-    """A ratio in three digits."""
-    if math.isnan(value):
-        return "-"
-    return "infinitely" if math.isinf(value) else f"{value:.3g}"
-
-
-def interval(ends: Interval) -> str:
-    return f"95 %: {number(ends.low)} to {number(ends.high)}"
-
-
-def p_value(p: float) -> str:
-    if math.isnan(p):
-        return "-"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"

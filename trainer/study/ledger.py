@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ Record = dict[str, Any]  # a line: what trainer.study.measure writes
 LEDGER = "ledger.jsonl"
 KINDS: dict[str, type] = {"run": str, "seeds": dict, "data": dict, "shards": str, "sharding": dict, "environment": dict}
 # Two hosts, or two tries, of one run agree on these; times and machines may differ.
-OUTCOME = ("seeds", "shards", "parameters", "failed", "final_accuracy")
+PROMISED = ("seeds", "shards")
+OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
 
 
 class Ledger:
@@ -44,7 +46,7 @@ class Ledger:
         """Take the lines of another host's ledger of this plan; returns how many were new.
 
         Raises UsageError for a run that the plan does not have, DataError where both have a run and it ended otherwise, or
-        was of other data; nothing is taken then."""
+        was of other data; nothing is taken then. Runs on real processes never end alike: one's own stays."""
         cells = {str(cell) for cell in plan.cells()}
         fresh = []
         for name, record in other.records.items():
@@ -54,10 +56,11 @@ class Ledger:
             if mine is None:
                 contents.add(record)
                 fresh.append(record)
-            elif key := _differing(mine, record):
+            elif key := _differing(mine, record, PROMISED if plan.backend == "processes" else OUTCOME):
                 raise DataError(
-                    f"{other.path} and {self.path} have the run {name} with other {key}: {record.get(key)} and"
-                    f" {mine.get(key)}; the hosts' data or software differ"
+                    f"{other.path} and {self.path} have the run {name} with other {key}: {record.get(key)}"
+                    f" ({_machine(record)}) and {mine.get(key)} ({_machine(mine)}); the hosts' data, software or processors"
+                    " differ: have each host do seeds of its own"
                 )
         for record in fresh:
             self.append(record)
@@ -111,8 +114,13 @@ class Contents:
                 )
 
 
-def _differing(mine: Record, other: Record) -> str | None:
-    return next((key for key in OUTCOME if mine.get(key) != other.get(key)), None)
+def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:
+    return next((key for key in keys if mine.get(key) != other.get(key)), None)
+
+
+def _machine(record: Record) -> str:
+    about = record["environment"]
+    return f"{about.get('processor', 'unknown processor')}, torch {about.get('torch', 'unknown')}"
 
 
 def parse(line: bytes) -> Record:
@@ -142,7 +150,7 @@ def run_of(record: Record) -> Run:
     return Run(Cell(*cell.split("/")), int(seed))
 
 
-def environments(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The machines and versions that a study ran on, each once."""
-    seen = {json.dumps(record["environment"], sort_keys=True): record["environment"] for record in records}
-    return list(seen.values())
+def environments(records: Iterable[Record]) -> list[tuple[dict[str, Any], int]]:
+    """The machines and versions that a study ran on, each once, with the number of their runs."""
+    counts = Counter(json.dumps(record["environment"], sort_keys=True) for record in records)
+    return [(json.loads(text), runs) for text, runs in counts.items()]

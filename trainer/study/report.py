@@ -10,10 +10,11 @@ from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
 from pipeline.reporting.plots import style
 from trainer.study import figures
 from trainer.study.analysis import Analysis, Setting, analyse, dumps
-from trainer.study.findings import findings, hours, p_value
-from trainer.study.ledger import Record, environments
+from trainer.study.findings import findings
+from trainer.study.ledger import Record
 from trainer.study.plan import StudyPlan
-from trainer.study.tables import setting_tables, to_csv, to_latex, to_markdown
+from trainer.study.tables import makers, setting_tables, to_csv, to_latex, to_markdown
+from trainer.study.words import hours
 
 REPORT = "report.html"
 
@@ -46,8 +47,7 @@ def render(analysis: Analysis, records: Sequence[Record]) -> str:
         findings=findings(analysis),
         figures=drawn,
         tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
-        environments=environments(records),
-        p_value=p_value,
+        makers=makers(analysis),
         wall_hours=sum(record["wall_s"] for record in records) / 3600,
         hours=hours,
     )

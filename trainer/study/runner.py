@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -12,25 +13,34 @@ from typing import Any
 
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.study.cases import READY, essentials
+from trainer.study.cases import READY, essentials, simulation_of, strategy_of
 from trainer.study.children import Child, run_child
 from trainer.study.ledger import LEDGER, Contents, Ledger, Record
 from trainer.study.plan import TABLES, Run, StudyPlan
-from trainer.study.sets import SetKey, Sets, group_by_set
+from trainer.study.sets import SetKey, Sets
 
 PLAN, RUNS = "plan.json", "runs"
 SETS_AT_ONCE = 24  # made before runs go on: one start of Spark for so many, and room for them on the disk
 TRIES = 2  # a run whose process was killed, by the system for memory as a rule
+MAX_FAILURES = 3  # runs that could not be done, after which the others would not either
 
 
-def claim(plan: StudyPlan, root: Path) -> None:
-    """Have a folder be this plan's. Raises UsageError where it is another's, or holds something else."""
+def claim(plan: StudyPlan, root: Path) -> list[str]:
+    """Have a folder be this plan's; returns what is tested otherwise than when the study began, a line each.
+
+    Raises UsageError where it is another's, or holds something else."""
     refuse_foreign(root)
     asked = _identity(plan)
+    now = begun = {"baseline": plan.baseline, "margin": plan.margin}
     if (root / PLAN).exists():
-        refuse_other_plan(plan, root)
+        begun = refuse_other_plan(plan, root).get("tests", now)
     root.mkdir(parents=True, exist_ok=True)
-    write_durably(root / PLAN, (json.dumps(asked, indent=1) + "\n").encode())
+    write_durably(root / PLAN, (json.dumps(asked | {"tests": begun}, indent=1) + "\n").encode())
+    return [
+        f"{key} was {begun[key]} when this study began, now {value}: a test that was chosen after looking proves less"
+        for key, value in now.items()
+        if begun.get(key, value) != value
+    ]
 
 
 def refuse_foreign(root: Path) -> None:
@@ -39,24 +49,36 @@ def refuse_foreign(root: Path) -> None:
         raise UsageError(f"{root} holds other files; choose a folder that is empty or does not exist")
 
 
-def refuse_other_plan(plan: StudyPlan, root: Path) -> None:
-    """Raises UsageError where a study's folder is not one of this plan, or of a part of it; DataError for a damaged one."""
+def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
+    """What a study's folder says of its plan. Raises UsageError where it is not of this one, or of a part of it, DataError
+    for a damaged one."""
     path, asked = root / PLAN, _identity(plan)
     try:
-        stored = json.loads(path.read_bytes())
-        difference = _difference(stored["plan"], asked["plan"]) or _difference(stored["training"], asked["training"])
+        stored: dict[str, Any] = json.loads(path.read_bytes())
+        parts = {"plan": "", "training": ""}  # and where in the plan a difference is
+        parts |= {part: part for part in ("strategies", "simulation") if part in stored}  # older studies have them not
+        found = (_difference(stored[part], asked[part], place) for part, place in parts.items())
+        difference = next(filter(None, found), None)
     except FileNotFoundError:
         raise UsageError(f"{root} holds no {PLAN}: it is no study's folder") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged; restore it, or choose another --output") from None
     if difference:
         raise UsageError(f"{root} is the study of another plan: {difference}; choose another folder")
+    return stored
 
 
 def _identity(plan: StudyPlan) -> dict[str, Any]:
-    """What a study's folder says of its plan, as it is read back."""
-    training = {str(cell): essentials(plan, cell) for cell in plan.cells()}
-    said: dict[str, Any] = json.loads(json.dumps({"plan": plan.identity(), "training": training}))
+    """What a study's folder says of its plan, every default included, as it is read back."""
+    asked = {
+        "plan": plan.identity(),
+        "training": {str(cell): essentials(plan, cell) for cell in plan.cells()},
+        "strategies": {
+            name: strategy_of(plan, name).params() for name, keys in plan.shardings.items() if READY not in keys
+        },
+        "simulation": simulation_of(plan),
+    }
+    said: dict[str, Any] = json.loads(json.dumps(asked))
     return said
 
 
@@ -94,35 +116,45 @@ class Runner:
         self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
         self.took: dict[str, list[float]] = {}  # seconds of this start's runs, by what they cost
         self.children: set[Child] = set()
+        self.failures: list[JobError] = []
         self.stopped = False
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Do those of ``runs`` that are not in the ledger. Raises the error of the first that could not be done."""
+        """Do those of ``runs`` that are not in the ledger, in their order.
+
+        One that cannot be done does not keep the others from it. Raises its error when they are through, or as soon as
+        MAX_FAILURES could not be done."""
         waiting = [run for run in runs if run not in self.ledger]
         total, self.left = len(runs), len(waiting)
         self.say(f"{total} runs, {total - len(waiting)} of them done, {self.jobs} at once")
-        for part in batches(group_by_set(self.sets, waiting), SETS_AT_ONCE):
-            fresh = [key for key in part if not (Path(self.sets.uri(key)) / "manifest.json").exists()]
+        open_runs = Counter(map(self.sets.key, waiting))
+        for part in batches(waiting, self.sets.key, SETS_AT_ONCE):
+            keys = list(dict.fromkeys(map(self.sets.key, part)))
+            fresh = [key for key in keys if not (Path(self.sets.uri(key)) / "manifest.json").exists()]
             if fresh:
                 self.say(f"sharding: {len(fresh)} {'sets' if len(fresh) > 1 else 'set'}")
-            self.sets.make(part)
-            self._train(part, waiting, total)
+            self.sets.make(keys)
+            self._train(part, open_runs, waiting, total)
+        if self.failures:
+            raise self.failures[0]
         self._drop({self.sets.key(run) for run in runs})
         if not self.keep_sets:
             self.sets.drop_datasets()
 
-    def _train(self, part: Mapping[SetKey, Sequence[Run]], waiting: Sequence[Run], total: int) -> None:
-        chosen = {run for runs in part.values() for run in runs}
-        ordered = [run for run in waiting if run in chosen]
-        open_runs = {key: len(runs) for key, runs in part.items()}
+    def _train(self, part: Sequence[Run], open_runs: Counter[SetKey], waiting: Sequence[Run], total: int) -> None:
+        """open_runs: those that still need a set, which goes with the last of them."""
         pool = ThreadPoolExecutor(self.jobs)
         try:
-            futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in ordered}
+            futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in part}
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda future: future.exception() is not None):  # keep what was done
-                    run, record = futures[future], future.result()
+                    run, error = futures[future], future.exception()
+                    if isinstance(error, JobError):
+                        self._failed(run, error)
+                        continue
+                    record = future.result()
                     self.contents.add(record)
                     self.ledger.append(record)
                     self.left -= 1
@@ -139,6 +171,13 @@ class Runner:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _failed(self, run: Run, error: JobError) -> None:
+        """Raises the first error once too many runs could not be done."""
+        self.failures.append(error)
+        self.say(f"not done: {error}")
+        if len(self.failures) >= MAX_FAILURES:
+            raise self.failures[0]
 
     def _drop(self, keys: set[SetKey]) -> None:
         if not self.keep_sets:
@@ -214,8 +253,15 @@ def duration(seconds: float) -> str:
     return f"about {minutes} min" if minutes else "less than a minute"
 
 
-def batches(grouped: Mapping[SetKey, list[Run]], size: int) -> Iterator[dict[SetKey, list[Run]]]:
-    """Sets and their runs, so many sets at a time."""
-    keys = list(grouped)
-    for at in range(0, len(keys), size):
-        yield {key: grouped[key] for key in keys[at : at + size]}
+def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:
+    """Runs in their order, as many at a time as need no more than ``size`` sets."""
+    part: list[Run] = []
+    keys: set[Hashable] = set()
+    for run in runs:
+        if len(keys | {key(run)}) > size:
+            yield part
+            part, keys = [], set()
+        part.append(run)
+        keys.add(key(run))
+    if part:
+        yield part

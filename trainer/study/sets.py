@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,11 +109,3 @@ def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[s
         facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
         facts["class_counts"] = np.quantile(quality["class_table"], QUARTERS).tolist()
     return facts
-
-
-def group_by_set(sets: Sets, runs: Sequence[Run]) -> dict[SetKey, list[Run]]:
-    """Runs by the set that they need, in their order."""
-    grouped: dict[SetKey, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(sets.key(run), []).append(run)
-    return grouped

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer.study.analysis import MEASURES, PRIMARY, Analysis, Member, Setting
-from trainer.study.findings import findings, number, p_value
-from trainer.study.published import RUNS, SPARSE, published_of
+from trainer.study.findings import findings
+from trainer.study.published import RUNS, SPARSE, Printed, published_of
+from trainer.study.statistics import f_interval
+from trainer.study.words import POINTS, QUALITIES, number, p_value
 
 NAMES = {
     "final_accuracy": "final accuracy",
@@ -50,7 +52,7 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
     ]
     made += [_curve(analysis, setting), _work(setting)]
     if analysis.compared == "sharding":
-        made.append(_quality(setting))
+        made += [_quality(setting), *_predicts(analysis, setting)]
     return [*made, *_published(analysis, setting)]
 
 
@@ -86,7 +88,7 @@ def _curve(analysis: Analysis, setting: Setting) -> Table:
         best = f"{sum(epochs) / len(epochs):.1f}" if epochs else "-"
         gain = "-"
         if member.curves and len(member.curves.epochs) > 1:
-            gain = f"{100 * float((member.curves.accuracy[:, -1] - member.curves.accuracy[:, -2]).mean()):+.2f}"
+            gain = f"{POINTS * member.curves.last_gain:+.2f}"
         found = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
         rows.append((member.name, *found, best, gain))
     return Table(f"Spread over the whole curve, mean distance from the median curve: {setting.name}", header, rows)
@@ -124,29 +126,71 @@ def _quality(setting: Setting) -> Table:
     return Table(f"How even the shards are: {setting.name}", header, rows)
 
 
+def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
+    """Whether a measure of shards goes with how far runs end from their row's median."""
+    header = (
+        "measure",
+        "over all runs",
+        "p",
+        "without",
+        "over the rest",
+        "p, adjusted",
+        "within rows",
+        "p, adjusted",
+        "runs of it",
+    )
+    rows = []
+    for test in analysis.qualities:
+        if test.setting == setting.name:
+            without, within = test.without, test.within
+            all_runs = (number(test.over_all.rho), p_value(test.over_all.p))
+            rest = (number(without.rho), p_value(without.adjusted_p), number(within.rho), p_value(within.adjusted_p))
+            rows.append((QUALITIES[test.quality], *all_runs, test.least_even, *rest, str(within.runs)))
+    caption = (
+        f"Does evenness predict spread? Rank correlation with a run's distance from its row's median: {setting.name}"
+    )
+    return [Table(caption, header, rows)] if rows else []
+
+
 def _published(analysis: Analysis, setting: Setting) -> list[Table]:
     """The paper's table beside this study's numbers, where there is one for the data set."""
     printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
     if not printed:
         return []
-    ours = {name: member.summaries[PRIMARY] for name, member in setting.members.items() if PRIMARY in member.summaries}
-    base, published_base = ours.get("random"), printed.rows["random"]
+    base = printed.rows["random"]
     rows = []
-    for name in dict.fromkeys([*ours, *printed.rows]):
-        mine, theirs = ours.get(name), printed.rows.get(name)
-        ratio = number(base.sd / mine.sd) if base and mine and mine.sd else "-"
-        left = (str(mine.n), _fixed(mine.mean), _short(mine.sd), ratio) if mine else ("-",) * 4
-        right = ("-",) * 4
-        if theirs:
-            times = number(published_base.accuracy_sd / theirs.accuracy_sd)
-            right = (str(RUNS), f"{theirs.accuracy:.6f}", f"{theirs.accuracy_sd:.6f}", times)
-        rows.append((name, *left, *right))
-    header = ("sharding", "runs", "mean", "sd", "sd ratio", "runs", "published mean", "published sd", "ratio")
+    for name in dict.fromkeys([*setting.members, *printed.rows]):
+        member, theirs = setting.members.get(name), printed.rows.get(name)
+        rows.append((name, *_ours(member), *_theirs(theirs, base)))
+    columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
+    header = ("sharding", *columns, *(f"published {column}" for column in columns))
     made = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
     sparse = [(name, member) for name, member in setting.members.items() if name in SPARSE]
     if sparse:
         made.append(_sparse(setting, sparse))
     return made
+
+
+def _ours(member: Member | None) -> tuple[str, ...]:
+    """Final accuracy and loss of a member, by the names of the published columns."""
+    if not member or PRIMARY not in member.summaries:
+        return ("-",) * 6
+    accuracy, loss, found = member.summaries[PRIMARY], member.summaries.get("final_loss"), member.comparisons[PRIMARY]
+    ratio = (number(found.sd_ratio), _ends(found.sd_ratio_f)) if found else ("-", "-")
+    losses = _with_sd(loss.mean, loss.sd) if loss else "-"
+    return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
+
+
+def _theirs(row: Printed | None, base: Printed) -> tuple[str, ...]:
+    if not row:
+        return ("-",) * 6
+    ratio = base.accuracy_sd / row.accuracy_sd
+    ends = ("-", "-") if row is base else (number(ratio), _ends(f_interval(ratio, RUNS)))
+    return (str(RUNS), f"{row.accuracy:.6f}", f"{row.accuracy_sd:.6f}", *ends, _with_sd(row.loss, row.loss_sd))
+
+
+def _with_sd(mean: float, sd: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.4f} ({_short(sd)})"
 
 
 def _sparse(setting: Setting, members: list[tuple[str, Member]]) -> Table:
@@ -177,10 +221,11 @@ def _numbers(member: Member, key: str) -> list[str]:
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
     compared: list[float] = [math.nan] * 16
     if c:
+        equivalence = [c.equivalence_p, c.adjusted_equivalence_p] if "accuracy" in key else [math.nan] * 2
         compared = [
             c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
             c.adjusted_spread_p, c.difference,
-            *c.difference_interval, c.difference_p, c.adjusted_difference_p, c.equivalence_p, c.adjusted_equivalence_p,
+            *c.difference_interval, c.difference_p, c.adjusted_difference_p, *equivalence,
             c.correlation,
         ]  # fmt: skip
     shown = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *compared]]
@@ -188,14 +233,21 @@ def _numbers(member: Member, key: str) -> list[str]:
 
 
 def to_markdown(analysis: Analysis) -> str:
-    """A page: the findings, then the tables without the columns that only tests need."""
+    """A page: the findings, the tables, and what they were made on."""
     lines = [f"# {analysis.title}", ""]
     lines += [f"- {finding.text}" for finding in findings(analysis)]
     for table in tables(analysis):
         lines += ["", f"## {table.caption}", ""]
         lines += [_bar(table.header), _bar(["---", *["---:"] * (len(table.header) - 1)])]
         lines += [_bar(row) for row in table.rows]
+    lines += ["", "## What this is made of", ""]
+    lines += [f"- {about} ({runs} runs)" for about, runs in makers(analysis)]
     return "\n".join(lines) + "\n"
+
+
+def makers(analysis: Analysis) -> list[tuple[str, int]]:
+    """Machines and versions in words, with the number of their runs."""
+    return [(", ".join(f"{name} {value}" for name, value in about.items()), n) for about, n in analysis.environments]
 
 
 def to_latex(analysis: Analysis) -> str:

@@ -1,0 +1,95 @@
+"""What a study says beside its comparisons: how far runs had come, what they were made on, evenness of shards, the paper."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.study.analysis import PRIMARY, Analysis, Member, Setting
+from trainer.study.published import RUNS, published_of
+from trainer.study.statistics import LEVEL, f_interval
+from trainer.study.words import POINTS, QUALITIES, interval, listed, named, number, p_value, where
+
+MAKERS = {
+    "code": "versions of this program",
+    "torch": "torch",
+    "numpy": "numpy",
+    "python": "Python",
+    "processor": "processors",
+}
+
+
+def levelled(analysis: Analysis) -> str:
+    """How long runs were, and what longer ones might still have gained."""
+    said = []
+    for setting in analysis.settings:
+        baseline = setting.members.get(analysis.baseline)
+        if baseline and baseline.curves and len(baseline.curves.epochs) > 1:
+            last, gain = baseline.curves.epochs[-1], f"{POINTS * baseline.curves.last_gain:+.2f} points"
+            said.append(
+                f"over the last of {last:g} epochs {analysis.baseline}'s mean{where(analysis, setting)} moved by {gain}"
+            )
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def unlike(analysis: Analysis) -> list[str]:
+    """Whether the runs were made by different programs or machines: then bits of equal seeds may differ for that alone."""
+    lines = []
+    for key, words in MAKERS.items():
+        counts: dict[str, int] = {}
+        for environment, runs in analysis.environments:
+            value = str(environment.get(key, "unknown"))
+            counts[value] = counts.get(value, 0) + runs
+        if len(counts) > 1:
+            lines.append(f"{words}: {listed([f'{value} ({runs} runs)' for value, runs in counts.items()])}")
+    return [f"Not all runs were made alike: {'; '.join(lines)}."] if lines else []
+
+
+def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
+    """What is wrong with runs that the numbers of a member rest on, or do not rest on."""
+    runs, about = len(member.records), named(analysis, setting, member)
+    idle = sum(record.get("learned") is False for record in member.records)
+    said = []
+    if member.diverged:
+        said.append(f"{about}: {member.diverged} of {runs} runs diverged, and are in no mean.")
+    if idle:
+        said.append(f"{about}: {idle} of {runs} runs learned nothing: they ended as good as guessing.")
+    if member.repeats:
+        text = (
+            f"{member.repeats} of its runs ended with the bits of another: what the seeds change does not reach them,"
+        )
+        said.append(f"{about}: {text} and tests count them as if it did.")
+    return said
+
+
+def evenness(analysis: Analysis, setting: Setting) -> list[str]:
+    """Whether the measures of shards predict spread, by what one member alone does not decide."""
+    lines = []
+    for test in analysis.qualities if analysis.compared == "sharding" else []:
+        asked = [("within rows", test.within), (f"without {test.least_even}", test.without)]
+        known = [(words, found) for words, found in asked if not math.isnan(found.rho)]
+        if test.setting == setting.name and known:
+            shown = any(found.adjusted_p < LEVEL for _, found in known)
+            verb = "goes with" if shown else "could not be shown to go with"
+            numbers = "; ".join(f"{words} {found.rho:+.2f}, p {p_value(found.adjusted_p)}" for words, found in known)
+            text = f"{verb} how far a run ends from its row's median (rank correlation {numbers})."
+            lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
+    return lines
+
+
+def paper(analysis: Analysis, setting: Setting) -> list[str]:
+    """What the published ratios of standard deviations are worth, and whether these ones hold them."""
+    printed = published_of(setting.dataset)
+    if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):
+        return []
+    said = []
+    for name, member in setting.members.items():
+        theirs, ours = printed.rows.get(name), member.comparisons[PRIMARY]
+        if theirs and ours and not math.isnan(ours.sd_ratio_f.low):
+            ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
+            low, high = ours.sd_ratio_f
+            place = "inside" if low <= ratio <= high else "outside"
+            worth = f"{number(ratio)} for {name} ({interval(f_interval(ratio, RUNS))})"
+            said.append(f"{worth} is {place} ours of {number(low)} to {number(high)}")
+    about = f"The paper's ratios of standard deviations, of {RUNS} runs a side{where(analysis, setting)}"
+    return [f"{about}: {'; '.join(said)}."] if said else []
