@@ -144,6 +144,8 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": 'baseline = "nobody"'}, "baseline must be one of random, other, got 'nobody'"),
     ({"more": 'compare = "datasets"'}, "compare must be one of sharding, protocol, model, got 'datasets'"),
     ({"more": "margin = 2"}, "margin must be an accuracy more than 0 and below 1, got 2"),
+    ({"more": 'beside = "../x"'}, "beside must be the name of a study's folder next to this one's, got '../x'"),
+    ({"more": "beside = 2"}, "beside = 2 is not a text"),
     ({"more": "margim = 0.1"}, "unknown key 'margim'"),
     ({"more": "models = 3"}, "plan"),
     ({"more": 'skip = ["nothing"]'}, "skip: no cell is named nothing"),

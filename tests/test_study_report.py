@@ -15,6 +15,7 @@ import pytest
 from tests.made_up_study import Draw, make_plan, make_records, normal
 from trainer.study.analysis import PRIMARY, Analysis, analyse
 from trainer.study.findings import findings
+from trainer.study.ledger import Ledger, read_beside
 from trainer.study.plan import Run
 from trainer.study.published import published_of
 from trainer.study.report import write_report, written
@@ -347,6 +348,48 @@ def test_the_published_figures_stand_beside_ours() -> None:
 def test_each_data_set_has_its_own_published_table(dataset: str, title: str | None) -> None:
     found = published_of(dataset)
     assert found.title.startswith(title) if found and title else found is title, dataset
+
+
+def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> None:
+    """Seeds of one study that the other has not, and runs of other shards, are in no pair."""
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    plan = make_plan(WAYS, seeds=9, beside="there")
+    theirs = [record | {"staleness": {"mean": 8.0, "max": 9}} for record in make_records(plan, draw)]
+    there = Ledger(tmp_path / "there" / "ledger.jsonl")
+    there.path.parent.mkdir()
+    for record in theirs:
+        changed = {"shards": "others"} if record["run"] == "made-up/stratified/cnn/asp/0" else {}
+        there.append(record | changed)
+    ours = make_records(make_plan(WAYS, seeds=11), lambda run: 0.003 + (draw(run) or 0))
+    found = analyse(make_plan(WAYS, seeds=11, beside="there"), ours, read_beside(plan, tmp_path / "here"))
+    assert [(twins.member, twins.found.n) for twins in found.twins] == [
+        ("random", 9),
+        ("stratified", 8),
+        ("round_robin", 9),
+        ("all", 26),
+    ]
+    for twins in found.twins:
+        assert twins.found.difference == pytest.approx(0.003)
+        assert twins.found.sd_ratio == pytest.approx(1) or twins.member == "all"
+        assert twins.mean.here - twins.mean.there == pytest.approx(0.003)
+        assert twins.staleness == (3.0, 8.0)
+    text = said(found)
+    assert "Beside the same seeds of there: random's mean is +0.30 points off (+0.30 to +0.30, 9 pairs), and" in text
+    assert "of all together the mean is +0.30 points off" in text
+    table = next(table for table in tables(found) if table.caption.startswith("The same runs in there"))
+    assert [row[:2] for row in table.rows] == [
+        ("random", "9"),
+        ("stratified", "8"),
+        ("round_robin", "9"),
+        ("all", "26"),
+    ]
+    assert all(len(row) == len(table.header) for row in table.rows)
+
+
+def test_a_study_that_stands_beside_none_says_nothing_of_it(tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=4, beside="nowhere")
+    text = write_report(plan, tmp_path, make_records(plan, normal(dict.fromkeys(WAYS, 0.01))))
+    assert "Beside" not in text
 
 
 def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:

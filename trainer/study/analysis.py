@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.study import statistics
+from trainer.study.beside import Twins, twins_of
 from trainer.study.ledger import Record, environments, run_of
 from trainer.study.plan import Cell, StudyPlan
 from trainer.study.statistics import LEVEL, Comparison, Floats, Summary, compare, summarise
@@ -103,7 +104,7 @@ class Analysis:
     """family: tests that Holm's adjustment is over. run_hours: of a core in virtual time, else of the runs themselves.
     smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest level; None
     where no ratio up to 64 is. seeds: the least of the comparisons that show none, of all where all do. environments:
-    machines and versions, with the number of their runs."""
+    machines and versions, with the number of their runs. twins: the same runs in the study ``beside``."""
 
     title: str
     baseline: str
@@ -118,6 +119,8 @@ class Analysis:
     planned: int
     run_hours: float
     environments: list[tuple[dict[str, Any], int]]
+    beside: str
+    twins: list[Twins]
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the report, short; null for what could not be computed."""
@@ -129,8 +132,9 @@ class Analysis:
         return said
 
 
-def analyse(plan: StudyPlan, records: Sequence[Record]) -> Analysis:
-    """Everything that the report says in numbers. About a second for a thousand runs."""
+def analyse(plan: StudyPlan, records: Sequence[Record], beside: Sequence[Record] = ()) -> Analysis:
+    """Everything that the report says in numbers. beside: the same runs in another study. About a second for a thousand
+    runs."""
     settings: dict[str, Setting] = {}
     for name, cells in _settings(plan).items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
@@ -159,6 +163,8 @@ def analyse(plan: StudyPlan, records: Sequence[Record]) -> Analysis:
         planned=sum(1 for _ in plan.runs()),
         run_hours=sum(record["cpu_s"] or record["wall_s"] for record in records) / 3600,
         environments=environments(records),
+        beside=plan.beside,
+        twins=[twins for setting in found for twins in _twins_of(plan, setting, beside)],
     )
 
 
@@ -235,6 +241,11 @@ def _adjusted(settings: list[Setting]) -> list[Setting]:
     for (setting, name), p in zip(drawn, statistics.adjust([s.members[n].curve_p for s, n in drawn]), strict=True):
         setting.members[name] = replace(setting.members[name], curve_adjusted_p=p)
     return settings
+
+
+def _twins_of(plan: StudyPlan, setting: Setting, beside: Sequence[Record]) -> list[Twins]:
+    members = {name: member.records for name, member in setting.members.items()}
+    return twins_of(setting.name, members, {record["run"]: record for record in beside}, PRIMARY, plan.margin)
 
 
 def _quality_tests(setting: Setting) -> list[QualityTest]:

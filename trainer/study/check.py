@@ -14,7 +14,7 @@ from pipeline.atomic import write_durably
 from pipeline.errors import DataError, UsageError
 from trainer.study.__main__ import find_plan, shipped
 from trainer.study.analysis import analyse
-from trainer.study.ledger import LEDGER, Contents, Ledger
+from trainer.study.ledger import LEDGER, Contents, Ledger, read_beside
 from trainer.study.report import written
 from trainer.study.runner import refuse_other_plan
 from trainer.study.sets import Sets
@@ -40,7 +40,7 @@ def recomputed(folder: Path) -> dict[str, str]:
     refuse_other_plan(plan, folder)
     records = Ledger(folder / LEDGER).of_plan(plan)
     Contents(records, Sets(plan, folder).owner)
-    return written(analyse(plan, records))
+    return written(analyse(plan, records, read_beside(plan, folder)))
 
 
 def check(folder: Path) -> None:

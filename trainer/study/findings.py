@@ -33,8 +33,8 @@ def findings(analysis: Analysis) -> list[Finding]:
                 few = f"not compared: fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too."
                 said.append(Finding("plain", f"{named(analysis, setting, member)}: {few}"))
             said += [Finding("worse", text) for text in remarks.reservations(analysis, setting, member)]
-        beside = (*remarks.evenness(analysis, setting), *remarks.paper(analysis, setting))
-        said += [Finding("plain", text) for text in beside]
+        more = (remarks.evenness, remarks.twins, remarks.paper)
+        said += [Finding("plain", text) for about in more for text in about(analysis, setting)]
     return said
 
 

@@ -114,6 +114,12 @@ class Contents:
                 )
 
 
+def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
+    """The plan's runs in the study that stands beside one in a folder; none where there is no such study."""
+    path = root.parent / plan.beside / LEDGER
+    return Ledger(path).of_plan(plan) if plan.beside and path.is_file() else []
+
+
 def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:
     return next((key for key in keys if mine.get(key) != other.get(key)), None)
 

@@ -77,7 +77,8 @@ class Run(NamedTuple):
 class StudyPlan:
     """seeds: one run of every cell each. vary: what differs from seed to seed; all else has seed 0 in every run.
     baseline: the member of ``compare`` that the others are held against. margin: two mean accuracies are equivalent
-    where they differ by less. skip: patterns of cells that are left out, such as "cifar100-*/stratified/*"."""
+    where they differ by less. beside: a study in the folder of that name next to this one's, whose runs of equal name are
+    held against this one's. skip: patterns of cells that are left out, such as "cifar100-*/stratified/*"."""
 
     title: str
     datasets: Mapping[str, Table]
@@ -91,6 +92,7 @@ class StudyPlan:
     compare: Axis = "sharding"
     baseline: str = ""
     margin: float = 0.005
+    beside: str = ""
     skip: tuple[str, ...] = ()
     training: Table = field(default_factory=dict)
     virtual: Table = field(default_factory=dict)
@@ -112,6 +114,8 @@ class StudyPlan:
             raise UsageError(f"margin must be an accuracy more than 0 and below 1, got {self.margin}")
         object.__setattr__(self, "baseline", self.baseline or next(iter(self.members)))  # a field of its own
         _one_of("baseline", self.baseline, tuple(self.members))
+        if self.beside and not NAME.fullmatch(self.beside):
+            raise UsageError(f"beside must be the name of a study's folder next to this one's, got {self.beside!r}")
         for pattern in self.skip:
             if not any(fnmatchcase(str(cell), pattern) for cell in replace(self, skip=()).cells()):
                 raise UsageError(f"skip: no cell is named {pattern}; cells are DATASET/SHARDING/MODEL/PROTOCOL")
@@ -170,7 +174,7 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         raise UsageError(f"unknown key {unknown!r}; keys are {', '.join(sorted(known))}")
     for key in (*TABLES, "training", "virtual"):
         _check_table(key, values.get(key, {}), nested=key in TABLES)
-    for key in ("title", "backend", "compare", "baseline"):
+    for key in ("title", "backend", "compare", "baseline", "beside"):
         _check_type(values, key, str, "a text")
     _check_type(values, "workers", int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")

@@ -1,10 +1,12 @@
-"""What a study says beside its comparisons: how far runs had come, what they were made on, evenness of shards, the paper."""
+"""What a study says beside its comparisons: how far runs had come, what they were made on, evenness of shards, another
+study, the paper."""
 
 from __future__ import annotations
 
 import math
 
 from trainer.study.analysis import PRIMARY, Analysis, Member, Setting
+from trainer.study.beside import ALL
 from trainer.study.published import RUNS, published_of
 from trainer.study.statistics import LEVEL, f_interval
 from trainer.study.words import POINTS, QUALITIES, interval, listed, named, number, p_value, where
@@ -75,6 +77,22 @@ def evenness(analysis: Analysis, setting: Setting) -> list[str]:
             text = f"{verb} how far a run ends from its row's median (rank correlation {numbers})."
             lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
     return lines
+
+
+def twins(analysis: Analysis, setting: Setting) -> list[str]:
+    """How the same seeds ended in the study beside this one."""
+    said = []
+    for twins in analysis.twins:
+        if twins.setting == setting.name:
+            found, whose = twins.found, "of all together the" if twins.member == ALL else f"{twins.member}'s"
+            low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
+            text = f"{whose} mean is {POINTS * found.difference:+.2f} points off ({low} to {high}, {found.n} pairs)"
+            if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
+                there = f"{number(found.sd_ratio)} times this one's ({interval(found.sd_ratio_f)})"
+                text += f", and {analysis.beside}'s standard deviation is {there}"
+            said.append(text)
+    about = f"Beside the same seeds of {analysis.beside}{where(analysis, setting)}"
+    return [f"{about}: {'; '.join(said)}."] if said else []
 
 
 def paper(analysis: Analysis, setting: Setting) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer.study.analysis import MEASURES, PRIMARY, Analysis, Member, Setting
+from trainer.study.beside import ALL
 from trainer.study.findings import findings
 from trainer.study.published import RUNS, SPARSE, Printed, published_of
 from trainer.study.statistics import f_interval
@@ -53,7 +54,7 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
     made += [_curve(analysis, setting), _work(setting)]
     if analysis.compared == "sharding":
         made += [_quality(setting), *_predicts(analysis, setting)]
-    return [*made, *_published(analysis, setting)]
+    return [*made, *_beside(analysis, setting), *_published(analysis, setting)]
 
 
 def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
@@ -150,6 +151,27 @@ def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
         f"Does evenness predict spread? Rank correlation with a run's distance from its row's median: {setting.name}"
     )
     return [Table(caption, header, rows)] if rows else []
+
+
+def _beside(analysis: Analysis, setting: Setting) -> list[Table]:
+    """The same runs in another study."""
+    other = analysis.beside
+    header = (
+        analysis.compared, "pairs", "mean", f"mean, {other}", "difference, points", "95 %", "p of equivalence", "sd",
+        f"sd, {other}", f"sd of {other} / sd", "95 % (F)", "staleness", f"staleness, {other}",
+    )  # fmt: skip
+    rows = []
+    for twins in analysis.twins:
+        if twins.setting == setting.name:
+            c = twins.found
+            ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
+            means = (*map(_fixed, twins.mean), f"{POINTS * c.difference:+.2f}", ends, p_value(c.equivalence_p))
+            sds = ("-",) * 4
+            if twins.member != ALL:
+                sds = (_short(twins.sd.here), _short(twins.sd.there), number(c.sd_ratio), _ends(c.sd_ratio_f))
+            staleness = (f"{twins.staleness.here:.2f}", f"{twins.staleness.there:.2f}")
+            rows.append((twins.member, str(c.n), *means, *sds, *staleness))
+    return [Table(f"The same runs in {other}: {setting.name}", header, rows)] if rows else []
 
 
 def _published(analysis: Analysis, setting: Setting) -> list[Table]:
