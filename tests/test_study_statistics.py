@@ -138,6 +138,13 @@ def test_of_a_thousand_studies_without_a_difference_one_in_twenty_sees_one(seeds
     assert np.mean(means) == pytest.approx(LEVEL, abs=ERROR)
 
 
+@pytest.mark.parametrize("seeds", [5, 19])
+def test_means_that_differ_by_the_margin_are_called_equal_once_in_twenty(seeds: int) -> None:
+    a, b = draws(18, STUDIES, seeds), draws(19, STUDIES, seeds) + 3
+    alarms = [equivalence_p(x, y, 3) < LEVEL for x, y in zip(a, b, strict=True)]
+    assert np.mean(alarms) == pytest.approx(LEVEL, abs=ERROR)
+
+
 @pytest.mark.parametrize("law", [stats.t(5), stats.uniform(), stats.skewnorm(4)])
 def test_values_that_are_not_normal_give_about_as_many_false_alarms(law: stats.rv_continuous) -> None:
     a, b = law.rvs((2, STUDIES, 19), random_state=22)
