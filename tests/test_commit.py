@@ -14,9 +14,10 @@ import pytest
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import serial
 from pipeline.shardset.attempt import LEASE_S, Attempt, whoami
-from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, stamped, tidy
+from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.shardset.damage import all_damage
 from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.shardset.versions import stamped, unstamped
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
 from tests.commits import assert_nothing_else, commit, contents, killed_at, manifest_of, whole
@@ -306,3 +307,11 @@ def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:
     commit(STORE, place, "b", 1)
     assert whole(place) == "b"
     assert_nothing_else(place)
+
+
+@pytest.mark.parametrize("path", ["worker=000/part-00001.parquet", "_eval/part-00000.parquet"])
+@pytest.mark.parametrize("stamp", ["v1-0123456789ab", "v42-ffffffffffff", "0123456789ab"])
+def test_a_file_s_place_is_the_same_whichever_version_it_is_of(path: str, stamp: str) -> None:
+    """By it runs and studies know a set again that was made once more."""
+    assert stamped(path, stamp) != path
+    assert unstamped(stamped(path, stamp)) == unstamped(path) == path

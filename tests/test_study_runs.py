@@ -253,3 +253,13 @@ batch_size = 40
     assert {name: len(some) for name, some in digests.items()} == {"random": 2, "stratified": 1, "blocks": 1}
     assert found["sample/blocks/logistic/bsp/0"]["sharding"]["cramers_v"] > 0.8
     assert found["sample/stratified/logistic/bsp/0"]["sharding"]["cramers_v"] < 0.05
+    # more seeds: the sets are made again, and are those that the ledger knows
+    done = subprocess.run(
+        [*command, "--seeds", "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(lines(study)) == 9

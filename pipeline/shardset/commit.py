@@ -31,27 +31,17 @@ from pipeline.errors import JobError, UsageError
 from pipeline.shardset.attempt import ATTEMPTS, Attempt
 from pipeline.shardset.generations import appended
 from pipeline.shardset.manifest import ShardSet, dumps, read_committed, with_paths
-from pipeline.shardset.versions import NAME, copy_newest, is_behind, last_taken, put, withhold
+from pipeline.shardset.versions import NAME, STAMP, copy_newest, is_behind, last_taken, put, stamped, withhold
 from pipeline.storage.store import Store
 
 # What a sweep may delete; everything else under OUTPUT is somebody else's.
 OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_assignment|_model")
-STAMP = r"(?:v(?P<version>\d+)-)?(?P<attempt>\w+)"
 OWNED_FILE = re.compile(rf"(worker=\d+|_eval|_assignment)/part-\d+-{STAMP}\.parquet")
 OWNED_MODEL = re.compile(rf"_model/{STAMP}/[\w-]+/(metadata/(part-00000|_SUCCESS)|arrays\.npz)")
 DERIVED = ("report.html", "quality.json")  # made after a commit, from it; stale once another set is committed
 DERIVED_PART = re.compile(r"_(report\.html|quality\.json)-[0-9a-f]{8}")
 MOVERS = 8  # files moved or deleted at once
 Move = tuple[str, str]  # where a file is, and its path under OUTPUT without its stamp
-
-
-def stamped(path: str, stamp: str) -> str:
-    """The place of a file under OUTPUT once it is of a version: ``worker=000/part-00001.parquet``,
-    ``_model/pca/arrays.npz``."""
-    if path.startswith("_model/"):
-        return f"_model/{stamp}/{path.removeprefix('_model/')}"
-    stem, dot, suffix = path.rpartition(".")
-    return f"{stem}-{stamp}{dot}{suffix}"
 
 
 def publish(

@@ -18,6 +18,23 @@ from pipeline.storage.store import Store
 NAME = "manifest.json"
 FOLDER = "_manifests"
 _FILE = re.compile(r"(\d+)\.json")
+# What a version puts into the names of its files: its number and the attempt that wrote it.
+STAMP = r"(?:v(?P<version>\d+)-)?(?P<attempt>\w+)"
+_STAMPED_PART = re.compile(rf"(?P<part>/part-\d+)-{STAMP}(?=\.parquet$)")
+
+
+def stamped(path: str, stamp: str) -> str:
+    """The place of a file under OUTPUT once it is of a version: ``worker=000/part-00001.parquet``,
+    ``_model/pca/arrays.npz``."""
+    if path.startswith("_model/"):
+        return f"_model/{stamp}/{path.removeprefix('_model/')}"
+    stem, dot, suffix = path.rpartition(".")
+    return f"{stem}-{stamp}{dot}{suffix}"
+
+
+def unstamped(path: str) -> str:
+    """The place of a Parquet file whichever version it is of: equal rows have equal ones, whoever wrote them and when."""
+    return _STAMPED_PART.sub(r"\g<part>", path)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import DataError, JobError, UsageError
+from pipeline.shardset.versions import unstamped
 from pipeline.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
 from trainer.config import Config
@@ -111,9 +112,10 @@ class RunRecord:
 
 
 def digest(shards: Shards) -> str:
-    """Of every row that is trained or evaluated on, and of which worker has it: equal for a set that was moved."""
+    """Of every row that is trained or evaluated on, and of which worker has it: equal for a set that was moved, and for one
+    that was made again."""
     files = [*shards.files(), *shards.eval_files()]
-    return sha256("\n".join(f"{file.path} {file.sha256}" for file in files).encode()).hexdigest()[:16]
+    return sha256("\n".join(f"{unstamped(file.path)} {file.sha256}" for file in files).encode()).hexdigest()[:16]
 
 
 def resolve_output(output: str) -> Path:
