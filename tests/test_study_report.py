@@ -368,7 +368,8 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
     there = Ledger(tmp_path / "there" / "ledger.jsonl")
     there.path.parent.mkdir()
     for record in theirs:
-        changed = {"shards": "others"} if record["run"] == "made-up/stratified/cnn/asp/0" else {}
+        uneven = record["sharding"] | {"mmd_ratio": 7.0, "seconds": 9.0}
+        changed = {"sharding": uneven} if record["run"] == "made-up/stratified/cnn/asp/0" else {}
         there.append(record | changed)
     ours = make_records(make_plan(WAYS, seeds=11), lambda run: 0.003 + (draw(run) or 0))
     found = analyse(make_plan(WAYS, seeds=11, beside="there"), ours, read_beside(plan, tmp_path / "here"))
