@@ -14,9 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import Value
@@ -25,27 +23,12 @@ from typing import Any
 from pipeline.shardset.attempt import Attempt
 from tests.chaos_readers import Failed, Reader
 from tests.clusters import S3, Hdfs
-from tests.commits import assert_nothing_else, commit, contents, whole
+from tests.commits import assert_nothing_else, commit, contents, forked, whole
 from tests.places import STORE, elsewhere
 
 WRITERS = 3
 MOMENT_S = 0.8  # of a kill, at most after the one before
 SETS = ("a", 2), ("b", 3)
-
-
-def forked(work: Callable[[], object]) -> int:
-    """A process that does some work and ends with 0, or with 1 and a stack trace."""
-    if child := os.fork():
-        return child
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
 
 
 def in_turn(place: str, first: int) -> None:

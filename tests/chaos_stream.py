@@ -26,12 +26,12 @@ import psutil
 from pipeline.shardset.attempt import Attempt
 from pipeline.shardset.generations import generations
 from pipeline.shardset.manifest import read_committed
-from tests.chaos_commits import ended, forked
+from tests.chaos_commits import ended
 from tests.chaos_readers import Failed
 from tests.cluster_runs import QUIET
 from tests.clusters import ROOT, Hdfs, end_tree
 from tests.clusters.submit import start_submit
-from tests.commits import assert_nothing_else
+from tests.commits import assert_nothing_else, forked
 from tests.conftest import make_rows
 from tests.places import STORE, elsewhere, put
 from tests.stream_runs import check_set

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.commit import publish, refuse_unless
+from pipeline.shardset.commit import Move, publish, refuse_unless
 from pipeline.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.storage.objects import ObjectFiles
 from pipeline.storage.store import Store
@@ -99,14 +99,18 @@ def commit(store: Store, output: Path | str, name: str, workers: int, *, overwri
         before = read_committed(store, str(output))
         if before:  # as a job refuses before it works
             refuse_unless(overwrite, before, "run")
-        moves = []
-        for path, data in files.items():
-            staged = f"{attempt.folder}/task/{path}"
-            store.makedirs(staged.rpartition("/")[0])
-            store.write_new(staged, data)
-            moves.append((staged, path))
+        moves = staged(attempt, files)
         made = publish(attempt, manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
     return int(made.manifest["version"])
+
+
+def staged(attempt: Attempt, files: dict[str, bytes]) -> list[Move]:
+    """Files as an attempt's tasks write them, and where they are to go."""
+    moves = [(f"{attempt.folder}/task/{path}", path) for path in files]
+    for place, path in moves:
+        attempt.store.makedirs(place.rpartition("/")[0])
+        attempt.store.write_new(place, files[path])
+    return moves
 
 
 def killed_at(output: Path | str, name: str, workers: int, step: int, older: bool = False) -> bool:
@@ -123,20 +127,24 @@ def killed_at(output: Path | str, name: str, workers: int, step: int, older: boo
     return was_killed(work, step)
 
 
+def forked(work: Callable[[], object]) -> int:
+    """A process that does some work and ends with 0, or with 1 and a stack trace."""
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
 def was_killed(work: Callable[[], object], step: int) -> bool:
     """Whether a forked process was killed in some work, before file change number ``step``. Raises as ``killed_at``."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
     assert code in (0, -signal.SIGKILL), f"the commit ended with {code} before file change {step}"
     return code != 0
 

@@ -18,7 +18,7 @@ from pipeline.shardset.commit import has_leftovers, publish
 from pipeline.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
 from pipeline.shardset.manifest import missing_file, open_committed, read_committed
 from pipeline.storage.store import Store
-from tests.commits import FatalStore, assert_nothing_else, was_killed
+from tests.commits import FatalStore, assert_nothing_else, staged, was_killed
 from tests.places import STORE, elsewhere
 
 WORKERS = 2
@@ -86,12 +86,7 @@ def append(store: Store, output: str, batch: int) -> bool:
         return False
     files, prints = contents(batch), []
     with Attempt(store, output, heartbeat_s=60) as attempt:
-        moves = []
-        for path, data in files.items():
-            staged = f"{attempt.folder}/task/{path}"
-            store.makedirs(staged.rpartition("/")[0])
-            store.write_new(staged, data)
-            moves.append((staged, path))
+        moves = staged(attempt, files)
         manifest = manifest_of(batch, files, before.manifest["rows"] if before else 0)
         prints = [before.manifest["input"]["fingerprint"]] if before else []
         manifest["generations"][0]["fingerprint"] = sum_of_fingerprints([*prints, manifest["input"]["fingerprint"]])

@@ -183,7 +183,7 @@ def _published(analysis: Analysis, setting: Setting) -> list[Table]:
     rows = []
     for name in dict.fromkeys([*setting.members, *printed.rows]):
         member, theirs = setting.members.get(name), printed.rows.get(name)
-        rows.append((name, *_ours(member), *_theirs(theirs, base)))
+        rows.append((name, *_ours(analysis, member), *_theirs(theirs, base)))
     columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
     header = ("sharding", *columns, *(f"published {column}" for column in columns))
     made = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
@@ -193,11 +193,12 @@ def _published(analysis: Analysis, setting: Setting) -> list[Table]:
     return made
 
 
-def _ours(member: Member | None) -> tuple[str, ...]:
+def _ours(analysis: Analysis, member: Member | None) -> tuple[str, ...]:
     """Final accuracy and loss of a member, by the names of the published columns."""
     if not member or PRIMARY not in member.summaries:
         return ("-",) * 6
     accuracy, loss, found = member.summaries[PRIMARY], member.summaries.get("final_loss"), member.comparisons[PRIMARY]
+    found = found if analysis.baseline == "random" else None  # which the published ratios are of
     ratio = (number(found.sd_ratio), _ends(found.sd_ratio_f)) if found else ("-", "-")
     losses = _with_sd(loss.mean, loss.sd) if loss else "-"
     return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
