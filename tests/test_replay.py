@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline.errors import UsageError
 from tests.configs import make_config
 from tests.trainer_runs import Training, until
 from tests.trainer_sets import make_sets
@@ -124,3 +126,32 @@ def test_bsp_in_virtual_time_has_the_bits_of_bsp_on_real_processes(shards: Path,
         root = tmp_path / name / CHECKPOINTS
         vectors.append(read_vector(root, newest(root, verify=True) or 0))
     np.testing.assert_array_equal(vectors[0], vectors[1])
+
+
+def test_a_run_is_resumed_on_its_set_when_that_was_made_again(spark: Any, tmp_path: Path) -> None:
+    """The files have other names then, and the same rows; a set of other rows is another."""
+    vectors = []
+
+    def run(name: str, steps: int, *, resume: bool = False) -> None:
+        values = COMMON | {"steps": steps, "recipe": "constant"}
+        config = make_config(
+            tmp_path / f"shards-{WORKERS}", tmp_path / name, model="logistic", protocol="bsp", **values
+        )
+        simulate(config, Simulated(), Options(silent=True, report=False, resume=resume))
+        root = tmp_path / name / CHECKPOINTS
+        vectors.append(read_vector(root, newest(root, verify=True) or 0))
+
+    shards = make_sets(spark, tmp_path, WORKERS)[WORKERS]
+    run("whole", 8)
+    run("parts", 4)
+    files = {path.name for path in shards.glob("worker=*/*")}
+    shutil.rmtree(shards)
+    make_sets(spark, tmp_path, WORKERS)
+    assert files.isdisjoint(path.name for path in shards.glob("worker=*/*"))
+    run("parts", 8, resume=True)
+    assert not np.array_equal(vectors[1], vectors[2])
+    np.testing.assert_array_equal(vectors[0], vectors[2])
+    shutil.rmtree(shards)
+    make_sets(spark, tmp_path, WORKERS, seed=2)
+    with pytest.raises(UsageError, match="shard digest"):
+        run("parts", 12, resume=True)
