@@ -12,6 +12,7 @@ from scipy import stats
 
 from trainer.study.statistics import (
     LEVEL,
+    PERMUTATIONS,
     adjust,
     compare,
     curve_spread,
@@ -19,6 +20,7 @@ from trainer.study.statistics import (
     f_interval,
     power,
     rank_correlation,
+    rank_correlation_within,
     sd_ratio,
     smallest_ratio,
     spread_p,
@@ -215,6 +217,29 @@ def test_more_epochs_of_one_difference_show_it_sooner() -> None:
 
 def test_a_correlation_of_what_does_not_vary_is_none() -> None:
     x = np.arange(6, dtype=np.float64)
-    assert rank_correlation(x, x**3) == (pytest.approx(1), pytest.approx(0))
-    assert math.isnan(rank_correlation(np.zeros(6), x)[0])
-    assert math.isnan(rank_correlation(x[:3], x[:3])[0])
+    assert rank_correlation(x, x**3) == pytest.approx(1)
+    assert math.isnan(rank_correlation(np.zeros(6), x))
+    assert math.isnan(rank_correlation(x[:3], x[:3]))
+    assert math.isnan(rank_correlation_within([])[0])
+    third = np.array([0.1, 0.1, 0.1])  # whose mean is another number
+    assert math.isnan(rank_correlation_within([(third, x[:3]), (third, x[:3])])[0])
+
+
+def test_a_correlation_within_one_group_is_that_of_scipy() -> None:
+    x, y = draws(5, 2, 40)
+    y = y + 0.4 * x
+    rho, p = rank_correlation_within([(x, y)])
+    theirs = stats.spearmanr(x, y)
+    assert rho == pytest.approx(theirs.statistic)
+    assert abs(p - theirs.pvalue) < 4 * math.sqrt(theirs.pvalue / PERMUTATIONS)
+    # and what groups differ by on the whole is no part of it
+    shifted = rank_correlation_within([(x[:20] + 90, y[:20] - 7), (x[20:], y[20:])])
+    assert shifted == rank_correlation_within([(x[:20], y[:20]), (x[20:], y[20:])])
+
+
+@pytest.mark.parametrize(("groups", "runs"), [(6, 3), (3, 5), (2, 19)])
+def test_of_a_thousand_studies_whose_evenness_says_nothing_one_in_twenty_sees_something(groups: int, runs: int) -> None:
+    drawn = draws(groups, STUDIES, groups, 2, runs)
+    drawn[:, :, 1] = np.abs(drawn[:, :, 1])
+    alarms = np.mean([rank_correlation_within([(x, y) for x, y in study])[1] < LEVEL for study in drawn])
+    assert abs(alarms - LEVEL) < ERROR

@@ -22,6 +22,7 @@ from trainer.study.statistics import LEVEL, Comparison, Floats, Summary, compare
 PRIMARY = "final_accuracy"  # what the tests of a study are about; other measures are families of their own
 MEASURES = ("final_accuracy", "best_accuracy", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
 QUALITIES = ("mmd_ratio", "chi_square")
+FEWEST = 3  # runs of a member of which a deviation from its mean says something
 FACTS = ("mmd_ratio", "mean_ratio", "chi_square", "cramers_v", "copies", "sparse", "size_ratio", "seconds")
 
 
@@ -74,12 +75,11 @@ class Setting:
 
 
 class Correlation(NamedTuple):
-    """Spearman's rank correlation over so many runs. adjusted_p: after Holm over all that a study is asked for; NaN of one
-    that is only shown."""
+    """Spearman's rank correlation over so many runs. p: of one that is tested, adjusted_p: after Holm over all of those."""
 
     runs: int
     rho: float
-    p: float
+    p: float = math.nan
     adjusted_p: float = math.nan
 
 
@@ -88,8 +88,9 @@ class QualityTest:
     """Whether a measure of shards goes with how far a run ended from its member's median.
 
     over_all: of all runs of a setting, which one member with very uneven shards decides; without: of all but those of the
-    member whose shards are the least even, ``least_even``. within: of the deviations from each member's means, so that
-    differences between members do not count; of members whose runs differ in the measure."""
+    member whose shards are the least even, ``least_even``. Both are only shown: members differ in more than in evenness.
+    within: of the deviations from each member's means, so that differences between members do not count; of members with at
+    least three runs, which differ in the measure."""
 
     setting: str
     quality: str
@@ -252,13 +253,17 @@ def _quality_tests(setting: Setting) -> list[QualityTest]:
     tests = []
     for quality in QUALITIES:
         pairs = {
-            name: found for name, m in setting.members.items() if len((found := _with_distance(m, quality))[0]) > 1
+            name: found
+            for name, m in setting.members.items()
+            if len((found := _with_distance(m, quality))[0]) >= FEWEST
         }
         if pairs:
             least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
             others = [pair for name, pair in pairs.items() if name != least_even]
-            centred = [(x - x.mean(), y - y.mean()) for x, y in pairs.values() if np.ptp(x)]
-            over_all, without, within = map(_correlation, (list(pairs.values()), others, centred))
+            over_all, without = _shown(list(pairs.values())), _shown(others)
+            varying = [pair for pair in pairs.values() if np.ptp(pair[0])]
+            runs = sum(len(x) for x, _ in varying)
+            within = Correlation(runs, *statistics.rank_correlation_within(varying))
             tests.append(QualityTest(setting.name, quality, least_even, over_all, without, within))
     return tests
 
@@ -274,17 +279,16 @@ def _with_distance(member: Member, quality: str) -> tuple[Floats, Floats]:
     return x, np.abs(accuracy - np.median(accuracy)) if pairs else accuracy
 
 
-def _correlation(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
+def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
     x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
-    return Correlation(len(x), *statistics.rank_correlation(x, y))
+    return Correlation(len(x), statistics.rank_correlation(x, y))
 
 
 def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
-    """With the p-values adjusted over all that are not decided by one member alone."""
-    asked = [(at, key) for at in range(len(tests)) for key in ("without", "within")]
-    known = [(at, key, c) for at, key in asked if not math.isnan((c := getattr(tests[at], key)).p)]
-    for (at, key, c), p in zip(known, statistics.adjust([c.p for *_, c in known]), strict=True):
-        tests[at] = replace(tests[at], **{key: c._replace(adjusted_p=p)})
+    """With the p-values adjusted over all settings and measures."""
+    known = [at for at, test in enumerate(tests) if not math.isnan(test.within.p)]
+    for at, p in zip(known, statistics.adjust([tests[at].within.p for at in known]), strict=True):
+        tests[at] = replace(tests[at], within=tests[at].within._replace(adjusted_p=p))
     return tests
 
 

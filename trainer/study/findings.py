@@ -52,13 +52,20 @@ def _answer(analysis: Analysis) -> list[str]:
         lines.append(f"Provisional: {analysis.runs:,} of {analysis.planned:,} runs are done.")
     if not found:
         return [*lines, f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
-    steadier = [name for name, c in found if c.adjusted_spread_p < LEVEL and c.sd_ratio > 1]
-    wilder = [name for name, c in found if c.adjusted_spread_p < LEVEL and c.sd_ratio <= 1]
+    shown = {
+        side: [name for name, c in found if c.adjusted_spread_p < LEVEL and c.steadier is side]
+        for side in (True, False, None)
+    }
     alike = [name for name, c in found if not c.adjusted_spread_p < LEVEL]
-    if steadier:
+    if steadier := shown[True]:
         lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {listed(steadier)}.")
-    if wilder:
+    if wilder := shown[False]:
         lines.append(f"Less steady than {base}: the final accuracy varies more with {listed(wilder)}.")
+    if mixed := shown[None]:
+        lines.append(
+            f"Spread: other than {base}'s with {listed(mixed)}, but neither more nor less: most runs say one thing,"
+            " and a few that are far off the other."
+        )
     if alike:
         lines.append(f"Spread: no difference from {base} could be shown for {listed(alike)}. {_visible(analysis)}")
     means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
@@ -107,8 +114,8 @@ def _basis(analysis: Analysis) -> str:
 def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparison) -> Finding:
     """Coloured as better only where nothing is worse, divergence included."""
     baseline = setting.members[analysis.baseline]
-    steadier, higher = found.sd_ratio > 1, found.difference > 0
-    shown = [steadier] * (found.adjusted_spread_p < LEVEL) + [higher] * (found.adjusted_difference_p < LEVEL)
+    shown = [found.steadier] * (found.adjusted_spread_p < LEVEL and found.steadier is not None)
+    shown += [found.difference > 0] * (found.adjusted_difference_p < LEVEL)
     if shown and member.diverged > baseline.diverged:
         shown.append(False)
     level: Level = "plain" if not shown else "better" if all(shown) else "worse"
@@ -124,7 +131,11 @@ def _spread_words(analysis: Analysis, found: Comparison) -> str:
     times = f"{number(found.sd_ratio)} times as large ({interval(found.sd_ratio_f)})"
     ratio = f"{analysis.baseline}'s standard deviation is {times}"
     if found.adjusted_spread_p < LEVEL:
-        return f"{ratio}, p {p_value(found.adjusted_spread_p)}."
+        p = f"p {p_value(found.adjusted_spread_p)}"
+        if found.steadier is None:
+            distance = f"its mean distance from the median {number(found.distance_ratio)} times"
+            return f"{ratio}, {distance}: a few runs decide, {p}."
+        return f"{ratio}, {p}."
     return f"{ratio}: no difference could be shown."
 
 

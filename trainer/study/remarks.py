@@ -65,16 +65,14 @@ def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[s
 
 
 def evenness(analysis: Analysis, setting: Setting) -> list[str]:
-    """Whether the measures of shards predict spread, by what one member alone does not decide."""
+    """Whether the measures of shards predict spread among runs that differ in nothing else."""
     lines = []
     for test in analysis.qualities if analysis.compared == "sharding" else []:
-        asked = [("within rows", test.within), (f"without {test.least_even}", test.without)]
-        known = [(words, found) for words, found in asked if not math.isnan(found.rho)]
-        if test.setting == setting.name and known:
-            shown = any(found.adjusted_p < LEVEL for _, found in known)
-            verb = "goes with" if shown else "could not be shown to go with"
-            numbers = "; ".join(f"{words} {found.rho:+.2f}, p {p_value(found.adjusted_p)}" for words, found in known)
-            text = f"{verb} how far a run ends from its row's median (rank correlation {numbers})."
+        found = test.within
+        if test.setting == setting.name and not math.isnan(found.rho):
+            verb = "goes with" if found.adjusted_p < LEVEL else "could not be shown to go with"
+            numbers = f"rank correlation within ways {found.rho:+.2f}, {found.runs} runs, p {p_value(found.adjusted_p)}"
+            text = f"{verb} how far a run ends from the median of its way of sharding ({numbers})."
             lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
     return lines
 
@@ -105,9 +103,10 @@ def paper(analysis: Analysis, setting: Setting) -> list[str]:
         theirs, ours = printed.rows.get(name), member.comparisons[PRIMARY]
         if theirs and ours and not math.isnan(ours.sd_ratio_f.low):
             ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
-            low, high = ours.sd_ratio_f
-            place = "inside" if low <= ratio <= high else "outside"
-            worth = f"{number(ratio)} for {name} ({interval(f_interval(ratio, RUNS))})"
-            said.append(f"{worth} is {place} ours of {number(low)} to {number(high)}")
-    about = f"The paper's ratios of standard deviations, of {RUNS} runs a side{where(analysis, setting)}"
+            worth, (low, high) = f_interval(ratio, RUNS), ours.sd_ratio_f
+            meets = "which overlap" if max(low, worth.low) <= min(high, worth.high) else "which do not overlap"
+            said.append(
+                f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}, {meets}"
+            )
+    about = f"The paper's ratios of standard deviations, ResNet-56, {RUNS} runs a side{where(analysis, setting)}"
     return [f"{about}: {'; '.join(said)}."] if said else []

@@ -29,6 +29,7 @@ POWER = 0.8  # of a difference that a study is said to have been able to see
 RESAMPLES = 4000
 STUDIES = 2000  # drawn for each power
 NULL_STUDIES = 50_000  # drawn of no difference, for p-values
+PERMUTATIONS = 4000  # of runs within their groups
 LARGEST_RATIO = 64.0
 NOTHING = 1e-12  # accuracies and losses that differ by less are equal
 FEWEST_RESAMPLED = 8  # pairs of seeds; of fewer the bootstrap's intervals are much too short
@@ -62,14 +63,16 @@ class Comparison:
 
     sd_ratio: the baseline's sd over the member's, so that 1.5 means that the member is steadier by a half; its interval by
     the F distribution, and by the bootstrap over seeds. spread_p: see above; brown_forsythe_p: by the F distribution.
-    difference: the member's mean minus the baseline's, with the paired interval and p-value. equivalence_p: of means that
-    differ by the margin or more (TOST). correlation: between the pairs; equal seeds help the paired tests where it is
-    positive. adjusted_*: after Holm."""
+    distance_ratio: the same of mean distances from the medians, which spread_p is about; where a few runs are far off, one
+    of the two may be above 1 and the other below. difference: the member's mean minus the baseline's, with the paired
+    interval and p-value. equivalence_p: of means that differ by the margin or more (TOST). correlation: between the pairs;
+    equal seeds help the paired tests where it is positive. adjusted_*: after Holm."""
 
     n: int
     sd_ratio: float
     sd_ratio_f: Interval
     sd_ratio_bootstrap: Interval
+    distance_ratio: float
     spread_p: float
     brown_forsythe_p: float
     difference: float
@@ -80,6 +83,12 @@ class Comparison:
     adjusted_spread_p: float = math.nan
     adjusted_difference_p: float = math.nan
     adjusted_equivalence_p: float = math.nan
+
+    @property
+    def steadier(self) -> bool | None:
+        """Whether the member varies less, where its spread differs; None where the two ratios say otherwise of it."""
+        less = self.distance_ratio > 1
+        return less if less == (self.sd_ratio > 1) else None
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -110,6 +119,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         sd_ratio=ratio,
         sd_ratio_f=f_interval(ratio, n),
         sd_ratio_bootstrap=_bootstrap(a, b),
+        distance_ratio=_distance_ratio(a, b),
         spread_p=spread_p(a, b),
         brown_forsythe_p=brown_forsythe(a, b)[1],
         difference=float((b - a).mean()),
@@ -123,6 +133,12 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
 def sd_ratio(a: Floats, b: Floats) -> float:
     """sd(a) / sd(b); NaN where neither spreads, infinite where b does not."""
     above, below = _sd(a), _sd(b)
+    return above / below if below else (math.inf if above else math.nan)
+
+
+def _distance_ratio(a: Floats, b: Floats) -> float:
+    """Of mean distances from the medians, as ``sd_ratio``."""
+    above, below = (float(np.abs(x - np.median(x)).mean()) if _sd(x) else 0.0 for x in (a, b))
     return above / below if below else (math.inf if above else math.nan)
 
 
@@ -202,12 +218,36 @@ def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
     return float(a.mean() / b.mean()), float(stats.ttest_ind(a, b).pvalue)
 
 
-def rank_correlation(x: Floats, y: Floats) -> tuple[float, float]:
-    """Spearman's, and its p-value; NaN where one does not vary."""
+def rank_correlation(x: Floats, y: Floats) -> float:
+    """Spearman's; NaN where one does not vary."""
+    if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
+        return math.nan
+    return float(stats.spearmanr(x, y).statistic)
+
+
+def rank_correlation_within(groups: Sequence[tuple[Floats, Floats]]) -> tuple[float, float]:
+    """Spearman's of x and y of all groups, both taken from their group's mean, and its p-value: the share of permutations of
+    y within groups that have as much or more. NaN where one does not vary.
+
+    A group has one degree of freedom less than values: with a few values each, the usual p-value gives twice the alarms."""
+    x = np.concatenate([_centred(x) for x, _ in groups]) if groups else np.zeros(0)
+    y = np.concatenate([_centred(y) for _, y in groups]) if groups else np.zeros(0)
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return math.nan, math.nan
-    found = stats.spearmanr(x, y)
-    return float(found.statistic), float(found.pvalue)
+    first, second = (stats.rankdata(side) - (len(x) + 1) / 2 for side in (x, y))
+    drawn, at, rng = np.zeros(PERMUTATIONS), 0, np.random.default_rng(len(x))
+    for group, _ in groups:
+        mine = slice(at, at := at + len(group))
+        drawn += rng.permuted(np.tile(second[mine], (PERMUTATIONS, 1)), axis=1) @ first[mine]
+    found = float(first @ second)
+    as_much = int((np.abs(drawn) >= abs(found) * (1 - NOTHING)).sum())
+    rho = found / math.sqrt(float(first @ first) * float(second @ second))
+    return rho, (1 + as_much) / (1 + PERMUTATIONS)
+
+
+def _centred(x: Floats) -> Floats:
+    """From the mean; 0 for equal values, whose mean may differ from them by rounding."""
+    return x - x.mean() if float(np.ptp(x)) > NOTHING else np.zeros(len(x))
 
 
 @lru_cache(maxsize=256)

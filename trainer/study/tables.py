@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainer.study.analysis import MEASURES, PRIMARY, Analysis, Member, Setting
 from trainer.study.beside import ALL
 from trainer.study.findings import findings
-from trainer.study.published import RUNS, SPARSE, Printed, published_of
+from trainer.study.published import RUNS, Printed, PublishedTable, published_of
 from trainer.study.statistics import f_interval
 from trainer.study.words import POINTS, QUALITIES, number, p_value
 
@@ -60,8 +60,8 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
 def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
     header = (
         analysis.compared, "runs", "mean", "mean's 95 %", "sd", "variance", "least", "most",
-        f"sd of {analysis.baseline} / sd", "95 % (F)", "95 % (bootstrap)", "p of spread", "adjusted", "p of mean",
-        "adjusted", "p of equivalence, adjusted", "correlation of pairs",
+        "pairs", f"sd of {analysis.baseline} / sd of pairs", "95 % (F)", "95 % (bootstrap)", "p of spread", "adjusted",
+        "p of mean", "adjusted", "p of equivalence, adjusted", "correlation of pairs",
     )  # fmt: skip
     rows = []
     for member in setting.members.values():
@@ -71,9 +71,9 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
         low, high = s.mean_interval
         mean = (_fixed(s.mean), "-" if math.isnan(low) else f"{_fixed(low)} to {_fixed(high)}")
         spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
-        compared: tuple[str, ...] = ("",) * 9
+        compared: tuple[str, ...] = ("",) * 10
         if c:
-            ratio = (number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
+            ratio = (str(c.n), number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
             ps = (c.spread_p, c.adjusted_spread_p, c.difference_p, c.adjusted_difference_p)
             equivalence = p_value(c.adjusted_equivalence_p) if "accuracy" in key else ""
             compared = (*ratio, *map(p_value, ps), equivalence, number(c.correlation))
@@ -128,27 +128,17 @@ def _quality(setting: Setting) -> Table:
 
 
 def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
-    """Whether a measure of shards goes with how far runs end from their row's median."""
-    header = (
-        "measure",
-        "over all runs",
-        "p",
-        "without",
-        "over the rest",
-        "p, adjusted",
-        "within rows",
-        "p, adjusted",
-        "runs of it",
-    )
+    """Whether a measure of shards goes with how far runs end from the median of their way of sharding."""
+    header = ("measure", "over all runs", "without", "over the rest", "within ways", "runs of it", "p", "adjusted")
     rows = []
     for test in analysis.qualities:
         if test.setting == setting.name:
-            without, within = test.without, test.within
-            all_runs = (number(test.over_all.rho), p_value(test.over_all.p))
-            rest = (number(without.rho), p_value(without.adjusted_p), number(within.rho), p_value(within.adjusted_p))
-            rows.append((QUALITIES[test.quality], *all_runs, test.least_even, *rest, str(within.runs)))
+            between = (number(test.over_all.rho), test.least_even, number(test.without.rho))
+            within = test.within
+            tested = (number(within.rho), str(within.runs), p_value(within.p), p_value(within.adjusted_p))
+            rows.append((QUALITIES[test.quality], *between, *tested))
     caption = (
-        f"Does evenness predict spread? Rank correlation with a run's distance from its row's median: {setting.name}"
+        f"Does evenness predict spread? Rank correlation with a run's distance from its way's median: {setting.name}"
     )
     return [Table(caption, header, rows)] if rows else []
 
@@ -187,9 +177,8 @@ def _published(analysis: Analysis, setting: Setting) -> list[Table]:
     columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
     header = ("sharding", *columns, *(f"published {column}" for column in columns))
     made = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
-    sparse = [(name, member) for name, member in setting.members.items() if name in SPARSE]
-    if sparse:
-        made.append(_sparse(setting, sparse))
+    if any(name in printed.sparse for name in setting.members):
+        made.append(_sparse(setting, printed))
     return made
 
 
@@ -216,12 +205,12 @@ def _with_sd(mean: float, sd: float) -> str:
     return "-" if math.isnan(mean) else f"{mean:.4f} ({_short(sd)})"
 
 
-def _sparse(setting: Setting, members: list[tuple[str, Member]]) -> Table:
+def _sparse(setting: Setting, printed: PublishedTable) -> Table:
     rows = []
-    for name, member in members:
-        counts = [record["sharding"]["sparse"] for record in member.records]
+    for name in filter(setting.members.__contains__, printed.sparse):
+        counts = [record["sharding"]["sparse"] for record in setting.members[name].records]
         ours = f"{sum(counts) / len(counts):.1f} ({min(counts)} to {max(counts)})"
-        rows.append((name, ours, ", ".join(map(str, SPARSE[name]))))
+        rows.append((name, ours, ", ".join(map(str, printed.sparse[name]))))
     header = ("sharding", "sparse neighbourhoods, mean and range", "published, three runs")
     return Table(f"Sparse neighbourhoods (Table III): {setting.name}", header, rows)
 
