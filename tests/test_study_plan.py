@@ -184,6 +184,10 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"vary": ["sharding"]}, "[shardings.stratified]: its shards are the same for every seed"),
     ({"virtual": {"compute": "quadratic"}}, "a study trains on its shards: leave out compute and workers"),
     ({"virtual": {"profile": "slow"}}, "made-up/random/cnn/asp:"),
+    ({"virtual": {"failures": "worker:20@1+1"}}, "--failures worker:20@1+1: the run has workers 0..11"),
+    ({"training": {"epochs": 1, "batch_size": 2}}, "--batch-size 2 is the mini-batch of all 12 workers together"),
+    ({"protocols": {"p": {"protocol": "k-bsp", "k": 40}}}, "made-up/random/cnn/p: --k 40"),
+    ({"shardings": {"x": {"strategy": "random", "ratios": "1,2"}}}, "[shardings.x]: --ratios"),
 ]
 
 
@@ -270,6 +274,13 @@ def test_names_of_sets_and_runs_never_meet() -> None:
         make_plan(models={"a,b": {"model": "cnn"}})
     with pytest.raises(UsageError, match="at most 60"):
         make_plan(models={"m" * 61: {"model": "cnn"}})
+    with pytest.raises(UsageError, match="a run's files bear its name: at most 200 go"):
+        make_plan(
+            models={"m" * 60: {"model": "cnn"}},
+            shardings={"s" * 60: {}, "r": {}},
+            datasets={"d" * 60: {}},
+            protocols={"p" * 60: {}},
+        )
 
 
 def test_hosts_share_all_seeds_and_none_twice_and_each_has_every_cell() -> None:

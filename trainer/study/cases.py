@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from trainer import simulate
 from trainer.config import Config
 from trainer.flags import config_of
 from trainer.flags import flags as trainer_flags
+from trainer.plan import check_shares
 from trainer.simulation.options import Simulated
 from trainer.study.plan import Cell, Run, StudyPlan, argv_of
 
@@ -86,10 +88,10 @@ def check(plan: StudyPlan) -> None:
             key = next((key for key in filled if key in keys and (table, key) != ("shardings", ORDER)), None)
             if key:
                 raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
-    for name in plan.datasets:
-        _at(_place("datasets", name), _check_dataset, plan, name)
     for name in plan.shardings:
         _at(_place("shardings", name), _check_sharding, plan, name)
+    for name in plan.datasets:
+        _at(_place("datasets", name), _check_dataset, plan, name)
     for cell in plan.cells():
         _at(str(cell), _check_cell, plan, cell)
 
@@ -101,6 +103,8 @@ def open_ready(plan: StudyPlan, name: str) -> ShardSet:
     shards = open_shards(str(plan.shardings[name][READY]))
     if shards.num_workers != plan.workers:
         raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {plan.workers}")
+    if not shards.has_labels:
+        raise UsageError(f"{shards.uri} has no labels: a study compares accuracies, which are of classes")
     if not shards.manifest["eval"]:
         raise UsageError(f"{shards.uri} has no evaluation rows, which every run is measured on")
     return shards
@@ -118,24 +122,33 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
 
 
 def _check_dataset(plan: StudyPlan, name: str) -> None:
-    from pipeline.datasets.derive import check_derivation, sides
+    from pipeline.datasets.derive import Derivation, check_derivation, sides
 
     keys, used = plan.datasets[name], {cell.sharding for cell in plan.cells() if cell.dataset == name}
     if used and all(READY in plan.shardings[sharding] for sharding in used):
         return
     if "input" not in keys:
         raise UsageError('input is missing: name the images, such as input = "data/cifar10/cifar-10-batches-bin"')
-    asked = derivation(plan, name, "given")
+    orders = {
+        str(plan.shardings[sharding].get(ORDER, "given")) for sharding in used if READY not in plan.shardings[sharding]
+    }
     train, test = sides(str(keys["input"]), keys.get("eval_input"))
     if test is None:
         raise UsageError(f"{train.uri} has no evaluation rows, which every run is measured on: name some as eval_input")
-    check_derivation(asked, train)
-    rows = min(asked.rows or train.rows, train.rows)
+    if not train.layout.labelled:
+        raise UsageError(f"{train.uri} has no labels: a study compares accuracies, which are of classes")
+    rows = train.rows
+    for asked in (derivation(plan, name, order) for order in sorted(orders)):
+        if asked != Derivation():
+            check_derivation(asked, train)
+            rows = min(asked.rows or rows, rows)
     if plan.workers > rows:
         raise UsageError(f"workers = {plan.workers} is more than the {rows} rows")
 
 
 def _check_sharding(plan: StudyPlan, name: str) -> None:
+    from pipeline.runs.flags import read_request
+
     keys = plan.shardings[name]
     if READY in keys:
         owners = {cell.dataset for cell in plan.cells() if cell.sharding == name}
@@ -146,26 +159,40 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
         if len(keys) > 1:
             raise UsageError("shards names a ready set, which takes no other key")
         open_ready(plan, name)
+        _check_varies(plan, draws=False)
         return
     order = keys.get(ORDER, "given")
     if order not in ("given", "class-blocks"):
         raise UsageError(f"order must be given or class-blocks, got {order!r}")
-    if not strategy_of(plan, name).draws() and set(plan.vary) == {"sharding"}:
+    read_request(_shard_flags(plan, name))
+    _check_varies(plan, draws=strategy_of(plan, name).draws())
+
+
+def _check_varies(plan: StudyPlan, *, draws: bool) -> None:
+    if not draws and set(plan.vary) == {"sharding"}:
         raise UsageError('its shards are the same for every seed, and vary = ["sharding"] changes nothing else')
 
 
 def strategy_of(plan: StudyPlan, name: str) -> Any:
     """The strategy of a sharding. Raises UsageError."""
-    from pipeline.runs.command import shard_parser, strategy_of_flags
+    from pipeline.runs.command import strategy_of_flags
 
-    args = command_line.parse(shard_parser(), sharding_args(plan, name, 0, "-", "-", Path("-")))
-    return strategy_of_flags(args)
+    return strategy_of_flags(_shard_flags(plan, name))
+
+
+def _shard_flags(plan: StudyPlan, name: str) -> Namespace:
+    from pipeline.runs.command import shard_parser
+
+    return command_line.parse(shard_parser(), sharding_args(plan, name, 0, "train", "test", Path("shards")))
 
 
 def _check_cell(plan: StudyPlan, cell: Cell) -> None:
     case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
     if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
         raise UsageError("a study trains on its shards: leave out compute and workers")
+    check_shares(case.config, plan.workers)
+    if case.simulated:
+        case.simulated.check(plan.workers)
 
 
 def _at(place: str, check: Callable[..., None], *what: Any) -> None:

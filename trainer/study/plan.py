@@ -44,6 +44,7 @@ Axis = Literal["sharding", "protocol", "model"]
 Source = Literal["model", "order", "sharding", "schedule"]
 SOURCES: tuple[str, ...] = get_args(Source)
 TABLES = ("datasets", "shardings", "models", "protocols")
+LONGEST = 200  # letters of a cell's name: those of files are 255 at most
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,59}", re.ASCII)
 KEY = re.compile(r"[a-z][a-z0-9_]*")
 MAX_SEEDS = 100_000
@@ -121,6 +122,10 @@ class StudyPlan:
                 raise UsageError(f"skip: no cell is named {pattern}; cells are DATASET/SHARDING/MODEL/PROTOCOL")
         if not self.cells():
             raise UsageError("skip leaves nothing to train")
+        if len(longest := max(map(str, self.cells()), key=len)) > LONGEST:
+            raise UsageError(
+                f"{longest} has {len(longest)} letters, and a run's files bear its name: at most {LONGEST} go"
+            )
         if self.virtual and self.backend != "virtual":
             raise UsageError('the table [virtual] is for backend = "virtual"; leave it out')
 
