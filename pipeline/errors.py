@@ -7,6 +7,10 @@ class JobError(Exception):
     exit_code = 1
 
 
+class Diverged(JobError):
+    """A training run whose loss or parameters are no numbers any more."""
+
+
 class UsageError(JobError):
     """The command line asks for something that cannot be done (exit 2)."""
 

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from pipeline.__main__ import main as pipeline_main
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, Diverged, JobError, UsageError
 from tests.clusters.processes import is_alive
 from tests.trainer_runs import ROOT, until
 from tests.trainer_sets import copy_of, make_sets
-from trainer.study.__main__ import main
+from trainer.study.__main__ import find_plan, main
+from trainer.study.measure import measure
 
 pytestmark = pytest.mark.slow
 
@@ -166,6 +167,39 @@ def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: P
     assert not (tmp_path / "study").exists()
 
 
+def test_a_ready_set_is_refused_where_only_shards_were_to_vary(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards))
+    plan.write_text('vary = ["sharding"]' + plan.read_text())
+    with pytest.raises(UsageError, match=r"\[shardings.one\]: its shards are the same for every seed"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+
+
+def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is a result, and never repeated."""
+    plan = find_plan(write_plan(tmp_path, shards))
+    run = next(iter(plan.runs()))
+
+    def fail_with(error: JobError) -> None:
+        def fail(case: object) -> None:
+            raise error
+
+        monkeypatch.setattr("trainer.study.measure._train", fail)
+
+    fail_with(JobError("worker 1 failed 6 times in a row; see build/diverged/worker-1.log"))
+    with pytest.raises(JobError, match="6 times"):
+        measure(plan, run, str(shards), tmp_path / "run")
+    fail_with(Diverged("the run diverged: its loss is no number (see build/run)"))
+    assert measure(plan, run, str(shards), tmp_path / "run")["failed"] == "the run diverged: its loss is no number"
+
+
+def test_a_study_that_was_killed_in_its_first_write_is_begun(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / ".plan.json.0a1b2c3d.tmp").write_bytes(b"{")
+    assert main([write_plan(tmp_path, shards, seeds=1), "--output", str(tmp_path / "study"), "--quiet"]) == 0
+
+
 def test_a_damaged_shard_fails_its_runs_and_the_others_are_done(shards: Path, tmp_path: Path) -> None:
     broken = copy_of(shards, tmp_path / "broken")
     plan = Path(write_plan(tmp_path, shards))
@@ -178,6 +212,7 @@ def test_a_damaged_shard_fails_its_runs_and_the_others_are_done(shards: Path, tm
     with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
         main(command)
     assert list(lines(tmp_path / "study")) == ["small/one/logistic/asp/0", "small/one/logistic/asp/1"]
+    assert "2 of 4 runs are done" in (tmp_path / "study" / "report.html").read_text()  # of those that were
     with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
         main([*command, "--seeds", "9"])
     assert len(lines(tmp_path / "study")) == 3  # after the third of such runs nobody waits for a fourth

@@ -11,7 +11,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.errors import DataError, Diverged, JobError, UsageError
 from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts
@@ -209,7 +209,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         status = self.control.status
         if status["diverged"]:
-            raise JobError(
+            raise Diverged(
                 f"the run diverged: {status['diverged']}; lower --learning-rate (see {self.folders.home / METRICS})"
             )
         if status["finished"]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import JobError, UsageError
+from pipeline.errors import Diverged, JobError, UsageError
 from pipeline.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
@@ -100,7 +100,7 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         watcher.evaluate(engine)
         status = engine.status()
         if status["diverged"]:
-            raise JobError(f"the run diverged: {status['diverged']}; lower --learning-rate (see {output})")
+            raise Diverged(f"the run diverged: {status['diverged']}; lower --learning-rate (see {output})")
         if not status["finished"]:
             raise JobError("the virtual run stands still: nobody has anything to do, and it has not ended")
         cause = "finished"

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from pipeline import command_line
 from pipeline.command_line import CONF, Parser
-from pipeline.errors import UsageError
+from pipeline.errors import JobError, UsageError
 from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.cases import check
@@ -110,7 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for other in others:
             say(f"{other.path}: {runner.ledger.merge(other, plan, runner.contents)} runs taken")
         if not args.report_only:
-            runner.run(runs)
+            try:
+                runner.run(runs)
+            except JobError:
+                if runner.ledger.of_plan(plan):  # what was done is worth a look
+                    _report(plan, root, runner.ledger)
+                raise
         _report(plan, root, runner.ledger)
     return 0
 

@@ -109,8 +109,9 @@ class Contents:
             before, first = self.seen.setdefault(key, (found, str(run)))
             if before != found:
                 raise DataError(
-                    f"{run} is of other {what} than {first} ({found} and {before}): what {dataset} or its shards are has"
-                    " changed since; choose another --output"
+                    f"{run} is of other {what} than {first} ({found} and {before}), and one study compares what is"
+                    f" trained on the same: name it otherwise, or, where {dataset} or its shards have changed since, choose"
+                    " another --output"
                 )
 
 

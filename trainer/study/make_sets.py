@@ -34,7 +34,7 @@ def main() -> int:
             for task in tasks:
                 make(task)
     except JobError as error:
-        print(error)
+        print(" ".join(str(error).split()))  # its parent reads the last line
         return error.exit_code
     return 0
 

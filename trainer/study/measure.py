@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.atomic import write_durably
-from pipeline.errors import JobError
+from pipeline.errors import Diverged, JobError
 from pipeline.storage.store import Store
 from trainer.options import Options
 from trainer.runlog.result import Result
@@ -43,9 +43,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
     failed, result = None, None
     try:
         result = _train(case)
-    except JobError as error:
-        if type(error) is not JobError or "diverged" not in str(error):
-            raise
+    except Diverged as error:
         failed = str(error).partition(" (see ")[0]  # the folder, which is deleted
     record = {
         "run": str(run),
@@ -160,7 +158,7 @@ def main() -> int:
     try:
         record = measure(plan_of(task["plan"]), run, task["shards"], Path(task["folder"]))
     except JobError as error:
-        print(error)
+        print(" ".join(str(error).split()))  # its parent reads the last line
         return error.exit_code
     write_durably(Path(task["record"]), dumps(record))
     return 0

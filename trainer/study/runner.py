@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,13 @@ def claim(plan: StudyPlan, root: Path) -> list[str]:
 
 def refuse_foreign(root: Path) -> None:
     """Raises UsageError for a folder with something else in it than a study."""
-    if root.is_dir() and not (root / PLAN).exists() and any(entry.name != ".lock" for entry in root.iterdir()):
+    if root.is_dir() and not (root / PLAN).exists() and any(map(_is_foreign, root.iterdir())):
         raise UsageError(f"{root} holds other files; choose a folder that is empty or does not exist")
+
+
+def _is_foreign(entry: Path) -> bool:
+    """Not the lock, and not what a killed process left of its first write."""
+    return entry.name != ".lock" and not fnmatchcase(entry.name, f".{PLAN}.*.tmp")
 
 
 def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
@@ -130,10 +136,9 @@ class Runner:
         open_runs = Counter(map(self.sets.key, waiting))
         for part in batches(waiting, self.sets.key, SETS_AT_ONCE):
             keys = list(dict.fromkeys(map(self.sets.key, part)))
-            fresh = [key for key in keys if not (Path(self.sets.uri(key)) / "manifest.json").exists()]
-            if fresh:
-                self.say(f"sharding: {len(fresh)} {'sets' if len(fresh) > 1 else 'set'}")
-            self.sets.make(keys)
+            if missing := self.sets.missing(keys):
+                self.say(f"sharding: {len(missing)} {'sets' if len(missing) > 1 else 'set'}")
+            self.sets.make(missing)
             self._train(part, open_runs, waiting, total)
         if self.failures:
             raise self.failures[0]
@@ -158,7 +163,8 @@ class Runner:
                     self.contents.add(record)
                     self.ledger.append(record)
                     self.left -= 1
-                    self.took.setdefault(cost_class(run), []).append(record["wall_s"])
+                    if not record["failed"]:  # what diverges ends early
+                        self.took.setdefault(cost_class(run), []).append(record["wall_s"])
                     self.say(self._line(run, record, total, waiting))
                     key = self.sets.key(run)
                     open_runs[key] -= 1

@@ -15,6 +15,7 @@ from trainer.study.children import run_child
 from trainer.study.plan import Run, StudyPlan
 
 SETS, DATASETS = "sets", "datasets"
+GONE = ",gone"  # behind the name of a folder that is being deleted; no name has a comma
 QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # the least, the quartiles and the most of what shards have of the classes
 
 
@@ -49,13 +50,16 @@ class Sets:
         ready = self.plan.shardings[key.sharding].get(READY)
         return str(ready) if ready else str(self.root / SETS / str(key))
 
+    def missing(self, keys: Iterable[SetKey]) -> list[SetKey]:
+        """Those that are to be made and not committed yet."""
+        made = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
+        return [key for key in made if not (Path(self.uri(key)) / "manifest.json").exists()]
+
     def make(self, keys: Iterable[SetKey]) -> None:
-        """Make those that are not committed yet. Raises the error of the job that failed."""
-        missing = [key for key in dict.fromkeys(keys) if not (Path(self.uri(key)) / "manifest.json").exists()]
-        missing = [key for key in missing if READY not in self.plan.shardings[key.sharding]]
-        if not missing:
+        """Raises the error of the job that failed."""
+        tasks = [self._task(key) for key in keys]
+        if not tasks:
             return
-        tasks = [self._task(key) for key in missing]
         code, said = run_child("trainer.study.make_sets", tasks)
         if code:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
@@ -70,11 +74,11 @@ class Sets:
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more; a ready one stays."""
         if READY not in self.plan.shardings[key.sharding]:
-            shutil.rmtree(self.root / SETS / str(key), ignore_errors=True)
+            _delete(self.root / SETS / str(key))
 
     def drop_datasets(self) -> None:
         """Delete the data sets that were derived for the sets."""
-        shutil.rmtree(self.root / DATASETS, ignore_errors=True)
+        _delete(self.root / DATASETS)
 
     def _task(self, key: SetKey) -> dict[str, Any]:
         """What make_sets is to do: derive a data set where the plan changes it, then shard it."""
@@ -90,6 +94,15 @@ class Sets:
         seed = 0 if key.seed is None else key.seed
         output = self.root / SETS / str(key)
         return {"derive": derived, "shard": sharding_args(self.plan, key.sharding, seed, source, evaluation, output)}
+
+
+def _delete(folder: Path) -> None:
+    """As a whole: one that is half deleted when this process is killed no longer looks made."""
+    gone = folder.with_name(f"{folder.name}{GONE}")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.is_dir():
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[str, Any]:
