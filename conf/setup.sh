@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv: Python packages, Java, env.sh and the class archive that shortens Spark's start.
 #
-#   conf/setup.sh [EXTRA ...]      EXTRA: an extra of pyproject.toml (dev, trainer)
+#   conf/setup.sh [EXTRA ...]      EXTRA: an extra of pyproject.toml (dev, study, trainer)
 #
 # Run through `make setup`, which skips it while pyproject.toml and conf/constraints.txt, which names the exact version of
 # every package, are unchanged. Every step may be repeated.

@@ -31,7 +31,9 @@ CONF = _conf()
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with the one-line errors of the rest."""
+    """argparse, with the one-line errors of the rest. conf: the name of its file of defaults, where not the program's."""
+
+    conf: str | None = None
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
@@ -61,15 +63,16 @@ def image_shape(text: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def parse(flags: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys.
 
-    The file is --config, else conf/NAME.toml where there is one: NAME of NAME.py, or of python -m NAME. A flag also
-    wins over a key of the file that excludes it. The result's ``given`` names what the command line itself gave."""
+    The file is --config, else conf/NAME.toml where there is one: NAME of NAME.py, or of python -m NAME, or the parser's
+    conf. A flag also wins over a key of the file that excludes it. The result's ``given`` names what the command line itself
+    gave."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags._actions}
     early, _ = _config_only().parse_known_args(argv)
-    path = early.config or CONF / f"{Path(flags.prog.split()[-1]).stem}.toml"
+    path = early.config or CONF / f"{flags.conf or Path(flags.prog.split()[-1]).stem}.toml"
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
     told = given(flags, argv)

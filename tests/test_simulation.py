@@ -320,6 +320,22 @@ def test_a_comparison_has_a_table_and_a_picture_and_says_who_reaches_the_loss_fi
     assert "s to loss -1" in said
 
 
+def test_each_protocol_of_a_comparison_has_the_rate_that_it_has_alone(tmp_path: Path) -> None:
+    """Or the one that was given, for all of them."""
+    toy = ["--compute", "none", "--workers", "4", "--batch-size", "8", "--steps", "2", "--no-report", "--quiet"]
+
+    def rates(*argv: str) -> tuple[float, float]:
+        folder = tmp_path / "-".join(argv)
+        assert main([*toy, *argv, "--output", str(folder)]) == 0
+        optimisers = [
+            json.loads(path.read_text())["config"]["optimiser"] for path in sorted(folder.glob("**/config.json"))
+        ]
+        return optimisers[-1]["learning_rate"], optimisers[-1]["momentum"]
+
+    assert rates("--compare", "asp,bsp") == rates("--protocol", "bsp") != rates("--protocol", "asp")
+    assert rates("--compare", "asp,bsp", "--learning-rate", "0.5")[0] == 0.5
+
+
 def test_where_nothing_is_computed_no_loss_is_compared(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "all", **TOY)
     runs = compare(config, Simulated(compute="none", workers=4, rows=400), parse_protocols("asp,bsp"), QUIET)

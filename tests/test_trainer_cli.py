@@ -290,3 +290,13 @@ def test_the_smallest_forward_pass_of_a_run_is_that_of_its_smallest_mini_or_micr
     values: Any, least: int
 ) -> None:
     assert smallest_pass(make_config(**values), 12) == least
+
+
+@pytest.mark.parametrize("prog", ["python -m trainer", "train.py", "python -m trainer.simulate"])
+def test_every_command_that_trains_has_the_trainers_defaults(
+    prog: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As --help says; spark-submit's too."""
+    (tmp_path / "trainer.toml").write_text("batch_size = 77\n")
+    monkeypatch.setattr(command_line, "CONF", tmp_path)
+    assert command_line.parse(flags(prog), [*NEEDED, "--steps", "1"]).batch_size == 77

@@ -33,6 +33,7 @@ LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", 
 def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
     """The parser; a new protocol, model or parameter needs no line here."""
     parser = command_line.parser(prog, description, epilog)
+    parser.conf = "trainer"
     add_flags(parser.add_argument_group("data"), Data)
     model = parser.add_argument_group("model")
     model.add_argument(

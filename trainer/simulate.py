@@ -10,7 +10,7 @@ from pipeline import command_line
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
 from pipeline.specs import add_flags, from_flags
-from trainer.config import Config
+from trainer.config import Config, Optimiser
 from trainer.flags import config_of, flags, options_of
 from trainer.home.place import place_of
 from trainer.options import Options
@@ -99,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(args: argparse.Namespace, config: Config, simulated: Simulated) -> int:
     from trainer.simulation.compare import compare, parse_protocols
 
-    compare(config, simulated, parse_protocols(args.compare), options_of(args), loss=args.loss)
+    asked = from_flags(Optimiser, args)  # without what the configuration filled in for --protocol
+    compare(config, simulated, parse_protocols(args.compare), options_of(args), optimiser=asked, loss=args.loss)
     return 0
 
 

@@ -16,7 +16,7 @@ from pipeline.atomic import write_durably
 from pipeline.errors import UsageError
 from pipeline.reporting.tables import table
 from pipeline.specs import OPTION, find
-from trainer.config import Config
+from trainer.config import Config, Optimiser
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.protocols import PROTOCOLS, Protocol
@@ -81,12 +81,14 @@ def compare(
     protocols: dict[str, Protocol],
     options: Options,
     *,
+    optimiser: Optimiser | None = None,
     loss: float | None = None,
 ) -> list[Compared]:
     """Simulate each protocol in a folder of its own below the output, and write a table and a picture beside them.
 
-    loss: to be reached; the least that all of them reach where it is not given. A run that is finished there already is
-    not simulated again. Raises UsageError and JobError."""
+    optimiser: as it was asked for, so that each protocol has its own rate and momentum where none is given; the
+    configuration's if None. loss: to be reached; the least that all of them reach where it is not given. A run that is
+    finished there already is not simulated again. Raises UsageError and JobError."""
     output = resolve_output(config.run.output)
     num_workers = size_of(config, simulated)[0]
     for protocol in protocols.values():  # all of them before the first is simulated for long
@@ -97,7 +99,8 @@ def compare(
         if not (options.quiet or options.silent):
             print(f"{label} ...", flush=True)
         folder = output / re.sub(r"[^\w.-]", "-", label)
-        one = replace(config, protocol=protocol, run=replace(config.run, output=str(folder)))
+        one = replace(config, optimiser=optimiser or config.optimiser, protocol=protocol)
+        one = replace(one, run=replace(config.run, output=str(folder)))
         runs.append(_measure(label, simulate(one, simulated, quiet)))
     goal = loss if loss is not None else _reached_by_all(runs)
     runs = [replace(run, to_loss=_time_to(run, goal)) for run in runs]
