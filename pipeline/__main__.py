@@ -1,7 +1,7 @@
 """``python -m pipeline COMMAND``: the commands that need no spark-submit.
 
 A command is a module with ``main(argv) -> None`` that raises pipeline.errors; COMMANDS names them all.
-Exit codes: 0 done, 1 the run failed, 2 the command line is wrong, 3 the data is, 130 interrupted.
+Exit codes: 0 done, 1 the run failed or was interrupted, 2 the command line is wrong, 3 the data is.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{args.command}: interrupted; run it again to go on", file=sys.stderr)
-        return 130
+        return 1
     return 0
 
 
