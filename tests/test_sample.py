@@ -225,3 +225,14 @@ def test_the_command_runs_by_itself_and_refuses_unknown_commands(tmp_path: Path)
         hashlib.sha256(whole).digest()
         == hashlib.sha256(b"".join(expected[f"data_batch_{i}.bin"] for i in range(1, 6))).digest()
     )
+
+
+def test_an_interruption_is_one_line_and_exit_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(argv: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.datasets.synthetic.main", interrupt)
+    assert main(["sample", "--to", str(tmp_path / "data")]) == 1
+    assert capsys.readouterr().err == "sample: interrupted; run it again to go on\n"
