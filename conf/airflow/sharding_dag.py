@@ -33,7 +33,8 @@ PROJECT = "/opt/sharding"  # a checkout of this project with its environment: co
 CONNECTION = "spark_default"  # its host is the master: local[4], yarn, spark://HOST:7077
 WORKERS = 12
 JOB = "jobs/stratified.py"
-FLAGS = ["--eval-input", RAW]  # of the job, beside those of places, workers and interval; RAW holds test files too, or empty
+# Flags of the job, beside those of places, workers and interval. RAW holds test files too; else this is empty.
+FLAGS = ["--eval-input", RAW]
 TRAIN = "--model cnn --protocol asp --epochs 5 --batch-size 120"
 LIMIT = 4.0  # how far above a random split's the shards' distance from the whole set may lie, in standard deviations
 SCHEDULE = CronDataIntervalTimetable("@daily", timezone="UTC")
