@@ -15,14 +15,21 @@ import pytest
 from tests.made_up_study import Draw, make_plan, make_records, normal
 from trainer.study.analysis import PRIMARY, Analysis, analyse
 from trainer.study.findings import findings
-from trainer.study.ledger import Ledger, read_beside
-from trainer.study.plan import Run
+from trainer.study.folder import claim
+from trainer.study.ledger import Ledger, Record, read_beside
+from trainer.study.plan import Run, StudyPlan
 from trainer.study.published import published_of
 from trainer.study.report import write_report, written
 from trainer.study.statistics import PERMUTATIONS, adjust, power, smallest_ratio, spread_p
 from trainer.study.tables import tables, to_csv, to_latex, to_markdown
 
 WAYS = ("random", "stratified", "round_robin")
+
+
+def report_of(plan: StudyPlan, root: Path, records: list[Record]) -> str:
+    """The report that a study leaves in its folder."""
+    claim(plan, root)
+    return write_report(plan, root, records)
 
 
 def made(draw: Draw, seeds: int = 19, ways: tuple[str, ...] = WAYS, **values: object) -> Analysis:
@@ -438,20 +445,20 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
 
 def test_a_study_that_stands_beside_none_says_nothing_of_it(tmp_path: Path) -> None:
     plan = make_plan(WAYS, seeds=4, beside="nowhere")
-    text = write_report(plan, tmp_path, make_records(plan, normal(dict.fromkeys(WAYS, 0.01))))
+    text = report_of(plan, tmp_path, make_records(plan, normal(dict.fromkeys(WAYS, 0.01))))
     assert "Beside" not in text
 
 
 def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
     plan = make_plan(WAYS, seeds=5)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
-    text = write_report(plan, tmp_path, records)
+    text = report_of(plan, tmp_path, records)
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 7
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert f"report: {tmp_path / 'report.html'}" in text
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    write_report(plan, tmp_path, records)
+    report_of(plan, tmp_path, records)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -466,9 +473,9 @@ def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: Path) -> None:
     plan = make_plan(WAYS, seeds=seeds)
-    assert "report:" in write_report(plan, tmp_path, make_records(plan, draw))
+    assert "report:" in report_of(plan, tmp_path, make_records(plan, draw))
     json.loads((tmp_path / "results.json").read_text())
 
 
 def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
-    assert "Nothing can be said yet" in write_report(make_plan(WAYS), tmp_path, [])
+    assert "Nothing can be said yet" in report_of(make_plan(WAYS), tmp_path, [])

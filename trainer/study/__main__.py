@@ -17,9 +17,10 @@ from pipeline.errors import JobError, UsageError
 from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.cases import check
+from trainer.study.folder import PLAN, claim, refuse_foreign, refuse_other_plan
 from trainer.study.ledger import LEDGER, Ledger
 from trainer.study.plan import Run, StudyPlan, read_plan, seeds_of
-from trainer.study.runner import PLAN, Runner, claim, refuse_foreign, refuse_other_plan
+from trainer.study.runner import Runner
 
 PROG = "python -m trainer.study"
 DESCRIPTION = "Train several configurations with many seeds, and report mean, spread and significance."
@@ -103,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _on_sigterm)
     with locked(root):
         say = _silent if args.quiet else _say
-        for line in claim(plan, root):
-            say(line)
+        claim(plan, root)
         jobs = args.jobs or (1 if plan.backend == "processes" else usable_cores())
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
         for other in others:

@@ -105,7 +105,8 @@ class Analysis:
     """family: tests that Holm's adjustment is over. run_hours: of a core in virtual time, else of the runs themselves.
     smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest level; None
     where no ratio up to 64 is. seeds: the least of the comparisons that show none, of all where all do. environments:
-    machines and versions, with the number of their runs. twins: the same runs in the study ``beside``."""
+    machines and versions, with the number of their runs. twins: the same runs in the study ``beside``.
+    begun: the baseline and the margin when the study began."""
 
     title: str
     baseline: str
@@ -122,6 +123,7 @@ class Analysis:
     environments: list[tuple[dict[str, Any], int]]
     beside: str
     twins: list[Twins]
+    begun: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the report, short; null for what could not be computed."""
@@ -133,9 +135,14 @@ class Analysis:
         return said
 
 
-def analyse(plan: StudyPlan, records: Sequence[Record], beside: Sequence[Record] = ()) -> Analysis:
-    """Everything that the report says in numbers. beside: the same runs in another study. About a second for a thousand
-    runs."""
+def analyse(
+    plan: StudyPlan,
+    records: Sequence[Record],
+    beside: Sequence[Record] = (),
+    begun: Mapping[str, Any] | None = None,
+) -> Analysis:
+    """Everything that the report says in numbers. beside: the same runs in another study. begun: what was to be tested when
+    the study began, None for the same. About a second for a thousand runs."""
     settings: dict[str, Setting] = {}
     for name, cells in _settings(plan).items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
@@ -166,6 +173,7 @@ def analyse(plan: StudyPlan, records: Sequence[Record], beside: Sequence[Record]
         environments=environments(records),
         beside=plan.beside,
         twins=[twins for setting in found for twins in _twins_of(plan, setting, beside)],
+        begun=dict(begun or plan.tests()),
     )
 
 

@@ -24,6 +24,7 @@ class Finding(NamedTuple):
 def findings(analysis: Analysis) -> list[Finding]:
     """The first lines of the report: the answer, what it rests on, then every comparison of the final accuracy."""
     said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis), *remarks.unlike(analysis))]
+    said += [Finding("worse", text) for text in remarks.chosen_later(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]

@@ -156,6 +156,10 @@ class StudyPlan:
         scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
 
+    def tests(self) -> dict[str, Any]:
+        """What may be chosen after looking, and had better not be."""
+        return {"baseline": self.baseline, "margin": self.margin}
+
 
 def read_plan(path: Path) -> StudyPlan:
     """The plan of a TOML file. Raises UsageError, naming file, key and value."""

@@ -47,6 +47,16 @@ def unlike(analysis: Analysis) -> list[str]:
     return [f"Not all runs were made alike: {'; '.join(lines)}."] if lines else []
 
 
+def chosen_later(analysis: Analysis) -> list[str]:
+    """What is tested otherwise than it was to be when the study began."""
+    now, begun = {"baseline": analysis.baseline, "margin": analysis.margin}, analysis.begun
+    return [
+        f"The {key} was {begun[key]} when this study began, now {value}: a test that was chosen after looking proves less."
+        for key, value in now.items()
+        if begun.get(key, value) != value
+    ]
+
+
 def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
     """What is wrong with runs that the numbers of a member rest on, or do not rest on."""
     runs, about = len(member.records), named(analysis, setting, member)

@@ -11,6 +11,7 @@ from pipeline.reporting.plots import style
 from trainer.study import figures
 from trainer.study.analysis import Analysis, Setting, analyse, dumps
 from trainer.study.findings import findings
+from trainer.study.folder import tests_begun
 from trainer.study.ledger import Record, read_beside
 from trainer.study.plan import StudyPlan
 from trainer.study.tables import makers, setting_tables, to_csv, to_latex, to_markdown
@@ -31,7 +32,7 @@ def written(analysis: Analysis) -> dict[str, str]:
 
 def write_report(plan: StudyPlan, root: Path, records: Sequence[Record]) -> str:
     """Write all of it; returns the findings and where they are, for a terminal."""
-    analysis = analyse(plan, records, read_beside(plan, root))
+    analysis = analyse(plan, records, read_beside(plan, root), tests_begun(plan, root))
     for name, text in written(analysis).items():
         write_durably(root / name, text.encode())
     write_durably(root / REPORT, render(analysis, records).encode())
