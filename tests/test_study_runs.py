@@ -228,6 +228,18 @@ def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: A
     assert len(lines(study)) == 2
 
 
+def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
+    shards: Path, spark: Any, tmp_path: Path
+) -> None:
+    plan, study = Path(write_plan(tmp_path, shards)), tmp_path / "study"
+    other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
+    plan.write_text(plan.read_text().replace(str(shards), str(other), 1))
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0 is of other evaluation images than small/one/"):
+        main([str(plan), "--output", str(study), "--quiet"])
+    assert not (study / "ledger.jsonl").exists()
+    assert not (study / "runs").exists()
+
+
 def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
     plan.write_text(

@@ -20,7 +20,7 @@ from trainer.simulation.options import Simulated
 from trainer.study.plan import Cell, Run, StudyPlan, argv_of
 
 if TYPE_CHECKING:
-    from pipeline.shardset.manifest import ShardSet
+    from trainer.data.shards import Shards
 
 # What the study fills in itself, a table's owner and key.
 FILLED = {
@@ -96,7 +96,7 @@ def check(plan: StudyPlan) -> None:
         _at(str(cell), _check_cell, plan, cell)
 
 
-def open_ready(plan: StudyPlan, name: str) -> ShardSet:
+def open_ready(plan: StudyPlan, name: str) -> Shards:
     """A ready set. Raises UsageError where it is for another number of workers, DataError where there is none."""
     from trainer.data.shards import open_shards
 

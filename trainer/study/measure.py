@@ -24,7 +24,7 @@ from trainer.study.cases import Case, case_of
 from trainer.study.children import task_of_parent
 from trainer.study.ledger import Record, dumps
 from trainer.study.plan import SOURCES, Cell, Run, StudyPlan, plan_of
-from trainer.study.sets import facts_of
+from trainer.study.sets import facts_of, identity_of
 
 DIGITS = 6
 FIGURES = (
@@ -49,7 +49,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         "run": str(run),
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
         "failed": failed,
-        **_data(shards),
+        **_made_of(shards),
         **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
         "wall_s": round(time.monotonic() - begun, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # that of other processes is unknown
@@ -72,16 +72,13 @@ def _train(case: Case) -> Result:
     return result
 
 
-def _data(uri: str) -> dict[str, Any]:
+def _made_of(uri: str) -> dict[str, Any]:
     from trainer.data.shards import open_shards
-    from trainer.runlog.run_folder import digest
 
     store, shards = Store(), open_shards(uri)
     path = f"{shards.uri}/quality.json"
     quality = json.loads(store.read(path)) if store.exists(path) else None
-    manifest = shards.manifest
-    data = {"train": manifest["input"]["fingerprint"], "eval": manifest["eval"]["input"]["fingerprint"]}
-    return {"data": data, "shards": digest(shards), "sharding": _rounded(facts_of(manifest, quality))}
+    return {**identity_of(shards), "sharding": _rounded(facts_of(shards.manifest, quality))}
 
 
 def _outcome(result: Result) -> dict[str, Any]:

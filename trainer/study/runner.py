@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.errors import DataError, JobError, UsageError
-from trainer.study.cases import READY
+from trainer.study.cases import READY, open_ready
 from trainer.study.children import Child, run_child
 from trainer.study.ledger import LEDGER, Contents, Ledger, Record
 from trainer.study.plan import Run, StudyPlan
-from trainer.study.sets import SetKey, Sets
+from trainer.study.sets import SetKey, Sets, identity_of
 
 RUNS = "runs"
 SETS_AT_ONCE = 24  # made before runs go on: one start of Spark for so many, and room for them on the disk
@@ -42,8 +42,9 @@ class Runner:
         """Do those of ``runs`` that are not in the ledger, in their order.
 
         One that cannot be done does not keep the others from it. Raises its error when they are through, or as soon as
-        MAX_FAILURES could not be done."""
+        MAX_FAILURES could not be done. Raises DataError before the first where a ready set is not of the others' images."""
         waiting = [run for run in runs if run not in self.ledger]
+        self._check_ready(waiting)
         total, self.left = len(runs), len(waiting)
         self.say(f"{total} runs, {total - len(waiting)} of them done, {self.jobs} at once")
         open_runs = Counter(map(self.sets.key, waiting))
@@ -58,6 +59,13 @@ class Runner:
         self._drop({self.sets.key(run) for run in runs})
         if not self.keep_sets:
             self.sets.drop_datasets()
+
+    def _check_ready(self, waiting: Sequence[Run]) -> None:
+        """Those that the study makes are of one data set; of a ready one, only the images tell."""
+        for cell in dict.fromkeys(run.cell for run in waiting):
+            if READY in self.plan.shardings[cell.sharding]:
+                found = identity_of(open_ready(self.plan, cell.sharding))
+                self.contents.add({"run": str(Run(cell, self.plan.seeds[0])), **found})
 
     def _train(self, part: Sequence[Run], open_runs: Counter[SetKey], waiting: Sequence[Run], total: int) -> None:
         """open_runs: those that still need a set, which goes with the last of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from pipeline.errors import DataError, JobError, UsageError
 from trainer.study.cases import ORDER, READY, derivation, sharding_args, strategy_of
 from trainer.study.children import run_child
 from trainer.study.plan import Run, StudyPlan
+
+if TYPE_CHECKING:
+    from trainer.data.shards import Shards
 
 SETS, DATASETS = "sets", "datasets"
 GONE = ",gone"  # behind the name of a folder that is being deleted; no name has a comma
@@ -103,6 +106,15 @@ def _delete(folder: Path) -> None:
     if folder.is_dir():
         folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def identity_of(shards: Shards) -> dict[str, Any]:
+    """Which images a set is of, and which set it is: equal names must mean equal ones."""
+    from trainer.runlog.run_folder import digest
+
+    manifest = shards.manifest
+    data = {"train": manifest["input"]["fingerprint"], "eval": manifest["eval"]["input"]["fingerprint"]}
+    return {"data": data, "shards": digest(shards)}
 
 
 def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[str, Any]:
