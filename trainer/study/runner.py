@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trainer.study.cases import READY, open_ready
 from trainer.study.children import Child, run_child
 from trainer.study.ledger import LEDGER, Contents, Ledger, Record
 from trainer.study.plan import Run, StudyPlan
-from trainer.study.sets import SetKey, Sets, identity_of
+from trainer.study.sets import SETS, SetKey, Sets, identity_of
 
 RUNS = "runs"
 SETS_AT_ONCE = 24  # made before runs go on: one start of Spark for so many, and room for them on the disk
@@ -59,6 +60,9 @@ class Runner:
         self._drop({self.sets.key(run) for run in runs})
         if not self.keep_sets:
             self.sets.drop_datasets()
+        for name in (RUNS, SETS):
+            with suppress(OSError):  # not there, or not empty
+                (self.root / name).rmdir()
 
     def _check_ready(self, waiting: Sequence[Run]) -> None:
         """Those that the study makes are of one data set; of a ready one, only the images tell."""
