@@ -101,9 +101,8 @@ def _visible(analysis: Analysis) -> str:
 
 def _basis(analysis: Analysis) -> str:
     done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
-    family = (
-        f"P-values are adjusted over {analysis.family} comparisons (Holm): those of spread, of means and of equivalence"
-    )
+    number = f"{analysis.family} comparison{'s' if analysis.family != 1 else ''}"
+    family = f"P-values are adjusted over {number} (Holm): those of spread, of means and of equivalence"
     said = [
         f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
         remarks.levelled(analysis),
