@@ -11,7 +11,7 @@ from pipeline.errors import DataError, UsageError
 from tests.made_up_study import make_plan, make_records, normal
 from trainer.study.ledger import Contents, Ledger, environments, run_of
 from trainer.study.plan import Run, StudyPlan
-from trainer.study.runner import batches, cost_class, duration, remaining_s
+from trainer.study.runner import batches
 from trainer.study.sets import SetKey
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
@@ -171,17 +171,6 @@ def test_machines_are_told_once_each(tmp_path: Path) -> None:
         (first[0]["environment"], len(first)),
         ({"torch": "3"}, len(second)),
     ]
-
-
-def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
-    plan = make_plan(models={"cnn": {"model": "cnn"}, "big": {"model": "resnet20"}}, seeds=1)
-    runs = list(plan.runs())
-    assert {cost_class(run) for run in runs} == {"made-up/cnn", "made-up/big"}
-    took = {"made-up/cnn": [10.0, 20.0], "made-up/big": [100.0]}
-    assert remaining_s(runs, took, 2) == (2 * 15 + 2 * 100) / 2
-    assert remaining_s(runs, {"made-up/cnn": [10.0]}, 1) == 40  # of the others nothing is known
-    assert remaining_s(runs, {}, 1) == 0
-    assert [duration(s) for s in (7300, 119, 20)] == ["about 2 h 02 min", "about 2 min", "less than a minute"]
 
 
 def test_runs_go_in_their_order_some_sets_at_a_time() -> None:

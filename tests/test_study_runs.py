@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pipeline.errors import DataError, Diverged, JobError, UsageError
 from tests.clusters.processes import is_alive
 from tests.trainer_runs import ROOT, until
 from tests.trainer_sets import copy_of, make_sets
+from trainer.study import runner
 from trainer.study.__main__ import find_plan, main
 from trainer.study.measure import measure
 
@@ -227,6 +229,20 @@ def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: A
     with pytest.raises(DataError, match=r"is of other (evaluation images|training images|shards) than small/one/"):
         main([str(plan), "--output", str(study), "--quiet", "--seeds", "2"])
     assert len(lines(study)) == 2
+
+
+def test_while_no_run_ends_the_study_says_how_far_they_are(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "SILENCE_S", 0.1)
+    plan = Path(write_plan(tmp_path, shards, seeds=1))
+    plan.write_text(plan.read_text().replace("steps = 40", "steps = 600"))
+    assert main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "2"]) == 0
+    said = capsys.readouterr().err
+    parts = [int(part) for part in re.findall(r"^2 runs under way, (?:\d+% to )?(\d+)% done", said, re.MULTILINE)]
+    assert parts == sorted(parts)
+    assert len({part for part in parts if 0 < part <= 100}) > 1
+    assert re.search(r"% done; (about .*|less than a minute) left$", said, re.MULTILINE)
 
 
 def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from hashlib import sha256
@@ -35,7 +34,7 @@ CURVE = ("epoch", "accuracy", "loss", "train_accuracy", "train_loss")
 
 
 def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
-    """Train one run anew in a folder, which is deleted at its end; a run that diverges is a result too.
+    """Train one run anew in a folder; a run that diverges is a result too.
 
     Raises JobError for what is no result: broken shards, a full disk, a run that could not start."""
     case = case_of(plan, run, shards, folder)
@@ -45,7 +44,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         result = _train(case)
     except Diverged as error:
         failed = str(error).partition(" (see ")[0]  # the folder, which is deleted
-    record = {
+    return {
         "run": str(run),
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
         "failed": failed,
@@ -55,8 +54,6 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # that of other processes is unknown
         "environment": environment(),
     }
-    shutil.rmtree(folder, ignore_errors=True)
-    return record
 
 
 def _train(case: Case) -> Result:

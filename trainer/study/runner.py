@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,11 +18,13 @@ from trainer.study.cases import READY, open_ready
 from trainer.study.children import Child, run_child
 from trainer.study.ledger import LEDGER, Contents, Ledger, Record
 from trainer.study.plan import Run, StudyPlan
+from trainer.study.progress import UnderWay, cost_class, done_of, duration, remaining_s, under_way_line
 from trainer.study.sets import SETS, SetKey, Sets, identity_of
 
 RUNS = "runs"
 SETS_AT_ONCE = 24  # made before runs go on: one start of Spark for so many, and room for them on the disk
 TRIES = 2  # a run whose process was killed, by the system for memory as a rule
+SILENCE_S = 300.0  # after which it is said how far the runs under way are
 MAX_FAILURES = 3  # runs that could not be done, after which the others would not either
 
 
@@ -35,6 +39,7 @@ class Runner:
         self.sets = Sets(plan, root)
         self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
         self.took: dict[str, list[float]] = {}  # seconds of this start's runs, by what they cost
+        self.began: dict[Run, float] = {}  # those under way
         self.children: set[Child] = set()
         self.failures: list[JobError] = []
         self.stopped = False
@@ -78,9 +83,13 @@ class Runner:
             futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in part}
             pending = set(futures)
             while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                done, pending = wait(pending, SILENCE_S, FIRST_COMPLETED)
+                if not done:
+                    under_way = self._under_way()
+                    self.say(under_way_line(list(under_way.values()), self._left_s(waiting, under_way)))
                 for future in sorted(done, key=lambda future: future.exception() is not None):  # keep what was done
                     run, error = futures[future], future.exception()
+                    self.began.pop(run, None)
                     if isinstance(error, JobError):
                         self._failed(run, error)
                         continue
@@ -117,10 +126,12 @@ class Runner:
 
     def _measure(self, run: Run) -> Record:
         """The record of one run, made by a process of its own. Raises JobError."""
-        name = str(run).replace("/", ",")
-        folder, record = self.root / RUNS / name, self.root / RUNS / f"{name}.json"
+        folder = self._folder(run)
+        record = folder.with_name(f"{folder.name}.json")
         folder.parent.mkdir(exist_ok=True)
         record.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of a study that was killed
+        self.began[run] = time.monotonic()
         plan = asdict(self.plan) | {"seeds": [run.seed]}
         task = {"plan": plan, "cell": run.cell, "seed": run.seed, "shards": self.sets.uri(self.sets.key(run))}
         task |= {"folder": str(folder), "record": str(record)}
@@ -135,6 +146,7 @@ class Runner:
             if code == 0:
                 found: Record = json.loads(record.read_bytes())
                 record.unlink()
+                shutil.rmtree(folder, ignore_errors=True)
                 return found
             if self.stopped:
                 break
@@ -160,28 +172,19 @@ class Runner:
     def _line(self, run: Run, record: Record, total: int, waiting: Sequence[Run]) -> str:
         accuracy = record["final_accuracy"]
         outcome = f"{accuracy:.2%}" if accuracy is not None else "diverged"
-        left = remaining_s([run for run in waiting if run not in self.ledger], self.took, self.jobs)
-        return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {duration(left)} left"
+        left = duration(self._left_s(waiting, self._under_way()))
+        return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {left} left"
 
+    def _folder(self, run: Run) -> Path:
+        return self.root / RUNS / str(run).replace("/", ",")
 
-def cost_class(run: Run) -> str:
-    """Runs that take about as long as each other."""
-    return f"{run.cell.dataset}/{run.cell.model}"
+    def _under_way(self) -> dict[Run, UnderWay]:
+        began = dict(self.began)  # the runs' threads change it
+        now = time.monotonic()
+        return {run: UnderWay(now - start, done_of(self._folder(run))) for run, start in began.items()}
 
-
-def remaining_s(waiting: Sequence[Run], took: Mapping[str, Sequence[float]], jobs: int) -> float:
-    """Seconds until the end: each run takes the mean of its like, and those that nobody knows the mean of all."""
-    known = [seconds for some in took.values() for seconds in some]
-    usual = sum(known) / len(known) if known else 0.0
-    means = {name: sum(some) / len(some) for name, some in took.items()}
-    return sum(means.get(cost_class(run), usual) for run in waiting) / jobs
-
-
-def duration(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours:
-        return f"about {hours} h {minutes:02} min"
-    return f"about {minutes} min" if minutes else "less than a minute"
+    def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, UnderWay]) -> float:
+        return remaining_s([run for run in waiting if run not in self.ledger], self.took, self.jobs, under_way)
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:
