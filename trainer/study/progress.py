@@ -58,7 +58,7 @@ def duration(seconds: float) -> str:
 
 def under_way_line(under_way: Sequence[UnderWay], left_s: float) -> str:
     """What is said while no run ends. left_s: 0 where it is not known."""
-    parts = sorted({f"{now.done:.0%}": now.done for now in under_way}.items(), key=lambda item: item[1])
-    done = " to ".join(text for text, _ in (parts[:1] + parts[-1:])[: len(parts)])
+    least, most = (f"{end(now.done for now in under_way):.0%}" for end in (min, max))
+    done = least if least == most else f"{least} to {most}"
     runs = f"{len(under_way)} run{'s' if len(under_way) != 1 else ''} under way, {done} done"
     return f"{runs}; {duration(left_s)} left" if left_s else runs

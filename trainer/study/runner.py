@@ -96,6 +96,7 @@ class Runner:
                     record = future.result()
                     self.contents.add(record)
                     self.ledger.append(record)
+                    shutil.rmtree(self._folder(run), ignore_errors=True)
                     self.left -= 1
                     if not record["failed"]:  # what diverges ends early
                         self.took.setdefault(cost_class(run), []).append(record["wall_s"])
@@ -146,7 +147,6 @@ class Runner:
             if code == 0:
                 found: Record = json.loads(record.read_bytes())
                 record.unlink()
-                shutil.rmtree(folder, ignore_errors=True)
                 return found
             if self.stopped:
                 break
