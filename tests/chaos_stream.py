@@ -33,7 +33,7 @@ from tests.clusters import ROOT, Hdfs, end_tree
 from tests.clusters.submit import start_submit
 from tests.commits import assert_nothing_else, forked
 from tests.conftest import make_rows
-from tests.places import STORE, elsewhere, put
+from tests.places import STORE, elsewhere, put_after
 from tests.stream_runs import check_set
 from tests.test_generations import append, batches
 
@@ -132,13 +132,13 @@ class Arriving:
     def __init__(self, folder: str, files: int, seed: int) -> None:
         """files: at most."""
         self.folder, self.labels, self.images = folder, *make_rows(files * ROWS, seed=seed, pixels=192)
-        self.files = 0
+        self.files = self.newest_ms = 0
 
     def arrive(self) -> None:
         rows = slice(self.files * ROWS, (self.files + 1) * ROWS)
         pairs = zip(self.labels[rows], self.images[rows], strict=True)
         data = b"".join(bytes([label]) + image.tobytes() for label, image in pairs)
-        put(f"{self.folder}-draft", data)
+        self.newest_ms = put_after(f"{self.folder}-draft", data, self.newest_ms)
         STORE.makedirs(self.folder)
         STORE.rename(f"{self.folder}-draft", f"{self.folder}/part-{self.files:05d}.bin")
         self.files += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def put(path: str, data: bytes) -> None:
     if STORE.exists(path):
         STORE.delete(path)
     STORE.write_new(path, data)
+
+
+def put_after(path: str, data: bytes, time_ms: int) -> int:
+    """Write a file whose time is later than that; its time. Files of one tick of a file system's clock have no order."""
+    while True:
+        put(path, data)
+        if (written := STORE.info(path).modified_ms) > time_ms:
+            return written
+        time.sleep(0.002)
 
 
 def files_below(folder: Path | str) -> set[str]:

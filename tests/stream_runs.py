@@ -20,7 +20,7 @@ from pipeline.stream.generation import Arrived, GenerationRun, Outcome
 from pipeline.stream.request import StreamRequest
 from tests.cluster_runs import LAYOUT, QUIET
 from tests.clusters import ROOT, spark_submit
-from tests.places import STORE, put
+from tests.places import STORE, put_after
 
 SHAPE = (3, 8, 8)
 RAW: dict[str, Any] = {"format": "cifar10-binary", "shape": SHAPE}
@@ -89,9 +89,9 @@ def check_set(output: Path | str, images: np.ndarray, labels: np.ndarray) -> Sha
 def assert_streams_alike(spark: SparkSession, folder: Path, root: str, env: dict[str, str], **submit: Any) -> None:
     """jobs/hash_stream.py on a cluster, batches of two files that arrive under ``root``, against this process's two cores:
     the same sha256, file for file. folder: of the files."""
-    files = sorted(folder.iterdir())
-    for file in files:  # one after the other: so their times tell the order
-        put(f"{root}/in/{file.name}", file.read_bytes())
+    files, newest_ms = sorted(folder.iterdir()), 0
+    for file in files:
+        newest_ms = put_after(f"{root}/in/{file.name}", file.read_bytes(), newest_ms)
     flags = (
         "--source",
         f"{root}/in",

@@ -20,6 +20,7 @@ from pipeline.shardset.manifest import ShardSet, open_committed
 from pipeline.shardset.versions import stamped, unstamped
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
+from pipeline.upkeep.clean import leftovers
 from tests.commits import assert_nothing_else, commit, contents, killed_at, manifest_of, whole
 from tests.places import STORE, elsewhere, put
 
@@ -90,6 +91,15 @@ def test_a_run_killed_before_its_first_heartbeat_leaves_nothing_to_the_next(tmp_
     commit(Store(), tmp_path, "next", 1)
     assert whole(tmp_path) == "next"
     assert_nothing_else(tmp_path)
+
+
+def test_what_a_removal_leaves_that_was_killed_before_its_end_goes_with_the_next_run(place: str) -> None:
+    """The heartbeat may be gone already, and the rest of the folder is a moment old."""
+    put(f"{place}/_attempts/0123456789ab/groups/kept", b"of a task")
+    assert leftovers(STORE, place).attempts == [f"{place}/_attempts/0123456789ab"]
+    commit(STORE, place, "next", 1)
+    assert whole(place) == "next"
+    assert_nothing_else(place)
 
 
 def test_a_run_whose_folder_is_removed_before_its_first_heartbeat_makes_it_again(

@@ -138,7 +138,8 @@ class Attempt:
             seen = self.store.info(heartbeat).modified_ms
             owner = json.loads(self.store.read(heartbeat))
         except (FileNotFoundError, ValueError):
-            return self._age_s(f"{self.output}/{ATTEMPTS}/{attempt_id}") < self.lease_s
+            folder = f"{self.output}/{ATTEMPTS}/{attempt_id}"
+            return not _half_removed(self.store, folder) and self._age_s(folder) < self.lease_s
         running = is_running(owner)
         if running is not None:
             return running  # however long its heart has not been heard: a computation may hold it up
@@ -185,6 +186,11 @@ class Attempt:
         return gone
 
 
+def _half_removed(store: Store, folder: str) -> bool:
+    """Whether a removal was killed before its end: a live run's heartbeat is there before anything else, and stays."""
+    return bool(store.list(folder)) and not store.exists(f"{folder}/beat")
+
+
 def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
     """Whether an attempt may be at work, for somebody who only looks: by this machine's clock, and nothing is written."""
     folder = f"{output}/{ATTEMPTS}/{attempt_id}"
@@ -193,6 +199,8 @@ def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
         with suppress(FileNotFoundError, ValueError):
             owner, seen = json.loads(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
     except FileNotFoundError:
+        return False
+    if not owner and _half_removed(store, folder):
         return False
     running = is_running(owner)
     return time.time() - seen / 1000 < LEASE_S if running is None else running
