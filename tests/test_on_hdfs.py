@@ -143,6 +143,7 @@ def test_a_datanode_killed_under_a_reader_is_survived(three_datanodes: Hdfs) -> 
     hdfs = three_datanodes
     client = Client(hdfs.uri, config_dir=str(hdfs.conf_dir))
     put(client, "/kill/read", MEGABYTE * 32)
+    wait_for(lambda: hdfs.replicas("/kill/read") == 3)  # a reader knows those of its beginning to its end
     received, victim = [], None
     for chunk in client.read("/kill/read"):
         received.append(bytes(chunk))

@@ -18,6 +18,7 @@ from tests.clusters.servers import (
     START_TIMEOUT,
     Cluster,
     Server,
+    get_json,
     hadoop_command,
     jmx_bean,
     server_environment,
@@ -112,6 +113,13 @@ class Hdfs(Cluster):
         """Return when the NameNode counts exactly so many live DataNodes. It notices a killed one after 11 s."""
         expected = [server for server in self.servers if server.running()]
         wait_until(lambda: self.live_datanodes() == count, f"{count} live DataNodes", expected, timeout)
+
+    def replicas(self, path: str) -> int:
+        """Of how many replicas of each block of a file, at least, the NameNode knows. A file that was closed just now may
+        have fewer than three: its writer waits for the first one only, and each DataNode reports its own."""
+        found = get_json(f"{self.webhdfs_url}/webhdfs/v1{path}?op=GETFILEBLOCKLOCATIONS") or {}
+        blocks = found.get("BlockLocations", {}).get("BlockLocation", [])
+        return min((len(block["hosts"]) for block in blocks), default=0)
 
     def kill_datanode(self, index: int) -> None:
         """End one DataNode with SIGKILL. Its data stay for restart_datanode()."""
