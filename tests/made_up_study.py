@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer.study.analysis import Analysis, analyse
 from trainer.study.findings import findings
-from trainer.study.ledger import Record
+from trainer.study.ledger import LEDGER, Ledger, Record
 from trainer.study.plan import SOURCES, Run, StudyPlan, plan_of
 
 Draw = Callable[[Run], float | None]  # the final accuracy of a run; None where it diverged
@@ -63,6 +64,15 @@ def make_record(plan: StudyPlan, run: Run, accuracy: float | None) -> Record:
         "staleness": {"mean": 3.0, "max": 7}, "seconds": 15.0, "updates": 300, "examples": 9000, "rejected": 0,
         "restarts": 0,
     }  # fmt: skip
+
+
+def ledger_of(folder: Path, records: Sequence[Record]) -> Ledger:
+    """The ledger of a study's folder, with these lines and no others."""
+    (folder / LEDGER).unlink(missing_ok=True)
+    ledger = Ledger(folder / LEDGER)
+    for record in records:
+        ledger.append(record)
+    return ledger
 
 
 def normal(sds: dict[str, float], seed: int = 0, means: dict[str, float] | None = None) -> Draw:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError, UsageError
-from tests.made_up_study import make_plan, make_records, normal
+from tests.made_up_study import ledger_of, make_plan, make_records, normal
 from trainer.study.folder import claim, refuse_other_plan
 from trainer.study.plan import StudyPlan
 from trainer.study.report import write_report
@@ -103,7 +103,7 @@ def test_a_damaged_plan_is_broken_data(tmp_path: Path) -> None:
 def test_a_test_that_was_changed_after_the_study_began_is_in_every_report(tmp_path: Path) -> None:
     def told(plan: StudyPlan) -> list[str]:
         claim(plan, tmp_path)
-        text = write_report(plan, tmp_path, make_records(plan, DRAW))
+        text = write_report(plan, tmp_path, ledger_of(tmp_path, make_records(plan, DRAW)))
         for name in ("README.md", "report.html"):
             assert ("was chosen after looking" in (tmp_path / name).read_text()) == ("was chosen after looking" in text)
         return [line for line in text.splitlines() if "when this study began" in line]

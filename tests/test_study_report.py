@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_up_study import WAYS, Draw, made_steadier, make_plan, make_records, normal, said
+from tests.made_up_study import WAYS, Draw, ledger_of, made_steadier, make_plan, make_records, normal, said
 from trainer.study.analysis import PRIMARY, Analysis, analyse
 from trainer.study.folder import claim
 from trainer.study.ledger import Ledger, Record, read_beside
@@ -23,7 +23,7 @@ from trainer.study.tables import tables, to_csv, to_latex, to_markdown
 def report_of(plan: StudyPlan, root: Path, records: list[Record]) -> str:
     """The report that a study leaves in its folder."""
     claim(plan, root)
-    return write_report(plan, root, records)
+    return write_report(plan, root, ledger_of(root, records))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
         ("random", 9),
         ("stratified", 8),
         ("round_robin", 9),
-        ("all", 26),
+        ("all", 9),
     ]
     for twins in found.twins:
         assert twins.found.difference == pytest.approx(0.003)
@@ -121,22 +121,83 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
         assert twins.mean.here - twins.mean.there == pytest.approx(0.003)
         assert twins.staleness == (3.0, 8.0)
     text = said(found)
-    assert "Beside the same seeds of there: random's mean is +0.30 points off (+0.30 to +0.30, 9 pairs), and" in text
-    assert "of all together the mean is +0.30 points off" in text
+    assert (
+        "Beside the same seeds of there: random's mean is 0.30 points higher here (+0.30 to +0.30, 9 pairs), and"
+        in text
+    )
+    assert "of all together, averaged by seed, the mean is 0.30 points higher here (+0.30 to +0.30, 9 seeds)" in text
+    assert "were made by other" not in text
     table = next(table for table in tables(found) if table.caption.startswith("The same runs in there"))
     assert [row[:2] for row in table.rows] == [
         ("random", "9"),
         ("stratified", "8"),
         ("round_robin", "9"),
-        ("all", "26"),
+        ("all", "9"),
     ]
     assert all(len(row) == len(table.header) for row in table.rows)
 
 
-def test_a_study_that_stands_beside_none_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_study_that_stands_beside_none_says_so(tmp_path: Path) -> None:
     plan = make_plan(WAYS, seeds=4, beside="nowhere")
     text = report_of(plan, tmp_path, make_records(plan, normal(dict.fromkeys(WAYS, 0.01))))
-    assert "Beside" not in text
+    assert "Beside nowhere nothing can be held: it has no 3 runs of equal images and shards, or is not there." in text
+    plain = report_of(
+        make_plan(WAYS, seeds=4), tmp_path / "alone", make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    )
+    assert "Beside" not in plain
+
+
+def test_members_ups_and_downs_of_one_seed_are_no_independent_pairs() -> None:
+    """Three seeds of two ways that go up and down together say as much as three seeds of one."""
+    off = {0: -0.01, 1: 0.004, 2: 0.005}
+    plan = make_plan(seeds=3, beside="there")
+    ours = make_records(plan, lambda run: 0.6 + off[run.seed])
+    found = analyse(plan, ours, make_records(plan, lambda run: 0.6))
+    one, _, together = found.twins
+    assert (together.member, together.found.n) == ("all", 3)
+    assert together.found.difference_interval == pytest.approx(one.found.difference_interval)
+
+
+def test_what_else_differs_from_a_study_beside_is_told() -> None:
+    """Of the other study one way has other shards, and all runs other seeds of the model, and another processor."""
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    plan = make_plan(WAYS, seeds=5, beside="there")
+    theirs = make_records(plan, draw)
+    for record in theirs:
+        record["environment"] = record["environment"] | {"processor": "another"}
+        record["seeds"] = record["seeds"] | {"model": 99}
+        if "/stratified/" in record["run"]:
+            record["sharding"] = record["sharding"] | {"mmd_ratio": 7.0}
+    found = analyse(plan, make_records(plan, draw), theirs)
+    assert [twins.member for twins in found.twins] == ["random", "round_robin", "all"]
+    text = said(found)
+    assert "Beside the runs of equal images and shards, but other seeds, of there: random's mean is" in text
+    assert "Of stratified there has no 3 runs of equal images and shards." in text
+    assert "Its runs were made by other processors than these: what differs may come from that too." in text
+    only = analyse(
+        make_plan(("random", "stratified"), seeds=5, beside="there"), make_records(make_plan(seeds=5), draw), theirs
+    )
+    assert [twins.member for twins in only.twins] == ["random"], "all together would be the same runs again"
+
+
+def test_ways_whose_shards_no_seed_changes_are_named() -> None:
+    plan = make_plan(WAYS, seeds=4)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    assert "Shards are the same" not in said(analyse(plan, records))
+    for record in records:
+        record["shards"] = record["shards"] if "/random/" in record["run"] else record["run"].rpartition("/")[0]
+    assert "Shards are the same for every seed with stratified and round_robin: their" in said(analyse(plan, records))
+
+
+def test_runs_of_seeds_that_were_left_out_and_other_numbers_of_seeds_are_told(tmp_path: Path) -> None:
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    whole, part = make_plan(WAYS, seeds=6), make_plan(WAYS, seeds=4)
+    claim(whole, tmp_path)
+    ledger = ledger_of(tmp_path, make_records(whole, draw))
+    assert "began with" not in write_report(whole, tmp_path, ledger)
+    text = write_report(part, tmp_path, ledger)
+    assert "This study began with 6 seeds and has 4 now: seeds that are added, or left out, after looking" in text
+    assert "6 runs of the ledger, of other seeds or of cells that are skipped, are in no number here." in text
 
 
 def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {args.jobs}")
     root = resolve_output(args.output)
-    if args.report_only and not (root / LEDGER).exists():
+    if plan.beside == root.name:
+        raise UsageError(f"beside = {plan.beside!r} is the study in {root} itself; name another folder next to it")
+    if args.report_only and not args.merge and not (root / LEDGER).exists():
         raise UsageError(f"--report-only: {root} holds no ledger; leave it out to train")
     refuse_foreign(root)
     if (root / PLAN).exists():
@@ -141,7 +143,7 @@ def _other_study(plan: StudyPlan, folder: Path) -> Ledger:
 def _report(plan: StudyPlan, root: Path, ledger: Ledger) -> None:
     from trainer.study.report import write_report  # loads pandas, matplotlib and statsmodels
 
-    print(write_report(plan, root, ledger.of_plan(plan)))
+    print(write_report(plan, root, ledger))
 
 
 def _say(text: str) -> None:

@@ -106,7 +106,8 @@ class Analysis:
     smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest level; None
     where no ratio up to 64 is. seeds: the least of the comparisons that show none, of all where all do. environments:
     machines and versions, with the number of their runs. twins: the same runs in the study ``beside``.
-    begun: the baseline and the margin when the study began."""
+    begun: the baseline, the margin and the number of seeds when the study began. left_out: runs of the ledger that are not
+    the plan's: of other seeds, or skipped."""
 
     title: str
     baseline: str
@@ -119,6 +120,8 @@ class Analysis:
     qualities: list[QualityTest]
     runs: int
     planned: int
+    planned_seeds: int
+    left_out: int
     run_hours: float
     environments: list[tuple[dict[str, Any], int]]
     beside: str
@@ -128,6 +131,8 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Every number of the report, short; null for what could not be computed."""
         said: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
+        for twins in said["twins"]:
+            del twins["made"]  # no number, and in its ledger
         said["settings"] = [
             {"name": setting.name, "members": [_member(m) for m in setting.members.values()]}
             for setting in self.settings
@@ -140,9 +145,10 @@ def analyse(
     records: Sequence[Record],
     beside: Sequence[Record] = (),
     begun: Mapping[str, Any] | None = None,
+    left_out: int = 0,
 ) -> Analysis:
     """Everything that the report says in numbers. beside: the same runs in another study. begun: what was to be tested when
-    the study began, None for the same. About a second for a thousand runs."""
+    the study began, None for the same. left_out: see Analysis. About a second for a thousand runs."""
     settings: dict[str, Setting] = {}
     for name, cells in _settings(plan).items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
@@ -169,6 +175,8 @@ def analyse(
         qualities=_adjusted_qualities([test for setting in found for test in _quality_tests(setting)]),
         runs=len(records),
         planned=sum(1 for _ in plan.runs()),
+        planned_seeds=len(plan.seeds),
+        left_out=left_out,
         run_hours=sum(record["cpu_s"] or record["wall_s"] for record in records) / 3600,
         environments=environments(records),
         beside=plan.beside,
@@ -302,6 +310,9 @@ def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
 
 def _member(member: Member) -> dict[str, Any]:
     said = asdict(replace(member, records=[], curves=None))
+    for key, found in said["comparisons"].items():
+        if found and "accuracy" not in key:  # the margin is one of accuracies
+            found["equivalence_p"] = found["adjusted_equivalence_p"] = None
     del said["records"], said["curves"], said["wall_s"], said["quality"]["seconds"]  # times are no results
     if member.curves:
         epochs, accuracy = member.curves.epochs, member.curves.accuracy

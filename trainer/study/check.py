@@ -13,10 +13,8 @@ from pipeline import command_line
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError, UsageError
 from trainer.study.__main__ import find_plan, shipped
-from trainer.study.analysis import analyse
-from trainer.study.folder import tests_begun
-from trainer.study.ledger import LEDGER, Contents, Ledger, read_beside
-from trainer.study.report import written
+from trainer.study.ledger import LEDGER, Contents, Ledger
+from trainer.study.report import analysis_of, written
 from trainer.study.sets import Sets
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -37,10 +35,10 @@ def recomputed(folder: Path) -> dict[str, str]:
     if folder.name not in shipped():
         raise UsageError(f"{folder}: no plan is named {folder.name}; plans are {', '.join(shipped())}")
     plan = find_plan(folder.name)
-    begun = tests_begun(plan, folder)
-    records = Ledger(folder / LEDGER).of_plan(plan)
-    Contents(records, Sets(plan, folder).owner)
-    return written(analyse(plan, records, read_beside(plan, folder), begun))
+    ledger = Ledger(folder / LEDGER)
+    analysis = analysis_of(plan, folder, ledger)
+    Contents(ledger.of_plan(plan), Sets(plan, folder).owner)
+    return written(analysis)
 
 
 def check(folder: Path) -> None:

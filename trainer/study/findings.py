@@ -24,6 +24,7 @@ class Finding(NamedTuple):
 def findings(analysis: Analysis) -> list[Finding]:
     """The first lines of the report: the answer, what it rests on, then every comparison of the final accuracy."""
     said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis), *remarks.unlike(analysis))]
+    said += [Finding("plain", text) for text in remarks.seeds_chosen(analysis)]
     said += [Finding("worse", text) for text in remarks.chosen_later(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
@@ -34,7 +35,7 @@ def findings(analysis: Analysis) -> list[Finding]:
                 few = f"not compared: fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too."
                 said.append(Finding("plain", f"{named(analysis, setting, member)}: {few}"))
             said += [Finding("worse", text) for text in remarks.reservations(analysis, setting, member)]
-        more = (remarks.evenness, remarks.twins, remarks.paper)
+        more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
         said += [Finding("plain", text) for about in more for text in about(analysis, setting)]
     return said
 
@@ -106,7 +107,7 @@ def _basis(analysis: Analysis) -> str:
     said = [
         f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
         remarks.levelled(analysis),
-        f"{family} apart. Intervals are of each comparison alone.",
+        f"{family} apart. Intervals are of each comparison alone." * (analysis.family > 0),
     ]
     return " ".join(filter(None, said))
 

@@ -122,6 +122,8 @@ class StudyPlan:
                 raise UsageError(f"skip: no cell is named {pattern}; cells are DATASET/SHARDING/MODEL/PROTOCOL")
         if not self.cells():
             raise UsageError("skip leaves nothing to train")
+        if not any(getattr(cell, self.compare) == self.baseline for cell in self.cells()):
+            raise UsageError(f"skip leaves out the baseline, {self.baseline}, which the others are held against")
         if len(longest := max(map(str, self.cells()), key=len)) > LONGEST:
             raise UsageError(
                 f"{longest} has {len(longest)} letters, and a run's files bear its name: at most {LONGEST} go"
@@ -158,7 +160,7 @@ class StudyPlan:
 
     def tests(self) -> dict[str, Any]:
         """What may be chosen after looking, and had better not be."""
-        return {"baseline": self.baseline, "margin": self.margin}
+        return {"baseline": self.baseline, "margin": self.margin, "seeds": len(self.seeds)}
 
 
 def read_plan(path: Path) -> StudyPlan:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
-from trainer.study.analysis import PRIMARY, Analysis, Member, Setting
-from trainer.study.beside import ALL
+from trainer.study.analysis import FEWEST, PRIMARY, Analysis, Member, Setting
+from trainer.study.beside import ALL, Twins
 from trainer.study.published import RUNS, published_of
 from trainer.study.statistics import LEVEL, f_interval
 from trainer.study.words import POINTS, QUALITIES, interval, listed, named, number, p_value, where
@@ -57,6 +57,28 @@ def chosen_later(analysis: Analysis) -> list[str]:
     ]
 
 
+def seeds_chosen(analysis: Analysis) -> list[str]:
+    """Whether the seeds are others than those that the study began with, or not all that there are."""
+    said, begun = [], analysis.begun.get("seeds", analysis.planned_seeds)
+    if begun != analysis.planned_seeds:
+        text = "seeds that are added, or left out, after looking at the tests make these prove less."
+        said.append(f"This study began with {begun} seeds and has {analysis.planned_seeds} now: {text}")
+    if analysis.left_out:
+        runs = f"{analysis.left_out:,} {'runs' if analysis.left_out > 1 else 'run'}"
+        said.append(f"{runs} of the ledger, of other seeds or of cells that are skipped, are in no number here.")
+    return said
+
+
+def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
+    """The ways of sharding whose shards no seed changes."""
+    shards = {name: [record["shards"] for record in member.records] for name, member in setting.members.items()}
+    same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
+    if analysis.compared != "sharding" or not same:
+        return []
+    text = f"Shards are the same for every seed with {listed(same)}{where(analysis, setting)}"
+    return [f"{text}: their spread is that of the other things that a seed changes."]
+
+
 def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
     """What is wrong with runs that the numbers of a member rest on, or do not rest on."""
     runs, about = len(member.records), named(analysis, setting, member)
@@ -81,26 +103,49 @@ def evenness(analysis: Analysis, setting: Setting) -> list[str]:
         found = test.within
         if test.setting == setting.name and not math.isnan(found.rho):
             verb = "goes with" if found.adjusted_p < LEVEL else "could not be shown to go with"
-            numbers = f"rank correlation within ways {found.rho:+.2f}, {found.runs} runs, p {p_value(found.adjusted_p)}"
+            numbers = f"rank correlation within ways {found.rho:+.2f}, {found.runs} runs of ways whose shards"
+            numbers = f"{numbers} differ, p {p_value(found.adjusted_p)}"
             text = f"{verb} how far a run ends from the median of its way of sharding ({numbers})."
             lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
     return lines
 
 
 def twins(analysis: Analysis, setting: Setting) -> list[str]:
-    """How the same seeds ended in the study beside this one."""
-    said = []
-    for twins in analysis.twins:
-        if twins.setting == setting.name:
-            found, whose = twins.found, "of all together the" if twins.member == ALL else f"{twins.member}'s"
-            low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
-            text = f"{whose} mean is {POINTS * found.difference:+.2f} points off ({low} to {high}, {found.n} pairs)"
-            if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
-                there = f"{number(found.sd_ratio)} times this one's ({interval(found.sd_ratio_f)})"
-                text += f", and {analysis.beside}'s standard deviation is {there}"
-            said.append(text)
-    about = f"Beside the same seeds of {analysis.beside}{where(analysis, setting)}"
-    return [f"{about}: {'; '.join(said)}."] if said else []
+    """How the same runs ended in the study beside this one, and what else than the study they differ in."""
+    other, found = analysis.beside, [twins for twins in analysis.twins if twins.setting == setting.name]
+    if not other:
+        return []
+    if not found:
+        few = f"has no {FEWEST} runs of equal images and shards"
+        return [f"Beside {other}{where(analysis, setting)} nothing can be held: it {few}, or is not there."]
+    same = all(twins.same_seeds for twins in found)
+    runs = "the same seeds" if same else "the runs of equal images and shards, but other seeds,"
+    lines = [f"Beside {runs} of {other}{where(analysis, setting)}: {'; '.join(_twin(analysis, t) for t in found)}."]
+    if lone := [name for name in setting.members if name not in {twins.member for twins in found}]:
+        lines.append(f"Of {listed(lone)} {other} has no {FEWEST} runs of equal images and shards.")
+    if differing := [
+        words for key, words in MAKERS.items() if any(_values(t, key, 0) != _values(t, key, 1) for t in found)
+    ]:
+        lines.append(
+            f"Its runs were made by other {listed(differing)} than these: what differs may come from that too."
+        )
+    return lines
+
+
+def _twin(analysis: Analysis, twins: Twins) -> str:
+    found, whose = twins.found, "of all together, averaged by seed, the" if twins.member == ALL else f"{twins.member}'s"
+    low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
+    side, points = "higher" if found.difference >= 0 else "lower", abs(POINTS * found.difference)
+    pairs = f"{found.n} {'seeds' if twins.member == ALL else 'pairs'}"
+    text = f"{whose} mean is {points:.2f} points {side} here ({low} to {high}, {pairs})"
+    if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
+        there = f"{number(found.sd_ratio)} times this one's ({interval(found.sd_ratio_f)})"
+        text += f", and {analysis.beside}'s standard deviation is {there}"
+    return text
+
+
+def _values(twins: Twins, key: str, side: int) -> set[str]:
+    return {str(environment.get(key, "unknown")) for environment, _ in twins.made[side]}
 
 
 def paper(analysis: Analysis, setting: Setting) -> list[str]:

@@ -12,7 +12,7 @@ from trainer.study import figures
 from trainer.study.analysis import Analysis, Setting, analyse, dumps
 from trainer.study.findings import findings
 from trainer.study.folder import tests_begun
-from trainer.study.ledger import Record, read_beside
+from trainer.study.ledger import Ledger, Record, read_beside
 from trainer.study.plan import StudyPlan
 from trainer.study.tables import makers, setting_tables, to_csv, to_latex, to_markdown
 from trainer.study.words import hours
@@ -30,13 +30,21 @@ def written(analysis: Analysis) -> dict[str, str]:
     }
 
 
-def write_report(plan: StudyPlan, root: Path, records: Sequence[Record]) -> str:
+def write_report(plan: StudyPlan, root: Path, ledger: Ledger) -> str:
     """Write all of it; returns the findings and where they are, for a terminal."""
-    analysis = analyse(plan, records, read_beside(plan, root), tests_begun(plan, root))
+    records = ledger.of_plan(plan)
+    analysis = analysis_of(plan, root, ledger)
     for name, text in written(analysis).items():
         write_durably(root / name, text.encode())
     write_durably(root / REPORT, render(analysis, records).encode())
     return "\n".join([*(finding.text for finding in findings(analysis)), f"report: {root / REPORT}"])
+
+
+def analysis_of(plan: StudyPlan, root: Path, ledger: Ledger) -> Analysis:
+    """Of what a study's folder holds, and of the study beside it."""
+    records = ledger.of_plan(plan)
+    left_out = len(ledger.records) - len(records)
+    return analyse(plan, records, read_beside(plan, root), tests_begun(plan, root), left_out)
 
 
 def render(analysis: Analysis, records: Sequence[Record]) -> str:

@@ -60,8 +60,8 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
 def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
     header = (
         analysis.compared, "runs", "mean", "mean's 95 %", "sd", "variance", "least", "most",
-        "pairs", f"sd of {analysis.baseline} / sd of pairs", "95 % (F)", "95 % (bootstrap)", "p of spread", "adjusted",
-        "p of mean", "adjusted", "p of equivalence, adjusted", "correlation of pairs",
+        "pairs", f"sd of {analysis.baseline} / sd of pairs", "95 % (F)", "95 % (bootstrap)", "p of spread",
+        "p of spread, adjusted", "p of mean", "p of mean, adjusted", "p of equivalence, adjusted", "correlation of pairs",
     )  # fmt: skip
     rows = []
     for member in setting.members.values():
@@ -96,7 +96,7 @@ def _curve(analysis: Analysis, setting: Setting) -> Table:
 
 
 def _work(setting: Setting) -> Table:
-    header = ("", "staleness, mean", "seconds of training", "gradients", "refused", "restarts")
+    header = ("", "staleness, mean", "seconds of training", "updates", "refused", "restarts")
     rows = []
     for member in setting.members.values():
         whole = [record for record in member.records if record[PRIMARY] is not None]
@@ -112,12 +112,12 @@ def _work(setting: Setting) -> Table:
 def _quality(setting: Setting) -> Table:
     header = (
         "sharding",
-        "MMD2, of an even share's",
+        "MMD2 / that of a random split",
         "chi-square of classes",
         "Cramer's V",
         "copies",
         "sparse groups",
-        "largest / least",
+        "rows, largest / least",
     )
     rows = []
     for member in setting.members.values():
@@ -216,7 +216,7 @@ def _sparse(setting: Setting, printed: PublishedTable) -> Table:
 
 
 def to_csv(analysis: Analysis) -> str:
-    """One row a setting, member and measure, numbers in full."""
+    """One row a setting, member and measure, numbers in six digits."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -263,18 +263,19 @@ def makers(analysis: Analysis) -> list[tuple[str, int]]:
 
 
 def to_latex(analysis: Analysis) -> str:
-    """The same tables, for \\input in a paper that loads booktabs."""
-    return "\n".join(_latex(table) for table in tables(analysis))
+    """The same tables, each as wide as a line, for \\input in a paper that loads booktabs and graphicx."""
+    loads = "% In the preamble: \\usepackage{booktabs,graphicx}\n"
+    return "\n".join([loads, *(_latex(table) for table in tables(analysis))])
 
 
 def _latex(table: Table) -> str:
     lines = [
         "\\begin{table}",
         f"\\caption{{{_escaped(table.caption)}}}",
-        f"\\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+        f"\\resizebox{{\\linewidth}}{{!}}{{\\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
     ]
     body = ["\\toprule", _latex_row(table.header), "\\midrule", *map(_latex_row, table.rows), "\\bottomrule"]
-    return "\n".join([*lines, *body, "\\end{tabular}", "\\end{table}", ""])
+    return "\n".join([*lines, *body, "\\end{tabular}}", "\\end{table}", ""])
 
 
 def _latex_row(cells: Sequence[str]) -> str:
