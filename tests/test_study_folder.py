@@ -68,15 +68,15 @@ def test_a_default_that_changed_since_is_another_plan(tmp_path: Path) -> None:
     ("part", "name", "key", "value", "said"),
     [
         ("strategies", "stratified", "start", "carry", 'strategies.stratified.start was "carry", now "zero"'),
-        ("simulation", None, "step_ms", 50, "simulation.step_ms was 50, now 100.0"),
+        ("simulations", "made-up/random/cnn/asp", "step_ms", 50, "asp.step_ms was 50, now 100.0"),
     ],
 )
 def test_so_is_one_of_a_strategy_or_of_virtual_time(
-    part: str, name: str | None, key: str, value: object, said: str, tmp_path: Path
+    part: str, name: str, key: str, value: object, said: str, tmp_path: Path
 ) -> None:
     claim(make_plan(), tmp_path)
     stored = json.loads((tmp_path / "plan.json").read_bytes())
-    (stored[part][name] if name else stored[part])[key] = value
+    stored[part][name][key] = value
     (tmp_path / "plan.json").write_text(json.dumps(stored))
     with pytest.raises(UsageError, match=said):
         claim(make_plan(), tmp_path)
@@ -91,6 +91,34 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds other files"):
         claim(make_plan(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_protocol_with_a_time_of_its_own_is_added_in_any_place(tmp_path: Path) -> None:
+    slow = {"slow": {"protocol": "asp", "step_ms": 50}}
+    claim(make_plan(), tmp_path)
+    claim(make_plan(protocols=slow | {"asp": {"protocol": "asp"}}), tmp_path)
+
+
+def test_a_file_that_a_flag_names_and_that_was_edited_since_is_another_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(models={"mine": {"model": "my_net:make"}})
+    Path("my_net.py").write_text("def make(shape, classes): ...")
+    claim(plan, tmp_path / "study")
+    claim(plan, tmp_path / "study")
+    Path("my_net.py").write_text("def make(shape, classes): ...  # another")
+    with pytest.raises(UsageError, match=r"is the study of another plan: sources.models.mine.model was "):
+        claim(plan, tmp_path / "study")
+
+
+@pytest.mark.parametrize("tests", [3, {"margin": "x"}, {"baseline": None}, {"colour": "red"}])
+def test_tests_that_no_study_began_with_are_broken_data(tests: object, tmp_path: Path) -> None:
+    claim(make_plan(), tmp_path)
+    stored = json.loads((tmp_path / "plan.json").read_bytes())
+    (tmp_path / "plan.json").write_text(json.dumps(stored | {"tests": tests}))
+    with pytest.raises(DataError, match=r"plan.json is damaged"):
+        claim(make_plan(), tmp_path)
 
 
 def test_a_damaged_plan_is_broken_data(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from tests.made_up_study import make_plan, make_records, normal
-from trainer.study.ledger import Contents, Ledger, environments, run_of
+from trainer.study.ledger import Contents, Ledger, dumps, environments, run_of
 from trainer.study.plan import Run, StudyPlan
 from trainer.study.runner import batches
 from trainer.study.sets import SetKey
@@ -58,6 +58,44 @@ def test_a_line_that_is_none_is_broken_data(tmp_path: Path) -> None:
     filled(path, 2)
     path.write_bytes(path.read_bytes() + b'{"run": 3}\n')
     with pytest.raises(DataError, match="line 3 is no line of a ledger"):
+        Ledger(path)
+
+
+DAMAGES: list[dict[str, object]] = [
+    {"data": {}},
+    {"curve": {"epoch": [1, 2], "accuracy": [0.5]}},
+    {"curve": {"epoch": [1], "accuracy": ["half"]}},
+    {"curve": 3},
+    {"sharding": {"mmd_ratio": "x"}},
+    {"sharding": {"class_counts": [1, 2]}},
+    {"staleness": "x"},
+    {"wall_s": None},
+    {"seeds": {"model": 99}},
+    {"failed": "it diverged"},
+    {"final_accuracy": None},
+    {"final_accuracy": 1.5},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_line_with_what_no_run_wrote_is_broken_data(damage: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    whole = filled(path, 2)
+    line = dumps(list(whole.records.values())[1] | damage)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + line)
+    with pytest.raises(DataError, match="line 2 is no line of a ledger"):
+        Ledger(path)
+
+
+def test_a_line_without_what_every_run_writes_is_broken_data(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    record = next(iter(filled(path, 1).records.values()))
+    for key in ("run", "seeds", "data", "shards", "sharding", "wall_s", "failed", "curve", "parameters", "staleness"):
+        path.write_bytes(dumps({name: value for name, value in record.items() if name != key}))
+        with pytest.raises(DataError, match="line 1 is no line of a ledger"):
+            Ledger(path)
+    path.write_bytes(b"[" * 100_000 + b"\n")
+    with pytest.raises(DataError, match="line 1 is no line of a ledger"):
         Ledger(path)
 
 

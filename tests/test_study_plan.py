@@ -12,7 +12,7 @@ from tests.made_up_study import make_plan
 from trainer.config import Config
 from trainer.study.__main__ import find_plan, main, share, shared, shipped
 from trainer.study.cases import case_of, check, essentials
-from trainer.study.plan import Cell, Run, argv_of, read_plan, seeds_of
+from trainer.study.plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
 from trainer.study.sets import SetKey
 
 PLAN = """
@@ -147,7 +147,7 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": 'beside = "../x"'}, "beside must be the name of a study's folder next to this one's, got '../x'"),
     ({"more": "beside = 2"}, "beside = 2 is not a text"),
     ({"more": "margim = 0.1"}, "unknown key 'margim'"),
-    ({"more": "models = 3"}, "plan"),
+    ({"more": 'skip = ["*/random/*"]'}, "skip leaves out the baseline, random, which the others are held against"),
     ({"more": 'skip = ["nothing"]'}, "skip: no cell is named nothing"),
     ({"more": 'skip = ["*"]'}, "skip leaves nothing to train"),
     ({"training": "epochs = [1]"}, "training.epochs = [1] is not the value of a flag"),
@@ -165,6 +165,13 @@ def test_a_plan_that_cannot_be_is_one_line(values: dict[str, str], said: str, tm
     assert str(raised.value).count("\n") == 0 or "cannot be read" in str(raised.value)
 
 
+@pytest.mark.parametrize("table", ["datasets", "shardings", "models", "protocols"])
+def test_what_should_be_a_table_of_tables_is_one_line(table: str) -> None:
+    for value in (3, {"name": 3}):
+        with pytest.raises(UsageError, match=rf"^{table}(\.name)? = 3 is not a table: write \[{table}\.NAME\]$"):
+            plan_of({"seeds": 2, table: value})
+
+
 BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"shardings": {"x": {"strategy": "magic"}}}, "[shardings.x]: argument --strategy: invalid choice: 'magic'"),
     ({"shardings": {"x": {"strategy": "random", "clusters": 3}}}, "--strategy random has no --clusters 3"),
@@ -175,6 +182,13 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"training": {}}, "give the length of the run"),
     ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is what the study itself chooses"),
     ({"models": {"m": {"model": "vgg"}}}, "--model vgg is none of"),
+    (
+        {"models": {"m": {"model": "no_module_here:net"}}},
+        "--model no_module_here:net: there is no module no_module_here",
+    ),
+    ({"models": {"m": {"model": "json:net"}}}, "has no function net"),
+    ({"training": {"epochs": 1, "tensorboard": True}}, "[training]: tensorboard is what the study itself chooses"),
+    ({"shardings": {"x": {"strategy": "random", "unlabelled": True}}}, "[shardings.x]: unlabelled = true"),
     ({"protocols": {"p": {"protocol": "later"}}}, "argument --protocol: invalid choice: 'later'"),
     ({"protocols": {"p": {"protocol": "asp", "speed": 1}}}, "speed = 1: there is no such flag"),
     ({"training": {"epochs": 1, "outp": "/x"}}, "outp = '/x': there is no such flag"),

@@ -143,8 +143,11 @@ def test_a_finished_study_repeats_nothing_and_more_seeds_add_to_it(whole: Path, 
     study = copy_of(whole, tmp_path / "study")
     before = (study / "ledger.jsonl").read_bytes()
     plan = write_plan(tmp_path, shards)
+    left = study / "runs" / "of-a-study-that-was-killed-behind-its-line"
+    left.mkdir(parents=True)
     assert main([plan, "--output", str(study), "--quiet"]) == 0
     assert (study / "ledger.jsonl").read_bytes() == before
+    assert not left.parent.exists()
     assert main([plan, "--output", str(study), "--quiet", "--seeds", "3"]) == 0
     after = (study / "ledger.jsonl").read_bytes()
     assert after.startswith(before)
@@ -160,6 +163,9 @@ def test_hosts_that_share_a_study_have_the_ledger_of_one(whole: Path, shards: Pa
     merging = [plan, "--output", str(parts[0]), "--merge", str(parts[1]), "--report-only", "--quiet"]
     assert main(merging) == 0
     assert lines(parts[0]) == lines(whole)
+    merging = [plan, "--output", str(tmp_path / "new"), "--merge", *map(str, parts), "--report-only", "--quiet"]
+    assert main(merging) == 0
+    assert lines(tmp_path / "new") == lines(whole)
 
 
 def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: Path, tmp_path: Path) -> None:
@@ -195,6 +201,16 @@ def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
         measure(plan, run, str(shards), tmp_path / "run")
     fail_with(Diverged("the run diverged: its loss is no number (see build/run)"))
     assert measure(plan, run, str(shards), tmp_path / "run")["failed"] == "the run diverged: its loss is no number"
+
+
+def test_a_study_beside_itself_and_a_folder_that_cannot_be_are_one_line(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards))
+    (tmp_path / "study" / ".lock").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"^--output .*study cannot be written: Is a directory; choose another folder"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+    plan.write_text('beside = "study"' + plan.read_text())
+    with pytest.raises(UsageError, match=r"beside = 'study' is the study in .*study itself"):
+        main([str(plan), "--output", str(tmp_path / "study")])
 
 
 def test_a_study_that_was_killed_in_its_first_write_is_begun(shards: Path, tmp_path: Path) -> None:
@@ -301,9 +317,8 @@ batch_size = 40
     )
     study = tmp_path / "study"
     command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(study)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
-    )
+    env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert "sharding: 4 sets" in done.stderr  # random has a set a seed, the others one for all
     assert not (study / "sets").exists()
@@ -318,12 +333,15 @@ batch_size = 40
     assert found["sample/blocks/logistic/bsp/0"]["sharding"]["cramers_v"] > 0.8
     assert found["sample/stratified/logistic/bsp/0"]["sharding"]["cramers_v"] < 0.05
     # more seeds: the sets are made again, and are those that the ledger knows
-    done = subprocess.run(
-        [*command, "--seeds", "3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
-    )
+    done = subprocess.run([*command, "--seeds", "3", "--keep-sets"], cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert len(lines(study)) == 9
+    # other images: as a study that was killed early, this one has sets of those that the plan named then
+    other = tmp_path / "other"
+    assert pipeline_main(["sample", "--to", str(other), "--rows", "400", "--test-rows", "60", "--seed", "5"]) == 0
+    plan.write_text(plan.read_text().replace(f'"{data}"', f'"{other}"'))
+    (study / "ledger.jsonl").unlink()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().endswith(f"to have all made again, delete {study}/sets and {study}/datasets")
+    assert not (study / "ledger.jsonl").exists()

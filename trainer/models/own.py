@@ -35,9 +35,10 @@ class OwnModel(ModelSpec):
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
         """What the function returns, if it is a model that turns two black images into logits: checked here, not by a
         worker. Raises UsageError."""
-        return _checked(self._function()(shape, num_outputs), self.reference, shape, num_outputs)
+        return _checked(self.function()(shape, num_outputs), self.reference, shape, num_outputs)
 
-    def _function(self) -> Any:
+    def function(self) -> Any:
+        """The function that is named. Raises UsageError where there is none, and what its module raises."""
         module_name, _, function_name = self.reference.partition(":")
         module = _import(self.reference, module_name)
         function = getattr(module, function_name, None)

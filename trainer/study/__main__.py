@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -104,7 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.report_only:
         check(plan)
     signal.signal(signal.SIGTERM, _on_sigterm)
-    with locked(root):
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(root))
+        except OSError as error:
+            raise UsageError(f"--output {root} cannot be written: {error.strerror}; choose another folder") from None
         say = _silent if args.quiet else _say
         claim(plan, root)
         jobs = args.jobs or (1 if plan.backend == "processes" else usable_cores())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +17,21 @@ from trainer import simulate
 from trainer.config import Config
 from trainer.flags import config_of
 from trainer.flags import flags as trainer_flags
+from trainer.models.own import OwnModel, is_reference
+from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.simulation.options import Simulated
-from trainer.study.plan import Cell, Run, StudyPlan, argv_of
+from trainer.study.plan import TABLES, Cell, Run, StudyPlan, argv_of, without_places
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards
 
+HOST = tuple(field.name for field in fields(Options))  # flags of how a host takes part in a run
 # What the study fills in itself, a table's owner and key.
 FILLED = {
     "datasets": ("to", "workers", "order"),
     "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
-    "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "resume", "overwrite", "replay", "compare"),
+    "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
 FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
 READY, ORDER = "shards", "order"  # keys of [shardings.NAME] beside the flags of its command
@@ -64,11 +69,34 @@ def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in config.essentials().items() if name not in varied}
 
 
-def simulation_of(plan: StudyPlan) -> dict[str, Any]:
-    """What decides virtual time, by the names of the flags, defaults included; nothing on real processes."""
-    simulated = case_of(plan, Run(plan.cells()[0], 0), "shards", Path("run")).simulated
+def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
+    """What decides a cell's virtual time, by the names of the flags, defaults included; nothing on real processes."""
+    simulated = case_of(plan, Run(cell, 0), "shards", Path("run")).simulated
     said = simulated.to_json() if simulated else {}
     return {name: value for name, value in said.items() if name not in ("schedule_seed", "workers", "rows")}
+
+
+def sources(plan: StudyPlan) -> dict[str, str]:
+    """Digests of the files that flags name, by the place of the flag in the plan: a model's module, a table of embeddings.
+    What data sets and ready sets hold is in every line of the ledger instead."""
+    found = {}
+    for table in (*TABLES, "training", "virtual"):
+        members = getattr(plan, table)
+        for owner, keys in members.items() if table in TABLES else [("", members)]:
+            for key, value in without_places(keys).items():
+                path = _file_of(value)
+                if path:
+                    found[".".join(filter(None, (table, owner, key)))] = sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def _file_of(value: Any) -> Path | None:
+    """The file that the value of a flag names, MODULE:FUNCTION included; None where it names none."""
+    if not isinstance(value, str) or not re.search("[:/.]", value):  # a strategy's name may be that of a file here, too
+        return None
+    module, _, function = value.partition(":")
+    places = [value, function] + [f"{module.replace('.', '/')}.py"] * is_reference(value)
+    return next((path for path in map(Path, filter(None, places)) if path.is_file()), None)
 
 
 def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
@@ -164,7 +192,8 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     order = keys.get(ORDER, "given")
     if order not in ("given", "class-blocks"):
         raise UsageError(f"order must be given or class-blocks, got {order!r}")
-    read_request(_shard_flags(plan, name))
+    if read_request(_shard_flags(plan, name)).unlabelled:
+        raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
     _check_varies(plan, draws=strategy_of(plan, name).draws())
 
 
@@ -190,6 +219,8 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
     case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
     if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
         raise UsageError("a study trains on its shards: leave out compute and workers")
+    if isinstance(case.config.model, OwnModel):
+        case.config.model.function()
     check_shares(case.config, plan.workers)
     if case.simulated:
         case.simulated.check(plan.workers)

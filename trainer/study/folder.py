@@ -10,10 +10,11 @@ from typing import Any
 
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError, UsageError
-from trainer.study.cases import READY, essentials, simulation_of, strategy_of
+from trainer.study.cases import READY, essentials, simulation_of, sources, strategy_of
 from trainer.study.plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
+OLDER_WITHOUT = ("strategies", "simulations", "sources")  # of what a plan.json may say
 
 
 def claim(plan: StudyPlan, root: Path) -> None:
@@ -49,7 +50,8 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
     try:
         stored: dict[str, Any] = json.loads(path.read_bytes())
         parts = {"plan": "", "training": ""}  # and where in the plan a difference is
-        parts |= {part: part for part in ("strategies", "simulation") if part in stored}  # older studies have them not
+        parts |= {part: part for part in OLDER_WITHOUT if part in stored}
+        _check_tests(stored.get("tests"))
         found = (_difference(stored[part], asked[part], place) for part, place in parts.items())
         difference = next(filter(None, found), None)
     except FileNotFoundError:
@@ -63,16 +65,25 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
 
 def _identity(plan: StudyPlan) -> dict[str, Any]:
     """What a study's folder says of its plan, every default included, as it is read back."""
+    cells = plan.cells()
     asked = {
         "plan": plan.identity(),
-        "training": {str(cell): essentials(plan, cell) for cell in plan.cells()},
+        "training": {str(cell): essentials(plan, cell) for cell in cells},
         "strategies": {
             name: strategy_of(plan, name).params() for name, keys in plan.shardings.items() if READY not in keys
         },
-        "simulation": simulation_of(plan),
+        "simulations": {str(cell): simulation_of(plan, cell) for cell in cells},
+        "sources": sources(plan),
     }
     said: dict[str, Any] = json.loads(json.dumps(asked))
     return said
+
+
+def _check_tests(begun: Any) -> None:
+    """Raises ValueError for what no study wrote; None is what older ones did."""
+    kinds: dict[str, Any] = {"baseline": str, "margin": (int, float), "seeds": int}
+    if begun is not None and not all(isinstance(value, kinds[key]) for key, value in begun.items()):
+        raise ValueError
 
 
 def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:

@@ -15,6 +15,10 @@ from trainer.study.plan import Cell, Run, StudyPlan
 Record = dict[str, Any]  # a line: what trainer.study.measure writes
 LEDGER = "ledger.jsonl"
 KINDS: dict[str, type] = {"run": str, "seeds": dict, "data": dict, "shards": str, "sharding": dict, "environment": dict}
+SIDES = ("train", "eval")
+COUNTS = 5  # rows of a class that shards have: the least, the quartiles, the most
+TOTALS = ("seconds", "updates", "rejected", "restarts")
+SCORES = ("best_accuracy", "best_epoch", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
 # Two hosts, or two tries, of one run agree on these; times and machines may differ.
 PROMISED = ("seeds", "shards")
 OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
@@ -78,7 +82,7 @@ class Ledger:
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
                 record = parse(line)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise DataError(f"{self.path}, line {number} is no line of a ledger; restore the file") from None
             before = self.records.get(record["run"])
             if before and _differing(before, record):
@@ -131,16 +135,44 @@ def _machine(record: Record) -> str:
 
 
 def parse(line: bytes) -> Record:
-    """A line as a record. Raises ValueError, KeyError or TypeError for what no run wrote."""
+    """A line as a record. Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for what no run wrote."""
     record: Record = json.loads(line, parse_constant=_no_number)
     run_of(record)
     for key, kind in KINDS.items():
         if not isinstance(record[key], kind):
             raise TypeError(key)
-    accuracy = record["final_accuracy"]
-    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
-        raise ValueError(accuracy)
+    _check(all(isinstance(record["data"][side], str) for side in SIDES))
+    seed = run_of(record).seed
+    _check(all(value in (0, seed) for value in record["seeds"].values()))
+    counts = record["sharding"].get("class_counts", [])
+    facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
+    _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
+    _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
+    accuracy, diverged = record["final_accuracy"], record["failed"] is not None
+    _check((accuracy is None) == diverged and (diverged or (_numbers([accuracy]) and 0 <= accuracy <= 1)))
+    if not diverged:
+        _check(isinstance(record["parameters"], str))
+        _check(_numbers([record[key] for key in TOTALS] + [record["staleness"]["mean"]]))
+        _check(_numbers([value for key in SCORES if (value := record.get(key)) is not None]))
+        _check(_is_curve(record["curve"]))
     return record
+
+
+def _is_curve(curve: Any) -> bool:
+    """An accuracy at every epoch; None where there was no evaluation before the end."""
+    if curve is None:
+        return True
+    epochs, accuracies = curve["epoch"], curve["accuracy"]
+    return len(epochs) == len(accuracies) and _numbers([*epochs, *accuracies])
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _check(fits: bool) -> None:
+    if not fits:
+        raise ValueError
 
 
 def _no_number(text: str) -> float:

@@ -19,7 +19,7 @@ from trainer.study.children import task_of_parent
 
 
 def make(task: dict[str, Any]) -> None:
-    """Derive the data set where that is asked for, then shard it; what is there already stays."""
+    """Derive the data set where that is asked for, then shard it; what is there already stays, if it is what this makes."""
     if task["derive"]:
         asked = task["derive"]
         derive(asked["source"], Path(asked["target"]), Derivation(**asked["derivation"]), asked["evaluation"])

@@ -38,6 +38,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
 
     Raises JobError for what is no result: broken shards, a full disk, a run that could not start."""
     case = case_of(plan, run, shards, folder)
+    made_on = environment(case)  # before the training: the code may be edited meanwhile
     begun, cpu = time.monotonic(), time.process_time()
     failed, result = None, None
     try:
@@ -52,7 +53,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
         "wall_s": round(time.monotonic() - begun, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # that of other processes is unknown
-        "environment": environment(),
+        "environment": made_on,
     }
 
 
@@ -108,8 +109,10 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
-def environment() -> dict[str, Any]:
-    """What could change the numbers, and the times: versions, the processor, and a digest of this program's own code."""
+def environment(case: Case) -> dict[str, Any]:
+    """What could change the numbers, and the times: versions, processor, device, and a digest of this program's own code."""
+    from trainer.models.devices import pick_device
+
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
@@ -118,6 +121,7 @@ def environment() -> dict[str, Any]:
         "code": _code_digest(),
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "device": pick_device(case.config.processes.device, 0).type,
     }
 
 

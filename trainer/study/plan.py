@@ -153,7 +153,7 @@ class StudyPlan:
     def identity(self) -> dict[str, Any]:
         """What a study's folder must agree on: all but the seeds and where the data are; names of more members are fine."""
         tables = {
-            table: {name: _without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES
+            table: {name: without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES
         }
         scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
@@ -227,7 +227,7 @@ def argv_of(keys: Table, flags: Container[str]) -> list[str]:
     return argv
 
 
-def _without_places(keys: Table) -> dict[str, Any]:
+def without_places(keys: Table) -> dict[str, Any]:
     """A data set or a ready shard set may lie elsewhere on another host: its content is compared, not its path."""
     return {key: value for key, value in keys.items() if key not in ("input", "eval_input", "shards")}
 

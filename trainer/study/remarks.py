@@ -17,6 +17,7 @@ MAKERS = {
     "numpy": "numpy",
     "python": "Python",
     "processor": "processors",
+    "device": "devices",
 }
 
 

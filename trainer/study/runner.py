@@ -41,7 +41,7 @@ class Runner:
         self.took: dict[str, list[float]] = {}  # seconds of this start's runs, by what they cost
         self.began: dict[Run, float] = {}  # those under way
         self.children: set[Child] = set()
-        self.failures: list[JobError] = []
+        self.failures: dict[Run, JobError] = {}
         self.stopped = False
 
     def run(self, runs: Sequence[Run]) -> None:
@@ -51,7 +51,7 @@ class Runner:
         MAX_FAILURES could not be done. Raises DataError before the first where a ready set is not of the others' images."""
         waiting = [run for run in runs if run not in self.ledger]
         self._check_ready(waiting)
-        total, self.left = len(runs), len(waiting)
+        total, self.left, self.jobs = len(runs), len(waiting), max(1, min(self.jobs, len(waiting)))
         self.say(f"{total} runs, {total - len(waiting)} of them done, {self.jobs} at once")
         open_runs = Counter(map(self.sets.key, waiting))
         for part in batches(waiting, self.sets.key, SETS_AT_ONCE):
@@ -61,13 +61,13 @@ class Runner:
             self.sets.make(missing)
             self._train(part, open_runs, waiting, total)
         if self.failures:
-            raise self.failures[0]
+            raise next(iter(self.failures.values()))
         self._drop({self.sets.key(run) for run in runs})
         if not self.keep_sets:
             self.sets.drop_datasets()
-        for name in (RUNS, SETS):
-            with suppress(OSError):  # not there, or not empty
-                (self.root / name).rmdir()
+        shutil.rmtree(self.root / RUNS, ignore_errors=True)  # what a study left that was killed behind a run's line
+        with suppress(OSError):  # not there, or kept
+            (self.root / SETS).rmdir()
 
     def _check_ready(self, waiting: Sequence[Run]) -> None:
         """Those that the study makes are of one data set; of a ready one, only the images tell."""
@@ -115,10 +115,10 @@ class Runner:
 
     def _failed(self, run: Run, error: JobError) -> None:
         """Raises the first error once too many runs could not be done."""
-        self.failures.append(error)
+        self.failures[run] = error
         self.say(f"not done: {error}")
         if len(self.failures) >= MAX_FAILURES:
-            raise self.failures[0]
+            raise next(iter(self.failures.values()))
 
     def _drop(self, keys: set[SetKey]) -> None:
         if not self.keep_sets:
@@ -184,7 +184,8 @@ class Runner:
         return {run: UnderWay(now - start, done_of(self._folder(run))) for run, start in began.items()}
 
     def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, UnderWay]) -> float:
-        return remaining_s([run for run in waiting if run not in self.ledger], self.took, self.jobs, under_way)
+        left = [run for run in waiting if run not in self.ledger and run not in self.failures]
+        return remaining_s(left, self.took, self.jobs, under_way)
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:

@@ -40,6 +40,7 @@ class Sets:
 
     def __init__(self, plan: StudyPlan, root: Path) -> None:
         self.plan, self.root = plan, root
+        self.made: set[SetKey] = set()
         self.draws = {
             name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).draws())
             for name, keys in plan.shardings.items()
@@ -54,19 +55,24 @@ class Sets:
         return str(ready) if ready else str(self.root / SETS / str(key))
 
     def missing(self, keys: Iterable[SetKey]) -> list[SetKey]:
-        """Those that are to be made and not committed yet."""
-        made = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
-        return [key for key in made if not (Path(self.uri(key)) / "manifest.json").exists()]
+        """Those that are not known to be made, and of the plan's data: a study that was killed left sets of what these held
+        then."""
+        own = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
+        return [key for key in own if key not in self.made]
 
     def make(self, keys: Iterable[SetKey]) -> None:
-        """Raises the error of the job that failed."""
-        tasks = [self._task(key) for key in keys]
+        """Make sets, or find that they are there as they would be made. Raises the error of the job that failed."""
+        tasks = {key: self._task(key) for key in keys}
         if not tasks:
             return
-        code, said = run_child("trainer.study.make_sets", tasks)
+        code, said = run_child("trainer.study.make_sets", list(tasks.values()))
         if code:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-            raise kinds.get(code, JobError)(f"the shard sets could not be made: {said or 'failed without a word'}")
+            reason = said.partition("; pass --overwrite")[0] or "failed without a word"  # the study has no such flag
+            folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
+            advice = f"; to have all made again, delete {' and '.join(folders)}" if folders else ""
+            raise kinds.get(code, JobError)(f"the shard sets could not be made: {reason}{advice}")
+        self.made |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, int | None]:
         """Whose rows a run's are (those of a ready set are its own), and the seed of its shards."""
@@ -77,6 +83,7 @@ class Sets:
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more; a ready one stays."""
         if READY not in self.plan.shardings[key.sharding]:
+            self.made.discard(key)
             _delete(self.root / SETS / str(key))
 
     def drop_datasets(self) -> None:

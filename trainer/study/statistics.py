@@ -113,7 +113,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
     if n < 3:
         return None
     ratio = sd_ratio(a, b)
-    paired = _paired(b, a)
+    interval, difference_p = paired(b, a)
     return Comparison(
         n=n,
         sd_ratio=ratio,
@@ -123,8 +123,8 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         spread_p=spread_p(a, b),
         brown_forsythe_p=brown_forsythe(a, b)[1],
         difference=float((b - a).mean()),
-        difference_interval=paired[0],
-        difference_p=paired[1],
+        difference_interval=interval,
+        difference_p=difference_p,
         equivalence_p=equivalence_p(b, a, margin),
         correlation=float(np.corrcoef(a, b)[0, 1]) if _sd(a) and _sd(b) else math.nan,
     )
@@ -279,7 +279,7 @@ def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
     return round(high, 2)
 
 
-def _paired(b: Floats, a: Floats) -> tuple[Interval, float]:
+def paired(b: Floats, a: Floats) -> tuple[Interval, float]:
     """The interval and the p-value of the mean of b - a; 1 where all pairs differ by the same: nothing can be tested."""
     if not _sd(b - a):
         mean = float((b - a).mean())
