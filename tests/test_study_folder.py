@@ -110,6 +110,8 @@ def test_a_file_that_a_flag_names_and_that_was_edited_since_is_another_plan(
     Path("my_net.py").write_text("def make(shape, classes): ...  # another")
     with pytest.raises(UsageError, match=r"is the study of another plan: sources.models.mine.model was "):
         claim(plan, tmp_path / "study")
+    Path("my_net.py").rename("moved")  # such as on a host that only merges
+    refuse_other_plan(plan, tmp_path / "study")
 
 
 @pytest.mark.parametrize("tests", [3, {"margin": "x"}, {"baseline": None}, {"colour": "red"}])

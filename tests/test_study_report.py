@@ -164,11 +164,14 @@ def test_what_else_differs_from_a_study_beside_is_told() -> None:
     plan = make_plan(WAYS, seeds=5, beside="there")
     theirs = make_records(plan, draw)
     for record in theirs:
-        record["environment"] = record["environment"] | {"processor": "another"}
+        record["environment"] = record["environment"] | {"processor": "another", "device": "cuda"}
         record["seeds"] = record["seeds"] | {"model": 99}
         if "/stratified/" in record["run"]:
             record["sharding"] = record["sharding"] | {"mmd_ratio": 7.0}
-    found = analyse(plan, make_records(plan, draw), theirs)
+    ours = make_records(plan, draw)
+    for record in ours:
+        record["environment"] = record["environment"] | {"processor": "one"}  # and of devices it knows nothing
+    found = analyse(plan, ours, theirs)
     assert [twins.member for twins in found.twins] == ["random", "round_robin", "all"]
     text = said(found)
     assert "Beside the runs of equal images and shards, but other seeds, of there: random's mean is" in text

@@ -52,6 +52,8 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
         parts = {"plan": "", "training": ""}  # and where in the plan a difference is
         parts |= {part: part for part in OLDER_WITHOUT if part in stored}
         _check_tests(stored.get("tests"))
+        if "sources" in stored:  # a file that is not here cannot be another one
+            stored["sources"] = {key: value for key, value in stored["sources"].items() if key in asked["sources"]}
         found = (_difference(stored[part], asked[part], place) for part, place in parts.items())
         difference = next(filter(None, found), None)
     except FileNotFoundError:

@@ -124,9 +124,7 @@ def twins(analysis: Analysis, setting: Setting) -> list[str]:
     lines = [f"Beside {runs} of {other}{where(analysis, setting)}: {'; '.join(_twin(analysis, t) for t in found)}."]
     if lone := [name for name in setting.members if name not in {twins.member for twins in found}]:
         lines.append(f"Of {listed(lone)} {other} has no {FEWEST} runs of equal images and shards.")
-    if differing := [
-        words for key, words in MAKERS.items() if any(_values(t, key, 0) != _values(t, key, 1) for t in found)
-    ]:
+    if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in found)]:
         lines.append(
             f"Its runs were made by other {listed(differing)} than these: what differs may come from that too."
         )
@@ -145,8 +143,10 @@ def _twin(analysis: Analysis, twins: Twins) -> str:
     return text
 
 
-def _values(twins: Twins, key: str, side: int) -> set[str]:
-    return {str(environment.get(key, "unknown")) for environment, _ in twins.made[side]}
+def _differ(twins: Twins, key: str) -> bool:
+    """Of what both studies know of their runs' makers: older ones know less."""
+    here, there = ({str(made[key]) for made, _ in side if key in made} for side in twins.made)
+    return bool(here and there) and here != there
 
 
 def paper(analysis: Analysis, setting: Setting) -> list[str]:
