@@ -44,10 +44,13 @@ def test_every_file_says_the_same(steadier: Analysis) -> None:
         if comparison:
             assert float(row["sd_ratio"]) == comparison["sd_ratio"]
             assert float(row["adjusted_spread_p"]) == comparison["adjusted_spread_p"]
+            equal = comparison["adjusted_equivalence_p"]  # of accuracies: the margin is none of losses
+            assert (row["adjusted_equivalence_p"] == "") == (equal is None) == ("accuracy" not in row["measure"])
     found = steadier.settings[0].members["stratified"]
     mean = f"{found.summaries[PRIMARY].mean:.4f}"
     assert mean in to_markdown(steadier)
     assert mean in to_latex(steadier)
+    assert to_latex(steadier).count(r"\resizebox{\linewidth}") == to_latex(steadier).count(r"\end{tabular}}") > 3
     assert r"round\_robin" in to_latex(steadier)
     for table in tables(steadier):
         assert all(len(row) == len(table.header) for row in table.rows), table.caption
@@ -232,4 +235,6 @@ def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: 
 
 
 def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
-    assert "Nothing can be said yet" in report_of(make_plan(WAYS), tmp_path, [])
+    text = report_of(make_plan(WAYS), tmp_path, [])
+    assert "Nothing can be said yet" in text
+    assert "adjusted over" not in text

@@ -75,6 +75,7 @@ def test_a_study_trains_every_run_and_leaves_ledger_and_report_alone(whole: Path
     found = lines(whole)
     assert sorted(found) == [f"small/{way}/logistic/asp/{seed}" for way in ("one", "two") for seed in (0, 1)]
     assert all(record["final_accuracy"] > 0.1 and record["updates"] == 120 for record in found.values())
+    assert {record["environment"]["device"] for record in found.values()} <= {"cpu", "cuda"}
     assert (whole / "report.html").exists()
     files = {"ledger.jsonl", "plan.json", "report.html", "README.md", "tables.tex", "results.csv", "results.json"}
     assert {path.name for path in whole.iterdir() if path.name != ".lock"} == files

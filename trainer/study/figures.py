@@ -13,6 +13,9 @@ from pipeline.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows
 from trainer.study.analysis import PRIMARY, Curves, Member, Setting
 from trainer.study.published import published_of
 from trainer.study.statistics import Interval
+from trainer.study.words import QUALITIES_IN_FULL
+
+DECADE = 10.0
 
 MAX_LINES = 60  # runs drawn one by one
 
@@ -32,7 +35,7 @@ def learning(setting: Setting) -> Figure | None:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.set_xlabel("epoch")
     axes[0].set_ylabel("evaluation accuracy")
-    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     return figure
 
 
@@ -103,7 +106,7 @@ def finals(setting: Setting) -> Figure | None:
             ax.plot(summary.mean_interval, [at, at], color="black", lw=1.5, zorder=1)
         ax.plot([summary.mean], [at], "|", color="black", ms=14, mew=2)
     name_rows(ax, [name for name, _ in rows])
-    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     ax.set_xlabel("final evaluation accuracy: every run, the mean and its 95 % interval")
     return figure
 
@@ -144,13 +147,13 @@ def quality(setting: Setting) -> Figure | None:
     if not rows:
         return None
     figure, axes = canvas(3.4, columns=2, sharey=True)
-    for ax, key, label in zip(
-        axes, ("mmd_ratio", "chi_square"), ("MMD2, of an even share's", "chi-square of classes"), strict=True
-    ):
+    for ax, (key, label) in zip(axes, QUALITIES_IN_FULL.items(), strict=True):
+        drawn: list[float] = []
         for (name, member), colour in zip(rows, _colours(len(rows)), strict=True):
             done = [record for record in member.records if record[PRIMARY] is not None]
             accuracy = np.array([record[PRIMARY] for record in done])
             measured = [record["sharding"].get(key) for record in done]
+            drawn += [value for value in measured if value]
             ax.plot(
                 measured,
                 100 * np.abs(accuracy - np.median(accuracy)),
@@ -161,7 +164,8 @@ def quality(setting: Setting) -> Figure | None:
                 mec="none",
                 label=name,
             )
-        ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
+        if drawn and max(drawn) > DECADE * min(drawn):  # else a log scale would have one tick
+            ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)
     axes[0].set_ylabel("distance from the median, points")

@@ -68,10 +68,10 @@ class Sets:
         code, said = run_child("trainer.study.make_sets", list(tasks.values()))
         if code:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-            reason = said.partition("; pass --overwrite")[0] or "failed without a word"  # the study has no such flag
-            folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
-            advice = f"; to have all made again, delete {' and '.join(folders)}" if folders else ""
-            raise kinds.get(code, JobError)(f"the shard sets could not be made: {reason}{advice}")
+            if code == UsageError.exit_code:  # what is there is of other data; the job's own advice is about its flags
+                folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
+                said = f"{said.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
+            raise kinds.get(code, JobError)(f"the shard sets could not be made: {said or 'failed without a word'}")
         self.made |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ from trainer.study.beside import ALL
 from trainer.study.findings import findings
 from trainer.study.published import RUNS, Printed, PublishedTable, published_of
 from trainer.study.statistics import f_interval
-from trainer.study.words import POINTS, QUALITIES, number, p_value
+from trainer.study.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
 
 NAMES = {
     "final_accuracy": "final accuracy",
@@ -112,8 +112,7 @@ def _work(setting: Setting) -> Table:
 def _quality(setting: Setting) -> Table:
     header = (
         "sharding",
-        "MMD2 / that of a random split",
-        "chi-square of classes",
+        *QUALITIES_IN_FULL.values(),
         "Cramer's V",
         "copies",
         "sparse groups",

@@ -9,6 +9,7 @@ from trainer.study.statistics import Interval
 
 POINTS = 100  # percentage points of an accuracy
 QUALITIES = {"mmd_ratio": "MMD2", "chi_square": "chi-square of classes"}
+QUALITIES_IN_FULL = QUALITIES | {"mmd_ratio": "MMD2 / that of a random split"}
 
 
 def named(analysis: Analysis, setting: Setting, member: Member) -> str:
