@@ -10,12 +10,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import command_line
-from pipeline.errors import UsageError
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
@@ -30,8 +28,6 @@ PROGRAMS = {
     "embed": "trainer.embed.__main__",
     "study": "trainer.study.__main__",
 }
-TRAINER_NEEDS = ("torch", "zmq", "safetensors")
-STUDY_NEEDS = (*TRAINER_NEEDS, "statsmodels")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,16 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _train(command: str, argv: Sequence[str]) -> None:
     """Train, on real processes or in virtual time, and leave with the exit code."""
     program: Any = import_module(PROGRAMS[command])
-    needs, extra = (STUDY_NEEDS, "study") if command == "study" else (TRAINER_NEEDS, "trainer")
-
-    def checked() -> int:
-        for module in needs:
-            if find_spec(module) is None:
-                raise UsageError(f"{command} needs {module}, which is not installed: pip install 'sharding[{extra}]'")
-        code: int = program.main(argv)
-        return code
-
-    command_line.execute(checked, interrupted=program.INTERRUPTED)
+    command_line.execute(lambda: int(program.main(argv)), interrupted=program.INTERRUPTED)
 
 
 if __name__ == "__main__":

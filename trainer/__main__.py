@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pipeline import command_line
 from pipeline.errors import UsageError
+from pipeline.extras import require
 from pipeline.specs import add_flags, from_flags
 from trainer.api import train
 from trainer.cluster.hosts import Hosts
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = flags()
     add_flags(parser.add_argument_group("cluster", "the same command, given once"), Hosts)
     args = command_line.parse(parser, argv)
+    require("trainer", "training")
     hosts, options = from_flags(Hosts, args), options_of(args)
     if hosts.launcher and options.roles:
         raise UsageError("--roles is for hosts that are started by hand: leave it out, --launcher starts them")

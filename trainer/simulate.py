@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline import command_line
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
+from pipeline.extras import require
 from pipeline.specs import add_flags, from_flags
 from trainer.config import Config, Optimiser
 from trainer.flags import config_of, flags, options_of
@@ -79,6 +80,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
     args = command_line.parse(parser(), argv)
+    require("trainer", "training in virtual time")
     if args.replay:
         from trainer.simulation.replay import main as replay
 

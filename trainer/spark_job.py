@@ -14,8 +14,8 @@ import trainer
 from pipeline import command_line
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
+from pipeline.extras import require
 from trainer.api import train
-from trainer.cluster.spark import SparkLauncher
 from trainer.flags import config_of, flags, options_of
 
 PROG = "train.py"
@@ -41,6 +41,9 @@ def job_flags(description: str | None) -> Parser:
 def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     """Train on Spark; returns the exit code. Raises UsageError, DataError and JobError."""
     args = command_line.parse(job_flags(description), argv)
+    require("trainer", PROG)
+    from trainer.cluster.spark import SparkLauncher  # loads ZeroMQ
+
     config, options = config_of(args), options_of(args)
     given = next((name for name in BY_HAND if getattr(args, name)), None)
     if given:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pipeline.benchmark.experiment import add_experiment_flags, experiment_from_
 from pipeline.benchmark.results.summary import Summary, judge_goals, summarise
 from pipeline.command_line import Parser
 from pipeline.errors import UsageError
+from pipeline.extras import require
 from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
 from pipeline.spark.progress import PhaseLog
@@ -21,7 +21,6 @@ from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
 
 REPORT = "report.html"
-REQUIRED = ("torch", "zmq", "safetensors", "psutil")
 COLUMNS = ("model", "rows", "mini-batch", "system", "mini-batches", "seconds", "ms each", "MLlib / system")
 NUMBERS = (1, 2, 4, 5, 6, 7)  # columns
 
@@ -51,7 +50,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--data {args.data}: Spark's own readers, MLlib's among them, read no object store here; use hdfs://"
         )
-    _check_installed()
+    require("benchmark", "benchmark.py")
     from pipeline.benchmark.records import delete_records
     from pipeline.benchmark.results.report import render
     from pipeline.benchmark.run import run_experiment
@@ -74,12 +73,6 @@ def _check_output(uri: str) -> Path:
     if split_uri(uri)[0] not in ("", "file"):
         raise UsageError(f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs://")
     return Path(Store().resolve(uri).removeprefix("file:"))
-
-
-def _check_installed() -> None:
-    missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"the benchmark needs {', '.join(missing)} beside the pipeline: pip install '.[benchmark]'")
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:

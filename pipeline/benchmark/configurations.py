@@ -12,6 +12,7 @@ Model = Literal["logistic", "linear", "perceptron"]
 HIDDEN_LAYERS = (15, 15)
 MAX_WORKERS = 32  # more than cores; each is a process
 TOLERANCE = 1e-3  # MLlib's default
+BLOCK_ROWS = 128  # rows that MLlib's perceptron stacks into one matrix: its default
 
 
 @dataclass(frozen=True)

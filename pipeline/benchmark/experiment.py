@@ -6,10 +6,17 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from pipeline.benchmark.configurations import HYPERPARAMETERS, MAX_WORKERS, SYSTEMS, TOLERANCE, Model, System
+from pipeline.benchmark.configurations import (
+    BLOCK_ROWS,
+    HYPERPARAMETERS,
+    MAX_WORKERS,
+    SYSTEMS,
+    TOLERANCE,
+    Model,
+    System,
+)
 from pipeline.benchmark.problems import HIGGS, YEAR, Problem
 from pipeline.benchmark.results import published
-from pipeline.benchmark.systems.mllib import BLOCK_ROWS
 from pipeline.command_line import seed as parse_seed
 from pipeline.errors import UsageError
 from pipeline.specs import Spec, add_flags, option

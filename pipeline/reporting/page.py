@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.resources import files
 from typing import Any, NamedTuple
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FunctionLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from pipeline.reporting import plots
@@ -39,7 +41,7 @@ def template(package: str, name: str) -> Any:
     """A template of a package (a folder or a zip), which may extend base.html: every value escaped, an unknown name an
     error."""
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package), PackageLoader("pipeline.reporting")]),
+        loader=ChoiceLoader([FunctionLoader(_source_in(package)), FunctionLoader(_source_in("pipeline.reporting"))]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -47,3 +49,17 @@ def template(package: str, name: str) -> Any:
     )
     environment.filters["plain"] = plain
     return environment.get_template(name)
+
+
+def _source_in(package: str) -> Callable[[str], str | None]:
+    """Return a function that reads a template of a package, or returns None if the package has no such template.
+
+    jinja2's PackageLoader looks a zip up under its normalised path, where a package that Spark shipped is not found:
+    SparkFiles' root is ``.``, so that the path on sys.path contains ``/./``."""
+    folder = files(package) / "templates"
+
+    def source(name: str) -> str | None:
+        path = folder / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    return source

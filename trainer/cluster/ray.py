@@ -10,6 +10,7 @@ from typing import Any
 import pipeline
 import trainer
 from pipeline.errors import UsageError
+from pipeline.extras import require
 from trainer.cluster.launcher import Invitation, Part, Slot, invited
 from trainer.cluster.part import run_part
 from trainer.cluster.watched import Watched
@@ -69,10 +70,9 @@ class RayLauncher(Watched[Any]):
 
     def _connect(self) -> Any:
         """Ray, with a connection to the cluster: one that the program has already, else this launcher's own."""
-        try:
-            import ray
-        except ImportError:
-            raise UsageError("--launcher ray needs a package that is not installed: pip install '.[ray]'") from None
+        require("ray", "--launcher ray")
+        import ray
+
         if not ray.is_initialized():
             try:
                 ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=_packages())

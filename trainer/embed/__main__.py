@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline import command_line
 from pipeline.command_line import Parser
+from pipeline.extras import require
 from pipeline.specs import add_flags, from_flags
 from trainer.embed.options import Embedding
 
@@ -37,6 +38,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Embed as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
     asked = from_flags(Embedding, command_line.parse(parser(), argv))
+    require("trainer", "embed")
     from trainer.embed.run import embed  # loads torch
 
     made = embed(asked)

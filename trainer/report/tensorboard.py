@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.extras import require
 from trainer.run_files import TENSORBOARD
 
 Event = Mapping[str, Any]
@@ -53,12 +53,9 @@ class TensorBoardWriter:
     Look at them with ``tensorboard --logdir OUTPUT/tensorboard``. Raises UsageError where the package is missing."""
 
     def __init__(self, output: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(
-                "--tensorboard needs a package that is not installed: pip install '.[tensorboard]'"
-            ) from None
+        require("tensorboard", "--tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._open: Any = SummaryWriter
         self._folder = output / TENSORBOARD
         self._writer = self._open(self._folder)

@@ -15,6 +15,7 @@ from typing import NoReturn
 from pipeline import command_line
 from pipeline.command_line import CONF, Parser
 from pipeline.errors import JobError, UsageError
+from pipeline.extras import require
 from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.cases import check
@@ -87,6 +88,7 @@ def find_plan(name: str) -> StudyPlan:
 def main(argv: Sequence[str] | None = None) -> int:
     """Study as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
     args = parser().parse_args(argv)
+    require("study", "a study")
     plan = find_plan(args.plan)
     if args.seeds is not None:
         plan = replace(plan, seeds=seeds_of(args.seeds))

@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline import command_line
 from pipeline.atomic import write_durably
 from pipeline.errors import DataError, UsageError
+from pipeline.extras import require
 from trainer.study.__main__ import find_plan, shipped
 from trainer.study.ledger import LEDGER, Contents, Ledger
 from trainer.study.report import analysis_of, written
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the files instead of comparing them")
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    require("study", "checking a study")
     if not (args.folders or stored()):
         print(f"no study is stored in {RESULTS}: nothing to check")
     for folder in args.folders or stored():

@@ -18,7 +18,7 @@ from pyspark.ml.classification import MultilayerPerceptronClassifier
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.benchmark import arithmetic
-from pipeline.benchmark.configurations import Configuration
+from pipeline.benchmark.configurations import BLOCK_ROWS, Configuration
 from pipeline.benchmark.records import Measurement
 from pipeline.benchmark.systems.spark_metrics import count_jobs, driver_cpu_s
 from pipeline.benchmark.systems.timing import CpuMeter, time_call
@@ -27,7 +27,6 @@ from pipeline.errors import JobError
 
 WARM, WARM_UP_RUNS = 0.05, 6  # relative difference of two runs in a row, and how many there are at most
 CACHE_REPORT_S = 5.0  # Spark's status of what is cached comes a little late
-BLOCK_ROWS = 128  # that the perceptron stacks into one matrix: MLlib's default
 
 
 @dataclass(frozen=True)
