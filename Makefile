@@ -70,13 +70,13 @@ test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no tr
 	@$(ENV); $(TEST_ENV) python -m pytest -n 2 -m 'not slow' $(ARGS)
 
 test-airflow: $(READY_DEV) ## run the example DAG in a real Airflow, which is installed into .cache once (660 MB)
-	@$(ENV); TEST_AIRFLOW=1 $(TEST_ENV) python -m pytest tests/test_airflow.py $(ARGS)
+	@$(ENV); TEST_AIRFLOW=1 $(TEST_ENV) python -m pytest tests/clusters/test_airflow.py $(ARGS)
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times; SEED repeats what was drawn
-	@$(ENV); $(TEST_ENV) python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos-shards: $(READY_DEV) ## kill, freeze and starve sharding jobs at random moments, KILLS times; SEED repeats what was drawn
-	@$(ENV); $(TEST_ENV) python -m tests.chaos_shards --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(ENV); $(TEST_ENV) python -m tests.campaigns.shards --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(READY_DEV) ## run the linter, the format check and the type checker
 	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status
@@ -91,13 +91,13 @@ hdfs-down: $(READY_DEV) ## stop it; its data stay for the next start
 	@$(ENV); python -m tests.clusters hdfs down
 
 bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and spark.ml
-	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_sharding $(ARGS)
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.sharding $(ARGS)
 
 bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory with the least there could be (SHARDS=DIR)
-	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
 
 bench-cluster: $(READY_DEV) ## time a training run on a Spark cluster beside the same run on one host
-	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.bench_cluster $(ARGS)
+	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.cluster $(ARGS)
 
 study: $(READY_DEV) ## train PLAN (conf/study, or a file) with many seeds into build/study/PLAN, and report on it
 	@$(ENV); $(if $(filter quick,$(PLAN)),python -m pipeline sample --to $(SAMPLE);) \

@@ -19,7 +19,7 @@ from tests.clusters import QUICK_START
 # How long an example takes says how busy the machine is.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
-pytest_plugins = ["tests.clusters.fixtures", "tests.cluster_runs", "tests.places", "tests.selection"]
+pytest_plugins = ["tests.clusters.fixtures", "tests.clusters.cluster_runs", "tests.support.places"]
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
 

@@ -1,0 +1,1 @@
+"""Measurements beside peers: `python -m tests.benchmarks.NAME --help`."""

@@ -1,0 +1,141 @@
+"""The ways of carrying a push-pull round trip that bench_transport compares: what each starts for a case."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.benchmarks.peers import Counts
+from tests.support.configs import make_config
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import write_slice, write_state
+from trainer.config import Config, Facts, slice_bounds
+from trainer.launch.processes import Child, context
+from trainer.run_files import CHECKPOINTS
+from trainer.transport.addresses import local_addresses
+from trainer.transport.sockets import Secret
+
+SECRET = Secret("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class Case:
+    numbers: int
+    workers: int
+    servers: int
+
+    def __str__(self) -> str:
+        return f"{self.numbers / 1e6:.2f} M  N{self.workers} S{self.servers}"
+
+
+Start = Callable[[Case, Path, Counts], list[Child]]
+
+
+def _child(folder: Path, name: str, role: str, *arguments: object) -> Child:
+    return Child(name, folder / f"{name}.log", "tests.benchmarks.peers", role, *arguments)
+
+
+def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use_memory: bool) -> list[Child]:
+    """The trainer's servers from a first checkpoint of zeros, with a run so long that no other is ever due."""
+    config = make_config(
+        "",
+        folder,
+        servers=case.servers,
+        steps=10**9,
+        recipe="constant",
+        checkpoint_every_s=1e9,
+        same_host="memory" if use_memory else "socket",
+    )
+    facts = Facts(case.workers, 10**9, case.numbers, 0)
+    _first_checkpoint(config, facts)
+    servers = [
+        Child(
+            f"server-{index}",
+            folder / f"server-{index}.log",
+            "trainer.server.process",
+            config,
+            facts,
+            index,
+            addresses,
+            SECRET,
+        )
+        for index in range(case.servers)
+    ]
+    return servers + [
+        _child(folder, f"worker-{index}", "trainer_worker", config, facts, index, addresses, SECRET, use_memory, counts)
+        for index in range(case.workers)
+    ]
+
+
+def _first_checkpoint(config: Config, facts: Facts) -> None:
+    folder = folder_of(Path(config.run.output) / CHECKPOINTS, 0)
+    zeros = np.zeros(facts.elements, np.float32)
+    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, zeros, zeros)
+    clocks = dict.fromkeys(range(facts.num_workers), 0)
+    write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.elements, 0, config.identity()))
+
+
+def start_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(case.servers)]
+    addresses = [f"tcp://127.0.0.1:{listener.getsockname()[1]}" for listener in held]
+    for listener in held:
+        listener.close()
+    return _trainer(case, folder, counts, addresses, use_memory=False)
+
+
+def start_ipc(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    return _trainer(case, folder, counts, local_addresses(folder.name, case.servers), use_memory=False)
+
+
+def start_memory(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    return _trainer(case, folder, counts, local_addresses(folder.name, case.servers), use_memory=True)
+
+
+def start_raw_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    children, ports = [], []
+    for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers)):
+        with socket.create_server(("127.0.0.1", 0), backlog=case.workers) as listener:
+            ports.append(listener.getsockname()[1])
+            children.append(_child(folder, f"server-{index}", "tcp_server", listener, end - begin, case.workers))
+    return children + [
+        _child(folder, f"worker-{index}", "tcp_worker", index, case.numbers, ports, counts)
+        for index in range(case.workers)
+    ]
+
+
+def start_rpc(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    world, rendezvous = case.servers + case.workers, f"file://{folder}/rendezvous"
+    servers = [
+        _child(folder, f"server-{index}", "rpc_server", index, world, rendezvous, end - begin, case.workers)
+        for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers))
+    ]
+    return servers + [
+        _child(folder, f"worker-{index}", "rpc_worker", index, case.servers, world, rendezvous, case.numbers, counts)
+        for index in range(case.workers)
+    ]
+
+
+def start_memory_floor(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    values, momentum = (context().RawArray("f", case.numbers) for _ in range(2))
+    locks = [folder / f"lock-{index}" for index in range(case.servers)]
+    return [
+        _child(folder, f"worker-{index}", "memory_worker", index, case.workers, values, momentum, locks, counts)
+        for index in range(case.workers)
+    ]
+
+
+TCP, IPC, RAW, RPC = "ours, tcp", "ours, ipc", "raw TCP", "torch RPC"
+MEMORY, LOCKED = "ours, memory", "memory + lock"
+WAYS: dict[str, Start] = {
+    TCP: start_tcp,
+    IPC: start_ipc,
+    RAW: start_raw_tcp,
+    RPC: start_rpc,
+    MEMORY: start_memory,
+    LOCKED: start_memory_floor,
+}
+FLOOR_OF = {TCP: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED}

@@ -1,0 +1,1 @@
+"""Random faults in bulk: `python -m tests.campaigns.NAME --help`."""

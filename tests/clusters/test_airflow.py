@@ -1,0 +1,346 @@
+"""conf/airflow/sharding_dag.py in a real Airflow: intervals, reruns, hopeless failures, kills. `make test-airflow` runs it.
+
+Each run is a process of tests/clusters/airflow_runs.py, scheduler and task in one, on SQLite and a local Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.shardset.manifest import read_committed
+from pipeline.storage.store import Store
+from tests.clusters import ROOT, end_tree
+from tests.clusters.environments import AIRFLOW
+from tests.support.trainer_runs import until
+from trainer.runlog.read import read_pushes
+from trainer.runlog.run_folder import locked
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+START = "RUN "  # of a line of airflow_runs.py
+DAG = ROOT / "conf" / "airflow" / "sharding_dag.py"
+MONDAY, TUESDAY = "2026-01-05", "2026-01-06"
+QUICK = {
+    "PROJECT": repr(str(ROOT)),
+    "WORKERS": "2",
+    "TRAIN": '"--model logistic --protocol bsp --steps 2 --batch-size 40"',
+    "POLL": "timedelta(seconds=1)",
+    "RETRY_DELAY": "timedelta(seconds=1)",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run says of itself: its state, (state, try) of each task, (URI, extra) of each asset."""
+
+    run_id: str
+    state: str
+    tasks: dict[str, tuple[str, int]]
+    assets: list[tuple[str, dict[str, Any]]]
+
+    @classmethod
+    def read(cls, line: str) -> Run:
+        about = json.loads(line)
+        tasks = {task: (state, tries) for task, (state, tries) in about["tasks"].items()}
+        return cls(about["run_id"], about["state"], tasks, [(uri, extra) for uri, extra in about["assets"]])
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A home of Airflow whose DAG folder holds the DAG, with places below the home and other parameters."""
+
+    python: Path
+    home: Path
+
+    def edit(self, **parameters: str) -> None:
+        """Copy the DAG and edit its parameters, as its user does. Each is an expression."""
+        places = {name: f'f"file://{self.home}/{name.lower()}/{{DAY}}"' for name in ("RAW", "SHARDS")}
+        run = {"RUN": f'f"{self.home}/run/{{DAY}}"'}
+        text = DAG.read_text()
+        for name, value in {**places, **run, **QUICK, **parameters}.items():
+            (before,) = re.findall(rf"^{name} = .*$", text, re.MULTILINE)
+            text = text.replace(before, f"{name} = {value}")
+        self.file.write_text(text)
+
+    @property
+    def file(self) -> Path:
+        return self.home / "dags" / DAG.name
+
+    @property
+    def log(self) -> str:
+        """What all runs so far have said, in one line each."""
+        return (self.home / "log").read_text().replace("\u00a0", " ")
+
+    def place(self, what: str, day: str) -> Path:
+        return self.home / what / day
+
+    def bring(self, day: str, *, complete: bool = True) -> Path:
+        """The day's raw data."""
+        folder = self.place("raw", day)
+        pipeline("sample", "--to", folder, "--rows", 400, "--test-rows", 40)
+        if complete:
+            (folder / "_SUCCESS").touch()
+        return folder
+
+    @contextmanager
+    def under_way(self, *days: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A process that runs the DAG for some days, one after the other. Nothing of it is left in the end."""
+        command: list[str | Path] = [self.python, ROOT / "tests" / "clusters" / "airflow_runs.py", self.file, *days]
+        with (self.home / "log").open("ab") as log:
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                end_tree([psutil.Process(process.pid)])
+                process.wait()
+
+    def run(self, *days: str) -> list[Run]:
+        before = len(self.runs())
+        with self.under_way(*days) as process:
+            assert process.wait() == 0, self.log[-3000:]
+        return self.runs()[before:]
+
+    def runs(self) -> list[Run]:
+        lines = self.log.splitlines() if (self.home / "log").exists() else []
+        return [Run.read(line.removeprefix(START)) for line in lines if line.startswith(START)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Without what .venv/env.sh sets, as Airflow's own is: what the DAG starts finds that by itself."""
+        own = ("AIRFLOW", "SPARK_", "PYSPARK_", "VIRTUAL_ENV", "JAVA_HOME")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        path = [folder for folder in os.environ["PATH"].split(os.pathsep) if not folder.startswith(sys.prefix)]
+        settings = {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__CORE__DAGS_FOLDER": str(self.file.parent)}
+        connection = {"AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}'}
+        here = {"AIRFLOW_HOME": str(self.home), "PATH": os.pathsep.join(path), "SPARK_LOCAL_IP": "127.0.0.1"}
+        return {**kept, **settings, **connection, **here}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """An installation with an empty database, for the others to copy."""
+    if not os.environ.get("TEST_AIRFLOW"):
+        pytest.skip("run `make test-airflow`, which installs Airflow into an environment of its own")
+    made = Installation(AIRFLOW.make(), tmp_path_factory.mktemp("airflow"))
+    made.file.parent.mkdir()
+    subprocess.run(
+        [made.python, "-m", "airflow", "db", "migrate"], env=made.environment, check=True, capture_output=True
+    )
+    return made
+
+
+def pipeline(*command: object) -> None:
+    subprocess.run([sys.executable, "-m", "pipeline", *map(str, command)], cwd=ROOT, check=True, capture_output=True)
+
+
+def installed(first: Installation, home: Path, **parameters: str) -> Installation:
+    shutil.copytree(first.home, home, dirs_exist_ok=True)
+    (home / "airflow.cfg").unlink()  # which names the first one's database
+    made = Installation(first.python, home)
+    made.edit(**parameters)
+    return made
+
+
+# --- days without trouble ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Days:
+    """Monday, whose raw data come late, Tuesday and a run without interval; then both days again."""
+
+    airflow: Installation
+    manifests: list[tuple[bytes, int]]
+    monday: Run
+    tuesday: Run
+    without: Run
+    monday_again: Run
+    tuesday_again: Run
+
+
+def manifests(airflow: Installation) -> list[tuple[bytes, int]]:
+    files = [airflow.place("shards", day) / "manifest.json" for day in (MONDAY, TUESDAY)]
+    return [(file.read_bytes(), file.stat().st_mtime_ns) for file in files]
+
+
+@pytest.fixture(scope="module")
+def days(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> Days:
+    airflow = installed(first, tmp_path_factory.mktemp("days"))
+    late = airflow.bring(MONDAY, complete=False)
+    airflow.bring(TUESDAY)
+    with airflow.under_way(MONDAY, TUESDAY, "none") as process:
+        until(lambda: "Rescheduling task" in airflow.log, "the sensor waits", 120)
+        (late / "_SUCCESS").touch()
+        assert process.wait() == 0, airflow.log[-3000:]
+    found = manifests(airflow)
+    for name in ("report.html", "quality.json"):  # as a kill between commit and report leaves it
+        (airflow.place("shards", TUESDAY) / name).unlink()
+    again = airflow.run(MONDAY, TUESDAY)
+    return Days(airflow, found, *airflow.runs()[:3], *again)
+
+
+def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days) -> None:
+    for day, run in ((MONDAY, days.monday), (TUESDAY, days.tuesday)):
+        shards = days.airflow.place("shards", day)
+        assert run.state == "success"
+        assert run.tasks == {task: ("success", 1) for task in ("wait", "shard", "check", "train", "publish")}
+        assert run.assets == [(f"file://{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
+        committed = read_committed(Store(), str(shards))
+        assert committed is not None
+        assert committed.manifest["interval"] == {"ds": day}
+        assert (days.airflow.place("run", day) / "model.safetensors").exists()
+
+
+def test_a_rerun_leaves_a_set_and_a_training_run_as_they_are(days: Days) -> None:
+    assert manifests(days.airflow) == days.manifests
+    assert days.monday_again.tasks == days.monday.tasks
+    said = days.airflow.log.rpartition(days.monday_again.run_id)[0]
+    assert f"{days.airflow.place('shards', MONDAY)}: already committed" in said
+    assert "finished already" in said
+
+
+def test_a_run_id_with_colons_is_one_like_any_other(days: Days) -> None:
+    assert ":" in days.monday.run_id
+
+
+def test_a_report_that_is_missing_is_made_by_the_task_that_shards(days: Days) -> None:
+    assert days.tuesday_again.state == "success"
+    assert (days.airflow.place("shards", TUESDAY) / "quality.json").exists()
+
+
+def test_a_run_without_data_interval_fails_at_once_and_says_so(days: Days) -> None:
+    assert days.without.state == "failed"
+    assert days.without.tasks["wait"] == ("failed", 1)
+    assert "the run has no data interval" in days.airflow.log
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Installation, list[Run]]:
+    """A day whose rows are dealt out class by class, and one with a file that was cut."""
+    home = tmp_path_factory.mktemp("hopeless")
+    airflow = installed(first, home, JOB='"jobs/baseline.py"', FLAGS='["--strategy", "round_robin"]')
+    given = airflow.bring("given")
+    order = ("--order", "class-blocks", "--workers", 2)
+    pipeline("derive", "--input", given, "--eval-input", given, "--to", airflow.place("raw", MONDAY), *order)
+    (airflow.place("raw", MONDAY) / "_SUCCESS").touch()
+    cut = airflow.bring(TUESDAY) / "data_batch_2.bin"
+    os.truncate(cut, cut.stat().st_size - 1)
+    return airflow, airflow.run(MONDAY, TUESDAY)
+
+
+def test_shards_over_the_limit_fail_in_one_try_in_the_words_of_the_report(
+    hopeless: tuple[Installation, list[Run]],
+) -> None:
+    airflow, (worse, _) = hopeless
+    assert worse.tasks["shard"] == ("success", 1)
+    assert worse.tasks["check"] == ("failed", 1)
+    assert worse.tasks["train"][0] == "upstream_failed"
+    found = json.loads((airflow.place("shards", MONDAY) / "quality.json").read_text())
+    words = [finding["text"].replace("\u00a0", " ") for finding in found["verdict"] if finding["level"] == "worse"]
+    assert words
+    assert all(text in airflow.log for text in words)
+    assert not worse.assets
+
+
+def test_broken_input_is_tried_once(hopeless: tuple[Installation, list[Run]]) -> None:
+    airflow, (_, broken) = hopeless
+    assert broken.tasks["shard"] == ("failed", 1)
+    assert "exit code 3: the input is broken" in airflow.log
+    assert not airflow.place("shards", TUESDAY).exists()
+
+
+def test_a_set_without_its_report_fails_the_task_that_shards(first: Installation, tmp_path: Path) -> None:
+    airflow = installed(first, tmp_path, FLAGS='["--no-report"]', RETRIES="0")
+    airflow.bring(MONDAY)
+    (run,) = airflow.run(MONDAY)
+    assert run.tasks["shard"] == ("failed", 1)
+    assert "quality.json is missing: the shards are committed without their report" in airflow.log
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+def at_work(airflow: Installation) -> bool:
+    """Whether Monday's job has begun to write."""
+    return any((airflow.place("shards", MONDAY) / "_attempts").glob("*"))
+
+
+def programs(process: subprocess.Popen[bytes], *names: str) -> list[psutil.Process]:
+    """The processes below a run's whose command line has one of the names."""
+    found = []
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if any(name in " ".join(each.cmdline()) for name in names):
+                found.append(each)
+    return found
+
+
+def versions(airflow: Installation) -> list[str]:
+    shards = airflow.place("shards", MONDAY)
+    assert not (shards / "_attempts").exists(), "nothing is left of the job that was killed"
+    return sorted(path.name for path in (shards / "_manifests").iterdir())
+
+
+def test_a_task_that_is_killed_ends_its_programs_and_the_next_try_goes_on(first: Installation, tmp_path: Path) -> None:
+    """The job is killed once; the trainer finds its folder in use, is then killed once, and resumes."""
+    train = '"--model logistic --protocol bsp --steps 2000 --batch-size 40"'
+    airflow = installed(first, tmp_path, TRAIN=train, RETRIES="3")
+    airflow.bring(MONDAY)
+    run = airflow.place("run", MONDAY)
+    with airflow.under_way(MONDAY) as process:
+        with locked(run):
+            until(lambda: at_work(airflow), "the job writes", 120)
+            job = programs(process, "java", "jobs/stratified.py")
+            process.send_signal(signal.SIGTERM)
+            _, alive = psutil.wait_procs(job, timeout=60)
+            assert job
+            assert not alive
+            until(lambda: "is in use by a run that has not ended" in airflow.log, "the trainer waits", 120)
+        until(lambda: (run / "pushes.csv").exists() and (run / "pushes.csv").stat().st_size > 2000, "it trains", 120)
+        trainers = programs(process, "trainer")
+        process.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(trainers, timeout=60)
+        assert trainers
+        assert not alive
+        assert process.wait() == 0
+    (done,) = airflow.runs()
+    assert done.state == "success", airflow.log[-3000:]
+    assert (done.tasks["shard"], done.tasks["train"]) == (("success", 2), ("success", 3))
+    assert read_pushes(run / "pushes.csv")["generation"].nunique() == 2, "updates before the kill count"
+    assert versions(airflow) == ["000001.json"]
+
+
+def test_a_scheduler_that_dies_leaves_one_commit_and_not_two(first: Installation, tmp_path: Path) -> None:
+    """Its job goes on without it, and commits; the run's next try finds that."""
+    airflow = installed(first, tmp_path)
+    airflow.bring(MONDAY)
+    with airflow.under_way(MONDAY) as process:
+        until(lambda: at_work(airflow), "the job writes", 120)
+        (job,) = programs(process, "java")
+        process.kill()
+        try:
+            job.wait(timeout=120)
+        finally:
+            end_tree([job])
+    manifest = airflow.place("shards", MONDAY) / "manifest.json"
+    before = manifest.read_bytes()
+    (again,) = airflow.run(MONDAY)
+    assert again.state == "success"
+    assert "already committed" in airflow.log
+    assert manifest.read_bytes() == before
+    assert versions(airflow) == ["000001.json"]

@@ -1,0 +1,64 @@
+"""Fetching over real sockets: a server on this machine that breaks in the ways servers do, and a real HDFS."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.datasets import cifar as fetch
+from pipeline.datasets.cifar import RECORD, Archive, target_of
+from pipeline.errors import DataError, UsageError
+from tests.clusters import Hdfs
+from tests.unit.test_fetch import FILES, Mirror, archive_of, tar_of
+
+
+@pytest.fixture
+def mirror() -> Iterator[Mirror]:
+    served = Mirror(tar_of(FILES, "set"))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            served.answer(self)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield served
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_on_hdfs_files_arrive_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tmp_path: Path) -> None:
+    archive = archive_of(mirror.data)
+    client = hdfs.client()
+    web = client.url
+
+    def publish(folder: str, wanted: Archive = archive) -> bool:
+        return fetch.fetch(
+            wanted, f"hdfs://{folder}", base_url=mirror.url, webhdfs=web, cache=tmp_path, backoff_s=0.001
+        )
+
+    assert publish("/data/set")
+    assert not publish("/data/set")
+    for name, data in FILES.items():
+        with client.read(f"/data/set/{name}") as reader:
+            assert reader.read() == data
+    assert json.loads(target_of("hdfs:///data/set", web).read(RECORD))["md5"] == archive.md5
+
+    client.makedirs("/data/empty")
+    assert publish("/data/empty")
+    assert "test_batch.bin" in client.list("/data/empty")
+
+    with pytest.raises(DataError):
+        publish("/data/half", archive_of(mirror.data, ("absent.bin",)))
+    client.write("/data/other/mine", b"1")
+    with pytest.raises(UsageError, match="holds other files"):
+        publish("/data/other")
+    assert sorted(client.list("/data")) == ["empty", "other", "set"]

@@ -1,0 +1,82 @@
+"""Training on a real Ray cluster of three nodes on this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UsageError
+from tests.support.configs import make_config
+from tests.support.trainer_runs import RunFolder, train_here, until
+from tests.support.trainer_sets import make_sets
+from trainer import train
+from trainer.checkpoints.read import whole
+from trainer.cluster.ray import RayLauncher
+from trainer.options import Options
+
+RUN: dict[str, Any] = {
+    "model": "logistic", "protocol": "bsp", "batch_size": 24, "learning_rate": 0.02, "steps": 1500, "servers": 2,
+    "threads": 1, "checkpoint_every_s": 0.5,
+}  # fmt: skip
+FLAGS = tuple(part for key, value in RUN.items() for part in (f"--{key.replace('_', '-')}", value))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes of one CPU each, beside one without any, where the programs of these tests run."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(3):
+            found.add_node(num_cpus=1)
+        ray.init(address=found.address, log_to_driver=False)
+        yield found
+        ray.shutdown()
+        found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for three workers."""
+    return make_sets(spark, tmp_path_factory.mktemp("ray"), 3)[3]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Where the run of these tests ends on a single host."""
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    return train_here(shards, output, *FLAGS, "--no-report", "--quiet").vector()
+
+
+def test_a_run_on_three_nodes_ends_with_the_bits_of_one_host_though_a_node_is_killed(
+    cluster: Any, shards: Path, undisturbed: np.ndarray, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    config, results = make_config(shards, output, **RUN), []
+
+    def run() -> None:
+        results.append(train(config, Options(silent=True, report=False), launcher=RayLauncher(), hosts=3))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: any(whole(output / "checkpoints")), "a checkpoint of an update is there")
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.add_node(num_cpus=1)
+    thread.join(120)
+    assert [result.cause for result in results if result] == ["finished"]
+    np.testing.assert_array_equal(RunFolder(output).vector(), undisturbed)
+
+
+def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_path: Path) -> None:
+    config = make_config(shards, tmp_path / "run", **RUN)
+    with pytest.raises(UsageError, match="--hosts 3 with --host-cores 9 takes 27 CPUs, and the Ray cluster has"):
+        train(config, Options(silent=True), launcher=RayLauncher(cores=9), hosts=3)
+    assert not (tmp_path / "run").exists()

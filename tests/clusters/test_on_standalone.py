@@ -1,0 +1,292 @@
+"""The pipeline on a standalone cluster and a real HDFS, with executors, DataNodes and drivers killed under it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.shardset.manifest import read_committed
+from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree, spark_submit
+from tests.clusters.cluster_runs import (
+    FIT,
+    JOB,
+    LAYOUT,
+    QUIET,
+    READ,
+    STORE,
+    Source,
+    assert_killed_drivers_leave_a_whole_set,
+    digests,
+    fitting,
+    run_here,
+    strays,
+    submitted,
+    wait_during,
+    whole,
+    writing,
+)
+from tests.clusters.cluster_training import (
+    HOSTS,
+    Task,
+    checkpoints,
+    hosts_in,
+    job,
+    make_task,
+    training_processes,
+    vector,
+)
+from tests.clusters.submit import start_submit
+from tests.support.application import run_application
+from tests.support.places import put
+from tests.support.stream_runs import assert_streams_alike
+from tests.support.trainer_runs import until
+from trainer.data.shards import load_worker, open_shards
+
+# How long a task, and the driver, waits for a DataNode that died under its write.
+STALL = {"SHARDING_STALL_S": "8"}
+
+
+def test_a_job_that_the_cluster_has_no_room_for_says_so_and_its_jobs_have_names(
+    standalone: Standalone, small_set: Source, tmp_path: Path
+) -> None:
+    (tmp_path / "events").mkdir()
+    conf = {
+        "spark.executor.memory": "60g",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{tmp_path}/events",
+    }
+    arguments = (ROOT / "jobs/stratified.py", "--input", small_set.folder, "--output", tmp_path / "out", "--workers", 2)
+    with (tmp_path / "log").open("wb") as log:
+        job = start_submit(*arguments, *LAYOUT, master=standalone.master_url, conf=conf, env=QUIET, output=log)
+        try:
+            while "no executor has taken a task yet" not in (said := (tmp_path / "log").read_text()):
+                assert job.poll() is None, said
+                time.sleep(0.1)
+            (events,) = [path for path in (tmp_path / "events").rglob("*") if path.is_file() and "events_" in path.name]
+            started = [json.loads(line) for line in events.read_text().splitlines() if "SparkListenerJobStart" in line]
+            asked = {event["Properties"]["spark.job.description"] for event in started}
+        finally:
+            job.terminate()
+            job.wait(30)
+            end_tree([job])
+    assert asked == {f"scan: stratified to {tmp_path}/out"}
+    assert not (tmp_path / "out").exists()
+
+
+def test_standalone_shards_reshards_and_replaces_on_hdfs(
+    standalone: Standalone, hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession, tmp_path: Path
+) -> None:
+    output, moved = f"{hdfs.uri}/standalone/out", f"{hdfs.uri}/standalone/moved"
+    held_out = f"{small_input}-held-out.bin"
+    given = ("--input", small_input, "--output", output, *LAYOUT)
+    aware = ("distribution_aware.py", *given, "--workers", 3, *FIT)
+    other = ("stratified.py", *given, "--workers", 2, "--eval-input", held_out, "--no-report")
+    plan = [
+        (*aware, "--no-report"),
+        (*aware, "--no-report"),
+        other,
+        ("reshard.py", "--input", output, "--output", moved, "--workers", 2),
+        (*other, "--overwrite"),
+    ]
+    earlier = set(standalone.folder.glob("work*/app-*/*/stderr"))
+    (made, again, refused, resharded, replaced), _ = run_application(
+        tmp_path, plan, env=QUIET, master=standalone.master_url
+    )
+    executors = set(standalone.folder.glob("work*/app-*/*/stderr")) - earlier
+    assert len(executors) == 2, "one on each worker, and nothing ran elsewhere"
+
+    assert made.code == 0, made.err
+    assert f"{output}: committed" in made.out
+    assert (again.code, again.out.splitlines()[0]) == (0, f"{output}: already committed, nothing to do")
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1].startswith(f"error: {output} already holds a committed set")
+
+    # resharding: what the job itself would have written for two workers; the report beside it
+    assert resharded.code == 0, resharded.err
+    run_here(spark, small_set.folder, tmp_path / "two", 2)
+    assert list(digests(moved).values()) == list(digests(str(tmp_path / "two")).values())
+    with hdfs.client().read(f"{moved.removeprefix(hdfs.uri)}/report.html", encoding="utf-8") as page:
+        assert "</html>" in page.read()
+    assert strays(moved) == []
+
+    # replacing: the new set alone, with its evaluation rows
+    assert replaced.code == 0, replaced.err
+    found = whole(output)
+    assert strays(output) == []
+    assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
+    assert found.manifest["eval"]["rows"] == 667
+    assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval", "_assignment"}
+
+
+def test_a_stream_on_standalone_gives_the_bits_of_two_local_cores(
+    standalone: Standalone, hdfs: Hdfs, small_set: Source, spark: SparkSession
+) -> None:
+    earlier = set(standalone.folder.glob("work*/app-*/*/stderr"))
+    assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/standalone/stream", {}, master=standalone.master_url)
+    assert len(set(standalone.folder.glob("work*/app-*/*/stderr")) - earlier) == 2, "one on each worker"
+
+
+def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(
+    standalone: Standalone, hdfs: Hdfs, small_input: str
+) -> None:
+    """The executors run as another user here, the one who started HDFS, who may write anywhere."""
+    client, output = hdfs.client(), "/submitter/set"
+    client.makedirs("/submitter")
+    client.set_owner("/submitter", owner="alice")
+    arguments = ("--input", small_input, "--output", f"{hdfs.uri}{output}", "--workers", 2, *LAYOUT, "--no-report")
+    env = {**QUIET, "HADOOP_USER_NAME": "alice"}
+    done = spark_submit(ROOT / "jobs" / "stratified.py", *arguments, master=standalone.master_url, env=env)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in STORE.walk(f"{hdfs.uri}{output}") if path.endswith(".parquet")]
+    assert len(files) == 3, "of two workers, and their assignment"
+    assert {client.status(path.removeprefix(hdfs.uri))["owner"] for path in files} == {"alice"}
+
+
+@pytest.mark.parametrize("victim", ["datanode", "executor"])
+def test_a_node_killed_while_shards_are_written_changes_nothing(
+    standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source, victim: str
+) -> None:
+    output = f"{hdfs.uri}/killed/{victim}"
+    arguments = ("--input", large_input, "--output", output, "--workers", 3, *LAYOUT, *FIT, "--no-report")
+    try:
+        conf = {f"spark.executorEnv.{name}": value for name, value in STALL.items()}
+        with submitted(*arguments, master=standalone.master_url, conf=conf, env={**QUIET, **STALL}) as job:
+            executors = wait_during(lambda: standalone.executors() if fitting(output) else [], job)
+            wait_during(lambda: writing(output), job)
+            if victim == "datanode":
+                hdfs.kill_datanode(1)
+            else:
+                end_tree(executors[:1])
+            assert read_committed(STORE, output) is None
+            assert len(writing(output)) < len(large_set.digests)
+            done = job.result()
+    finally:
+        if victim == "datanode":
+            hdfs.restart_datanode(1)
+            hdfs.wait_live(3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("Lost executor" in done.stdout + done.stderr) == (victim == "executor")
+    assert digests(output) == large_set.digests
+    assert strays(output) == []
+
+
+def test_drivers_killed_on_the_cluster_leave_the_old_set_or_the_new_one_whole_and_a_rerun_leaves_nothing_else(
+    standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source, small_set: Source, spark: SparkSession
+) -> None:
+    output = f"{hdfs.uri}/killed/driver"
+    assert_killed_drivers_leave_a_whole_set(spark, large_input, output, standalone.master_url, small_set, large_set)
+
+
+def test_a_job_on_standalone_survives_a_killed_executor(
+    standalone: Standalone, hdfs: Hdfs, reader: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(1) as background:
+        done = background.submit(spark_submit, reader, hdfs.uri, "/job/input", 3, gate, master=standalone.master_url)
+        try:
+            waiting = [Path(f"{gate}.{partition}") for partition in range(2)]
+            wait_during(lambda: all(marker.exists() for marker in waiting), done)
+            standalone.kill_executor(0)
+        finally:
+            gate.touch()
+        result = done.result()
+    assert READ in result.stdout, result.stderr
+    assert result.returncode == 3
+    assert "Lost executor" in result.stderr
+
+
+def test_executors_without_keys_of_their_own_shard_on_s3_and_a_trainer_reads_that(
+    standalone: Standalone, s3: S3, small_set: Source
+) -> None:
+    """The driver's variables travel with the tasks."""
+    source, output = f"{s3.uri}/standalone/in", f"{s3.uri}/standalone/out"
+    for path in small_set.folder.iterdir():
+        put(f"{source}/{path.name}", path.read_bytes())
+    arguments = (JOB, "--input", source, "--output", output, "--workers", 3, *LAYOUT, *FIT)
+    done = spark_submit(*arguments, master=standalone.master_url, env=QUIET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(output) == small_set.digests
+    assert strays(output) == []
+    assert STORE.exists(f"{output}/report.html")
+    everything = b"".join(STORE.read(path) for path in STORE.walk(output) if not path.endswith(".parquet"))
+    secret = s3.settings["AWS_SECRET_ACCESS_KEY"]
+    assert secret not in done.stdout + done.stderr + everything.decode(errors="replace")
+    shards = open_shards(output)
+    assert sum(len(load_worker(shards, worker).labels) for worker in range(3)) == 2000 + small_set.copies
+
+
+@pytest.fixture(scope="module")
+def task(spark: SparkSession, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(spark, hdfs, tmp_path_factory.mktemp("training"), "training", 1500)
+
+
+def test_training_on_standalone_ends_with_the_bits_of_one_host_though_executors_are_killed(
+    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
+) -> None:
+    output = f"{hdfs.uri}/training/killed"
+    (tmp_path / "events").mkdir()
+    events = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
+    conf = {**events, "spark.eventLog.dir": f"file://{tmp_path}/events"}
+    with job(task, output, tmp_path / "log", master=standalone.master_url, conf=conf, env={}) as run:
+        for version in (1, 300):
+            run.wait_for_checkpoint(version)
+            standalone.kill_executor(0)
+            until(lambda: len(standalone.executors()) == HOSTS, "Spark starts another executor")
+        assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(vector(output), task.vector)
+    said = run.said()
+    assert len(hosts_in(said, "was lost, and is started again on")) >= 2, said
+    for line in ("host 0 has started on", "2 servers, 3 workers of 1 thread each", "finished   1,500 updates"):
+        assert line in said
+    readable = "".join(path.read_text(errors="replace") for path in (tmp_path / "events").rglob("*") if path.is_file())
+    assert "train on 2 hosts" in readable, "the event log has the stage"
+    readable += said + "".join(path.read_text() for path in standalone.folder.glob("work*/app-*/*/std*"))
+    assert not re.search(r"\b[0-9a-f]{64}\b", readable), "the token is nowhere to be read"
+    until(lambda: not training_processes(standalone), "every process ends")
+
+
+def test_a_scheduler_s_signal_leaves_a_checkpoint_and_a_killed_driver_leaves_no_process(
+    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
+) -> None:
+    output = f"{hdfs.uri}/training/resumed"
+    where: dict[str, Any] = {"master": standalone.master_url, "conf": {}, "env": {}}
+    with job(task, output, tmp_path / "first", **where) as run:
+        run.wait_for_checkpoint()
+        run.process.terminate()
+        assert run.wait() == 1
+    assert re.search(r"error: interrupted at version \d+ .*--resume goes on\n", run.said()), run.said()
+    until(lambda: not training_processes(standalone), "every process ends")
+    left = max(checkpoints(output))
+    with job(task, output, tmp_path / "second", "--resume", **where) as run:
+        run.wait_for_checkpoint(left + 1)
+        assert training_processes(standalone)
+        run.kill()
+    until(lambda: not training_processes(standalone), "every process on every host ends", 60)
+    with job(task, output, tmp_path / "third", "--resume", **where) as run:
+        assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(vector(output), task.vector)
+
+
+def test_a_cluster_without_room_for_the_hosts_is_told_of(
+    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
+) -> None:
+    output = f"{hdfs.uri}/training/none"
+    where: dict[str, Any] = {"master": standalone.master_url, "env": {}}
+    with job(task, output, tmp_path / "few", conf={"spark.cores.max": "1"}, **where) as run:
+        assert run.wait() == 2
+    assert "error: --hosts 2: spark.cores.max has room for 1" in run.said()
+    with job(task, output, tmp_path / "none", "--hosts", 3, conf={}, **where) as run:
+        until(lambda: re.search(r"[0-2] of 3 hosts have started after 10 s", run.said()), "the missing host is told of")
+        run.process.terminate()
+        assert run.wait() == 1
+    assert "spark.task.cpus" in run.said()
+    assert not STORE.exists(f"{output}/config.json"), "the run never began"

@@ -1,0 +1,94 @@
+"""The pipeline on YARN, in client and in cluster mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.clusters import ROOT, Hdfs, Yarn, spark_submit
+from tests.clusters.cluster_runs import (
+    FIT,
+    JOB,
+    LAYOUT,
+    QUIET,
+    READ,
+    Source,
+    digests,
+    strays,
+)
+from tests.clusters.cluster_training import hosts_in, job, make_task, training_processes, vector
+from tests.support.stream_runs import assert_streams_alike
+from tests.support.trainer_runs import until
+
+
+def packed(target: Path) -> Path:
+    """The packages as `python -m pipeline zip` writes them for YARN's cluster mode, where the driver needs them too."""
+    command = [sys.executable, "-m", "pipeline", "zip", "--to", str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{target}: written\n"), done.stderr
+    return target
+
+
+@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
+def test_yarn_makes_the_same_shards(
+    yarn: Yarn, hdfs: Hdfs, small_input: str, small_set: Source, tmp_path: Path, deploy_mode: str
+) -> None:
+    output = f"{hdfs.uri}/yarn/{deploy_mode}"
+    earlier = set((yarn.folder / "containers").glob("application_*/*"))
+    arguments = ["--input", small_input, "--output", output, "--workers", 3, *LAYOUT, *FIT]
+    env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
+    zipped = packed(tmp_path / "build" / "packages.zip") if deploy_mode == "cluster" else None
+    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, py_files=zipped, env=env)
+    printed = done.stdout + done.stderr + (yarn.container_logs() if deploy_mode == "cluster" else "")
+    assert done.returncode == 0, printed
+    assert f"{output}: committed" in printed
+    assert f"{output}/report.html" in printed
+    # the application's master and two executors: nothing ran elsewhere
+    assert len(set((yarn.folder / "containers").glob("application_*/*")) - earlier) == 3
+    assert digests(output) == small_set.digests
+    assert strays(output) == []
+
+
+def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
+    yarn: Yarn, hdfs: Hdfs, small_set: Source, spark: SparkSession
+) -> None:
+    env = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}
+    assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/yarn/stream", env, master="yarn")
+
+
+def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
+    yarn: Yarn, hdfs: Hdfs, reader: Path
+) -> None:
+    env, conf = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}, {"spark.executor.instances": "1"}
+    result = spark_submit(reader, hdfs.uri, "/job/input", 3, "", master="yarn", env=env, conf=conf)
+    assert READ in result.stdout, result.stderr
+    assert result.returncode == 3
+
+
+def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_after_a_killed_application(
+    yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
+) -> None:
+    task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 1500)
+    output = f"{hdfs.uri}/yarn-training/run"
+    where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
+    with job(task, output, tmp_path / "first", **where) as run:
+        run.wait_for_checkpoint()
+        assert training_processes(yarn)
+        yarn.kill_executor()
+        until(
+            lambda: hosts_in(run.said(), "was lost, and is started again on"), "another executor takes its place", 120
+        )
+        yarn.kill_application()
+        assert run.wait() == 1
+    assert len([line for line in run.said().splitlines() if line.startswith("error: ")]) == 1, run.said()
+    until(lambda: not training_processes(yarn), "every process ends", 60)
+    where |= {"deploy_mode": "cluster", "py_files": packed(tmp_path / "packages.zip")}
+    with job(task, output, tmp_path / "second", "--resume", **where) as run:
+        assert run.wait() == 0, run.said() + yarn.container_logs()
+    np.testing.assert_array_equal(vector(output), task.vector)

@@ -1,0 +1,216 @@
+"""The READMEs' commands are run as they stand, each file's in a folder of its own, and what the files name exists.
+
+A block is run after the comment ``run``, written to a file after ``save PATH``, and held to the imports of a module
+after ``beside MODULE``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.assignment.groups import group_table
+from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
+from pipeline.specs import registry
+from pipeline.strategies import STRATEGIES
+from tests.support.virtual_time import Vector, simulate
+from trainer.models import MODELS
+from trainer.protocols import PROTOCOLS
+
+ROOT = PACKAGE.parent
+FILES = (
+    "README.md",
+    "pipeline/README.md",
+    "trainer/README.md",
+    "trainer/study/README.md",
+    "jobs/README.md",
+    "tests/README.md",
+)
+TEXTS = {file: (ROOT / file).read_text() for file in FILES}
+ALL_TEXT = "\n".join(TEXTS.values())
+FRONT_DOOR_LINES = 150
+# What a file's blocks leave behind.
+WRITTEN = {
+    "README.md": (
+        "build/shards/report.html", "build/run/report.html", "build/stratified/manifest.json",
+        "build/run-bsp/model.safetensors",
+    ),
+    "pipeline/README.md": (
+        "build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json", "build/in-runs/manifest.json",
+    ),
+    "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/run-own/result.json"),
+    "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),
+    "jobs/README.md": (
+        "build/shards/report.html", "build/compare/compare.html", "build/compare/class_cluster/manifest.json",
+    ),
+    "tests/README.md": ("tests/test_dealing.py",),
+}  # fmt: skip
+ARROWS = {"--push"}  # of the front door's picture
+SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
+OTHERS_OWN = SPARK_SUBMITS_OWN | {
+    "--packages",
+    "--archives",
+    "--executor-cores",
+    "--executor-memory",
+    "--num-executors",
+    "--requirement",
+    "--dag-id",
+    "--from-date",
+    "--to-date",
+}  # and those of pip and Airflow
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block under a comment. action: run, save or beside; target: of the last two."""
+
+    action: str
+    target: str
+    language: str
+    text: str
+
+
+def blocks_of(file: str) -> list[Block]:
+    found = re.findall(r"<!-- (run|save|beside) ?(\S*) -->\n```(bash|python)\n(.*?)```", TEXTS[file], re.DOTALL)
+    assert len(found) == TEXTS[file].count("<!--"), "a comment without a block, or of an unknown action"
+    return [Block(*fields) for fields in found]
+
+
+def run_blocks(blocks: list[Block], folder: Path) -> None:
+    """Save and run blocks in order. Blocks of one language that follow each other share a process."""
+    # For a session that a block builds itself. A job names this daemon by itself.
+    workers = f"--conf spark.python.daemon.module={PYTHON_WORKERS} pyspark-shell"
+    # PYTHONPATH: for `sharding`, wherever .venv installed it from
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": workers}
+    steps = [block for block in blocks if block.action != "beside"]
+    for (action, language), group in groupby(steps, key=lambda block: (block.action, block.language)):
+        parts = list(group)
+        if action == "save":
+            for block in parts:
+                (folder / block.target).write_text(block.text)
+            continue
+        text = "\n".join(block.text for block in parts)
+        command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder like the checkout with a build folder of its own. Tests may be added to it."""
+    if not (ROOT / ".venv" / "env.sh").exists():
+        pytest.skip("run through `make test`: the READMEs' environment, .venv/env.sh, is not set up")
+    for name in ("jobs", "conf", "pipeline", "trainer", ".venv", "pyproject.toml", "Makefile"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", FILES)
+def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path) -> None:
+    blocks = blocks_of(file)
+    assert any(block.action == "run" for block in blocks)
+    run_blocks(blocks, checkout)
+    for path in WRITTEN[file]:
+        assert (checkout / path).is_file(), path
+
+
+def defined_beside(module: str) -> dict[str, Any]:
+    """What the front door's block defines with the imports of a module alone."""
+    (block,) = (block for block in blocks_of("README.md") if block.target == module)
+    assert len([line for line in block.text.splitlines() if line]) <= 11
+    names = vars(import_module(module)).copy()
+    exec(block.text, names)
+    return names
+
+
+def test_the_front_doors_strategy_is_one_that_the_registry_takes() -> None:
+    strategy = defined_beside("pipeline.strategies.random")["InRuns"]
+    assert "in_runs" in registry(*STRATEGIES.values(), strategy)
+    fitted = strategy().fit(SimpleNamespace(bounds=[(0, 150), (150, 250)]))
+    ids = np.arange(250)
+    table = group_table(fitted.counts.sum(axis=0), 2)
+    owners = fitted.grouping.workers(ids, np.zeros(250, np.int64), ids, table)
+    assert owners.tolist() == [0] * 100 + [1] * 100 + [0] * 50
+
+
+def test_the_front_doors_protocol_divides_gradients_by_their_staleness() -> None:
+    protocol = defined_beside("trainer.protocols.ssp")["StalenessAware"]
+    assert "staleness_aware" in registry(*PROTOCOLS.values(), protocol)
+
+    def gradient(parameters: Vector, worker: int, clock: int) -> Vector:
+        return np.ones_like(parameters)
+
+    done = simulate(protocol(), workers=4, steps=3, gradient=gradient, start=np.zeros(2), rate=1.0)
+    staleness = [record.staleness for record in done.records]
+    assert staleness == [0, 1, 2] + [3] * 9
+    np.testing.assert_allclose(done.parameters, -sum(1 / max(1, each) for each in staleness))
+
+
+def test_the_front_door_is_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= FRONT_DOOR_LINES
+
+
+def test_the_front_door_names_every_strategy_protocol_and_model() -> None:
+    for name in (*STRATEGIES, *PROTOCOLS, *MODELS):
+        assert f"`{name}`" in TEXTS["README.md"]
+
+
+def test_every_job_and_make_target_is_named_and_those_named_exist() -> None:
+    jobs = {path.name for path in (ROOT / "jobs").glob("*.py")}
+    assert {job for job in re.findall(r"jobs/(\w+\.py)", ALL_TEXT)} == jobs
+    assert all(f"`jobs/{job}`" in TEXTS["jobs/README.md"] for job in jobs)
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z][\w-]+)", ALL_TEXT, re.MULTILINE)) == targets
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_link_leads_to_a_file(file: str) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[file]) if "://" not in link]
+    assert links
+    for link in links:
+        assert ((ROOT / file).parent / link).is_file(), link
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_path_and_module_named_exists(file: str) -> None:
+    for path in re.findall(r"`((?:pipeline|trainer|jobs|tests|conf)/[a-z][\w/.-]*)`", TEXTS[file]):
+        assert (ROOT / path).exists() or path in WRITTEN[file], path
+    for module in re.findall(r"`((?:pipeline|trainer)(?:\.[a-z_]+)+)`", TEXTS[file]):
+        import_module(module)
+
+
+@pytest.mark.parametrize("package", ["pipeline", "trainer"])
+def test_every_folder_and_file_of_a_package_has_its_place_in_its_layout(package: str) -> None:
+    layout = TEXTS[f"{package}/README.md"].rpartition("```text\n")[2].partition("```")[0]
+    there = {
+        path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    lines = re.findall(r"^((?:[a-z_]+/?(?:, )?)+)  ", layout, re.MULTILINE)
+    assert {name.strip("/ ") for line in lines for name in line.split(",")} == there - {"__init__", "__main__"}
+
+
+def test_every_flag_named_exists() -> None:
+    """A flag stands in the code by its name or as a field of a spec, and so do those of the READMEs' own specs."""
+    sources = [
+        path for folder in ("pipeline", "trainer", "jobs", "tests/clusters") for path in (ROOT / folder).rglob("*.py")
+    ]
+    code = "\n".join(path.read_text() for path in [*sources, ROOT / "tests" / "digests.py"])
+    fields = re.findall(r"^ +(\w+): .*= (?:norm_)?option\(", code + ALL_TEXT, re.MULTILINE)
+    known = set(re.findall(r'"(--[a-z][\w-]*)"', code)) | {f"--{name.replace('_', '-')}" for name in fields}
+    known |= OTHERS_OWN | {"--help"}
+    named = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?![\w-])", ALL_TEXT)) - ARROWS
+    assert {flag.replace("--no-report", "--report") for flag in named} <= known

@@ -1,0 +1,222 @@
+"""The benchmark's pure parts against scikit-learn, closed forms and each other, and the job itself on a small problem."""
+
+from __future__ import annotations
+
+import csv
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+
+from pipeline.benchmark.configurations import (
+    HYPERPARAMETERS,
+    SYSTEMS,
+    Model,
+    System,
+)
+from pipeline.benchmark.problems import HIGGS, YEAR, generate, read_csv, write_problem
+from pipeline.benchmark.results.report import render
+from pipeline.benchmark.results.summary import Summary, summarise
+from pipeline.benchmark.rows import compute_objective, find_optimum, open_rows, read_arrays
+from pipeline.benchmark.systems import measure as measuring
+from pipeline.benchmark.systems import mllib
+from pipeline.benchmark.systems.descent import LOCAL_STEPS
+from pipeline.errors import DataError
+from tests.support.application import run_job
+from tests.unit.test_benchmark import draw_rows
+
+pytestmark = pytest.mark.timeout(900)  # of the job with every system: three minutes, more beside other tests
+
+
+@pytest.fixture(scope="module")
+def stored(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("stored"))
+    write_problem(generate(spark, HIGGS, 9_000, 3, 2), HIGGS, folder)
+    return folder
+
+
+def test_both_sides_read_the_same_numbers(spark: SparkSession, stored: str) -> None:
+    data = open_rows(spark.sparkContext, stored)
+    features, classes = read_arrays(data, 0, data.rows, real=False)
+    lines = sorted(line for path in Path(stored, "points").glob("part-*") for line in path.read_text().splitlines())
+    read = [(float(label), json.loads(f"[{rest}")) for label, _, rest in (line[1:-1].partition(",[") for line in lines)]
+    ours = sorted((y, x.astype(np.float32).tolist()) for x, y in zip(features, classes, strict=True))
+    theirs = sorted((y, np.array(x, np.float32).tolist()) for y, x in read)
+    assert len(ours) == 9_000
+    assert ours == theirs
+
+
+def test_the_optimum_is_where_scikit_learn_finds_it(spark: SparkSession, stored: str) -> None:
+    data = open_rows(spark.sparkContext, stored)
+    given = HYPERPARAMETERS["logistic"]
+    best = find_optimum(spark.sparkContext, data, "logistic", given.decay, False)
+    features, classes = read_arrays(data, 0, data.rows, real=False)
+    model = LogisticRegression(C=1 / (given.decay * data.rows), fit_intercept=False, tol=1e-10, max_iter=1000)
+    np.testing.assert_allclose(best, model.fit(features, classes).coef_[0], atol=1e-5)
+    least, beside = (
+        compute_objective(spark.sparkContext, data, "logistic", given, False, weights)
+        for weights in (best, best + 0.01)
+    )
+    probabilities = model.predict_proba(features)
+    expected = log_loss(classes, probabilities) + given.decay / 2 * float(model.coef_[0] @ model.coef_[0])
+    assert least == pytest.approx(expected, rel=1e-6)
+    assert beside > least
+
+
+def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    table = np.column_stack([rng.integers(1922, 2012, 500), 50 + 9 * rng.standard_normal((500, YEAR.features))])
+    np.savetxt(tmp_path / "year.txt", table, "%.6g", ",")
+    write_problem(read_csv(spark, YEAR, str(tmp_path / "year.txt")), YEAR, str(tmp_path / "year"))
+    data = open_rows(spark.sparkContext, str(tmp_path / "year"))
+    features, targets = read_arrays(data, 0, data.rows, real=True)
+    _, classes = read_arrays(data, 0, data.rows, real=False)
+    for values in (*features.T, targets):
+        assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=1e-5)
+    assert classes.min() == 0
+    with pytest.raises(DataError, match="91 columns, not a label and 28 features"):
+        read_csv(spark, HIGGS, str(tmp_path / "year.txt"))
+    (tmp_path / "torn.txt").write_text(",".join("1" * 91) + "\n" + ",".join(["1", "x", *"1" * 89]) + "\n")
+    with pytest.raises(DataError, match="column 2 holds 1 fields that are no numbers"):
+        read_csv(spark, YEAR, str(tmp_path / "torn.txt"))
+    with pytest.raises(DataError, match=r"absent\.txt does not exist; check --year"):
+        read_csv(spark, YEAR, str(tmp_path / "absent.txt"))
+
+
+QUICK_FLAGS = ["--quick", "--year-rows", "4000", "--higgs-rows", "4096", "--models", "linear,perceptron"]
+QUICK_FLAGS += ["--batches", "500", "--sizes", "5000", "--tasks", "3", "--mini-batches", "10"]
+WORKERS = 2  # of the tests' Spark session, local[2]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job as a user starts it, on two models, with every system. What is timed is of no interest: no long warm-up."""
+    output = tmp_path_factory.mktemp("benchmark") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mllib, "WARM_UP_RUNS", 1)
+        patch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
+        done = run_job("benchmark.py", "--output", output, *QUICK_FLAGS)
+    assert done.code == 0, done.err
+    assert f"report: {output}/report.html" in done.out
+    return output
+
+
+@pytest.fixture(scope="module")
+def results(quick: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((quick / "results.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def summaries(results: dict[str, Any]) -> list[Summary]:
+    return summarise(results["records"])
+
+
+def test_the_job_measures_every_configuration_in_every_system(
+    results: dict[str, Any], summaries: list[Summary]
+) -> None:
+    assert not [each.errors for each in summaries if each.errors]
+    configurations: list[tuple[str, int, str, int | None]] = [
+        *(("linear", 4000, size, None) for size in ("all", "500")),
+        *(("linear", 4000, size, 10) for size in ("40", "4")),
+        *(("linear", 5000, size, 10) for size in ("all", "50", "5")),
+        ("perceptron", 4096, "all", None),
+        ("perceptron", 5000, "all", 2),
+    ]
+    usual = [each for each in summaries if not each.tasks]
+    assert {(each.model, each.rows, each.size, each.length, each.system) for each in usual} == {
+        (*configuration, system) for configuration in configurations for system in SYSTEMS
+    }
+    with_tasks = [each for each in summaries if each.tasks]
+    assert [(each.label, each.model, each.size, each.length) for each in with_tasks] == [
+        ("mllib, 3 tasks", "linear", "500", 2),
+        ("ps-sync, 3 workers, by socket", "linear", "500", 50),
+    ]
+    assert all(each.metrics["driver_s" if each.system == "mllib" else "server_s"].median > 0 for each in with_tasks)
+    assert results["task_metrics"]["linear, 500 of 4,000"]["tasks"] >= 1
+    assert results["task_metrics"]["linear, 500 of 4,000, 3 tasks, 2 times"]["tasks"] >= 3
+    assert results["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_has_figures(summaries: list[Summary], system: System) -> None:
+    mine = [each for each in summaries if each.system == system and not each.tasks]
+    assert len(mine) == 9
+    for each in mine:
+        for metric in ("seconds", "compute_s", "load_s", "start_s", "cpu", "updates", "examples"):
+            assert each.metrics[metric].median > 0, metric
+        mini_batches, updates = (each.metrics[metric].median for metric in ("mini_batches", "updates"))
+        assert each.length in (None, mini_batches)
+        assert each.length or each.converged
+        if system == "ps-async":  # a push is an update; the last mini-batch may be cut short
+            assert WORKERS * mini_batches <= updates < WORKERS * (mini_batches + 1)
+        else:
+            apart = LOCAL_STEPS if system == "averaging" else 1
+            assert (updates - 1) * apart < mini_batches <= updates * apart
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_ends_near_the_optimum(summaries: list[Summary], system: System) -> None:
+    """The optimum of the same rows by numpy's least squares; of the perceptron what all but that system reach."""
+    features, _, targets = draw_rows(YEAR, 4000, seed=0)
+    residuals = targets - features @ np.linalg.lstsq(features, targets, rcond=None)[0]
+    least, start = float(residuals @ residuals) / 8000, float(targets @ targets) / 8000
+    converged = [each for each in summaries if each.length is None and each.system == system]
+    for each in converged:
+        if each.model == "linear":
+            loss, gap = each.metrics["loss"].median, each.metrics["gap"].median
+            assert loss - gap == pytest.approx(least, rel=1e-6)
+            assert -1e-6 < gap < 0.2 * (start - least)
+    [perceptron] = [each for each in converged if each.model == "perceptron"]
+    [mllib] = [each for each in summaries if (each.model, each.system, each.length) == ("perceptron", "mllib", None)]
+    assert perceptron.metrics["loss"].median == pytest.approx(mllib.metrics["loss"].median, rel=0.02)
+
+
+@pytest.mark.parametrize("model", ["linear", "perceptron"])
+def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: list[Summary], model: Model) -> None:
+    same = [
+        each
+        for each in summaries
+        if (each.model, each.size, each.length) == (model, "all", None)
+        and each.system in ("mllib", "ps-sync", "all-reduce")
+    ]
+    assert len(same) == 3
+    assert len({each.metrics["mini_batches"].median for each in same}) == 1
+    losses = [each.metrics["loss"].median for each in same]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
+
+
+def test_files_hold_every_run_and_the_rows_of_a_size_are_deleted(quick: Path, results: dict[str, Any]) -> None:
+    table = list(csv.DictReader((quick / "results.csv").open()))
+    assert len(table) == len(results["records"]) == 9 * len(SYSTEMS) + 2
+    for line, record in zip(table, results["records"], strict=True):
+        assert line["system"] == record["system"]
+        assert float(line["seconds"]) == record["measurement"]["seconds"]
+    assert sorted(path.name for path in (quick / "data").iterdir()) == ["higgs-like", "year-like"]
+
+
+def test_the_report_stands_alone_and_shows_what_failed(quick: Path, results: dict[str, Any]) -> None:
+    page = (quick / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    for text in ("to converge", "3,104", "all-reduce", "140 nodes"):
+        assert text in page
+    broken = deepcopy(results)
+    broken["records"][0].update(error="the trainer's own line", measurement=None, loss=None, gap=None)
+    assert "failed: the trainer&#39;s own line" in render(broken)
+
+
+def test_measured_runs_are_kept_and_those_of_another_experiment_are_not_mixed_in(quick: Path) -> None:
+    before = (quick / "results.csv").read_text()
+    again = run_job("benchmark.py", "--output", quick, *QUICK_FLAGS, "--arms", ",".join(SYSTEMS))
+    assert again.code == 0, again.err
+    assert (quick / "results.csv").read_text() == before
+    other = run_job("benchmark.py", "--output", quick, *QUICK_FLAGS, "--seed", "1")
+    assert other.code == 2
+    assert "--overwrite" in other.err

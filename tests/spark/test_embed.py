@@ -1,0 +1,59 @@
+"""``python -m trainer embed``: a table with the pipeline's ids, better than the mean image, the same bits after any kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.strategies.stratified import Stratified
+from pipeline.strategies.submodular import Submodular
+from tests.conftest import write_binary
+from tests.support.sharding_runs import QUIET, digests
+from tests.unit.test_embed import FAST, ROWS, SHAPE, smooth_images
+from trainer.embed.options import Embedding
+from trainer.embed.run import embed
+from trainer.models.networks.autoencoder import code_length
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    labels = (np.arange(ROWS) % 4).astype(np.uint8)
+    images = smooth_images(ROWS).reshape(ROWS, -1)
+    return write_binary(tmp_path_factory.mktemp("in") / "cifar", labels, images, files=3)
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("made") / "table.parquet"
+    assert embed(Embedding(output=str(target), input=str(source), **FAST)).fresh
+    return target
+
+
+def test_ids_are_those_of_the_pipeline_and_of_its_shards(
+    spark: SparkSession, source: Path, made: Path, tmp_path: Path
+) -> None:
+    """A row's vector is the same whether it was read from the input or from shards, under the id that the jobs gave it."""
+    request = Request(str(source), str(tmp_path / "set"), 3, shape=SHAPE, format="cifar10-binary")
+    manifest = shard(spark.sparkContext, request, Stratified(), QUIET).shards.manifest
+    options = {key: value for key, value in FAST.items() if key not in ("image_shape", "format")}
+    target = tmp_path / "by-shards.parquet"
+    embed(Embedding(output=str(target), shards=str(tmp_path / "set"), **options))
+    assert pq.read_table(target).equals(pq.read_table(made))
+    images = smooth_images(ROWS).reshape(ROWS, -1)
+    for file in manifest["workers"][1]["files"]:
+        part = pq.read_table(tmp_path / "set" / file["path"])
+        for row, image in zip(part["id"].to_pylist(), part["image"].to_pylist(), strict=True):
+            assert image == images[row].tobytes()
+
+
+def test_the_jobs_take_the_table(spark: SparkSession, source: Path, made: Path, tmp_path: Path) -> None:
+    request = Request(str(source), str(tmp_path / "out"), 3, shape=SHAPE, format="cifar10-binary")
+    manifest = shard(spark.sparkContext, request, Submodular(embedding=str(made)), QUIET).shards.manifest
+    assert manifest["params"]["components_fitted"] == code_length(SHAPE)
+    assert digests(manifest)

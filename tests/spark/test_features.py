@@ -1,0 +1,124 @@
+"""Real-valued rows through the jobs: kept bit for bit, targets beside them, and refused where pixels are wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.conftest import make_rows, write_binary
+from tests.support.application import run_job
+from tests.unit.test_features import FEATURES, ROWS, VECTORS, with_vectors, write
+from trainer.data.shards import load_eval, load_worker, open_shards
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("features")
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((ROWS, FEATURES)).astype(np.float32)
+    targets = rng.standard_normal(ROWS).astype(np.float32)
+    source, beside = write(root / "in", features, targets), write(root / "eval", features[:50], targets[:50])
+    places = ["--input", source, "--eval-input", beside, "--output", root / "shards", "--workers", 3]
+    done = run_job("stratified.py", *places, "--no-report")
+    assert done.code == 0, done.err
+    return {"root": root, "features": features, "targets": targets, "source": source, "shards": root / "shards"}
+
+
+def test_features_and_targets_arrive_at_the_workers_as_they_were(made: dict[str, Any]) -> None:
+    shards = open_shards(str(made["shards"]))
+    assert (shards.layout.dtype, shards.shape, shards.has_targets) == ("float32", (FEATURES, 1, 1), True)
+    np.testing.assert_allclose(shards.mean, made["features"].mean(axis=0), atol=1e-5)
+    seen = []
+    for worker in range(3):
+        rows, answered = load_worker(shards, worker), load_worker(shards, worker, targets=True)
+        np.testing.assert_array_equal(rows.images_NCHW[:, :, 0, 0], made["features"][rows.ids])
+        np.testing.assert_array_equal(rows.labels, rows.ids % 3)
+        np.testing.assert_array_equal(answered.labels, made["targets"][rows.ids])
+        seen += rows.ids.tolist()
+    assert sorted(seen) == list(range(ROWS))
+    found = load_eval(shards, targets=True)
+    assert found is not None
+    np.testing.assert_array_equal(found.labels, made["targets"][:50])
+
+
+def test_resharding_keeps_them(made: dict[str, Any], tmp_path: Path) -> None:
+    done = run_job("reshard.py", "--input", made["shards"], "--output", tmp_path / "two", "--workers", 2, "--no-report")
+    assert done.code == 0, done.err
+    shards = open_shards(str(tmp_path / "two"), num_workers=2)
+    for worker in range(2):
+        rows = load_worker(shards, worker, targets=True)
+        np.testing.assert_array_equal(rows.images_NCHW[:, :, 0, 0], made["features"][rows.ids])
+        np.testing.assert_array_equal(rows.labels, made["targets"][rows.ids])
+
+
+def test_another_target_is_another_content(made: dict[str, Any], tmp_path: Path) -> None:
+    changed = made["targets"].copy()
+    changed[17] += 1
+    source = write(tmp_path / "in", made["features"], changed)
+    places = ["--input", source, "--output", tmp_path / "shards", "--workers", 3, "--no-report"]
+    assert run_job("stratified.py", *places).code == 0
+    fingerprints = [
+        json.loads((folder / "manifest.json").read_text())["input"]["fingerprint"]
+        for folder in (made["shards"], tmp_path / "shards")
+    ]
+    assert fingerprints[0] != fingerprints[1]
+
+
+ROW = [1.0, 2.0]
+BROKEN: dict[str, tuple[pa.Array, str, int]] = {
+    "a null": (pa.array([ROW] * 150 + [None] + [ROW] * 9, VECTORS), "row 150: the vector is null", 3),
+    "another length": (pa.array([ROW] * 80 + [[1.0]] + [ROW] * 9, VECTORS), "row 80: the vector has 1 numbers", 3),
+    "not finite": (pa.array([ROW] * 20 + [[1.0, np.inf]] + [ROW] * 9, VECTORS), "row 20: the vector holds numbers", 3),
+    "text": (pa.array(["a"] * 30), "holds string, not vectors", 2),
+    "lists of text": (pa.array([["a"]] * 30), "not vectors", 2),
+    "empty vectors": (pa.array([[]] * 30, VECTORS), "row 0: v is an empty vector", 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_vectors_that_are_none_are_one_line(spark: Any, tmp_path: Path, case: str) -> None:
+    vectors, line, code = BROKEN[case]
+    places = ["--input", with_vectors(tmp_path / "in", vectors), "--output", tmp_path / "out", "--image-shape", "3x2x2"]
+    done = run_job("distribution_aware.py", *places, "--workers", 2, "--clusters", 2, "--embedding", "v", "--quiet")
+    assert (done.code, line in done.err) == (code, True), done.err
+    assert "\n" not in done.err.strip()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_that_is_not_there_is_refused_and_binaries_have_none(spark: Any, tmp_path: Path) -> None:
+    source = with_vectors(tmp_path / "in", pa.array([ROW] * 30, VECTORS))
+    flags = ["--output", tmp_path / "out", "--workers", 2, "--embedding", "w", "--image-shape", "3x2x2", "--quiet"]
+    done = run_job("distribution_aware.py", "--input", source, *flags)
+    assert done.code == 2
+    assert "--embedding w is no column" in done.err
+    labels, images = make_rows(30, pixels=12)
+    source = write_binary(tmp_path / "binary", labels, images)
+    done = run_job("distribution_aware.py", "--input", source, *flags, "--format", "cifar10-binary")
+    assert done.code == 2
+    assert "holds cifar10-binary files" in done.err
+
+
+def test_stock_spark_takes_no_features(made: dict[str, Any], tmp_path: Path) -> None:
+    places = ["--input", made["source"], "--output", tmp_path / "shards", "--workers", 3]
+    done = run_job("distribution_aware.py", *places, "--engine", "spark-ml", "--components", 3)
+    assert done.code == 2
+    assert "--engine spark-ml takes images of pixels, not 7x1x1 images of float32" in done.err
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize("broken", ["feature", "target"])
+def test_a_number_that_is_none_is_found_before_anything_is_written(
+    made: dict[str, Any], tmp_path: Path, broken: str
+) -> None:
+    features, targets = made["features"].copy(), made["targets"].copy()
+    (features[41] if broken == "feature" else targets)[2] = np.nan
+    source = write(tmp_path / "in", features, targets)
+    done = run_job("stratified.py", "--input", source, "--output", tmp_path / "shards", "--workers", 3)
+    assert done.code == 3
+    assert f"row {41 if broken == 'feature' else 2}" in done.err
+    assert not (tmp_path / "shards").exists()

@@ -1,0 +1,156 @@
+"""The jobs as a user runs them: spark-submit from another folder, exit codes, one-line errors, reruns, batch runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.clusters import spark_submit
+from tests.conftest import make_rows, write_binary
+from tests.support.application import Ended, run_application, run_job
+from tests.unit.test_jobs import JOBS, SMALL, STACK_TRACE, assert_one_line
+
+FIT = ["--clusters", "6", "--components", "5"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_binary(tmp_path_factory.mktemp("jobs") / "cifar", *make_rows(600, pixels=192))
+
+
+def submit(job: str, *args: object) -> Ended:
+    """A job by spark-submit, which puts both of a Python program's streams on its own stdout."""
+    done = spark_submit(JOBS / job, *args)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def shas(output: Path) -> list[str]:
+    manifest = json.loads((output / "manifest.json").read_text())
+    files = [file for worker in manifest["workers"] for file in worker["files"]]
+    for file in files:
+        assert hashlib.sha256((output / file["path"]).read_bytes()).hexdigest() == file["sha256"]
+    return [file["sha256"] for file in files]
+
+
+def test_a_run_its_rerun_another_configuration_and_an_overwrite(
+    spark: SparkSession, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One life of an output, begun by spark-submit from a folder that is not the checkout."""
+    monkeypatch.chdir(tmp_path)
+    output, held_out = tmp_path / "o", tmp_path / "held-out.bin"
+    held_out.write_bytes((source / "data_batch_2.bin").read_bytes())
+    flags = ["--input", source, "--eval-input", held_out, "--output", output, "--workers", 3]
+    flags += [*SMALL, *FIT]
+    done = submit("distribution_aware.py", *flags)
+    assert done.code == 0, done.err
+    assert "committed" in done.out
+    assert str(output / "report.html") in done.out
+    assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
+    first = shas(output)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["eval"]["rows"] == 300
+    assert set(manifest["seconds"]) >= {"discover", "scan", "pca", "project", "kmeans", "assign", "write", "eval"}
+    assert {path.name for path in output.iterdir()} == {
+        "manifest.json", "_manifests", "report.html", "quality.json", "_model", "_eval", "_assignment",
+        "worker=000", "worker=001", "worker=002",
+    }  # fmt: skip
+
+    again = run_job("distribution_aware.py", *flags)
+    assert again.code == 0, again.err
+    assert "already committed" in again.out
+    assert json.loads((output / "manifest.json").read_text()) == manifest
+
+    touched = source / "data_batch_1.bin"
+    os.utime(touched)  # another time, the same bytes: the content decides
+    again = run_job("distribution_aware.py", *flags)
+    assert (again.code, "already committed" in again.out) == (0, True)
+
+    other = run_job("distribution_aware.py", *flags, "--seed", 1)
+    assert_one_line(other, 2, "already holds a committed set (distribution_aware for 3 workers)", "--overwrite")
+    assert shas(output) == first
+
+    replaced = run_job("distribution_aware.py", *flags, "--seed", 1, "--overwrite", "--no-report")
+    assert replaced.code == 0, replaced.err
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["seed"] == 1
+    assert shas(output) != first
+    listed = {file["path"] for worker in manifest["workers"] for file in worker["files"]}
+    assert {path.relative_to(output).as_posix() for path in output.glob("worker=*/*")} == listed
+
+
+def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
+    spark: SparkSession, source: Path, tmp_path: Path
+) -> None:
+    """A job's own line, and none of Spark's."""
+    labels, images = make_rows(600, pixels=192)
+    labels[450] = 77
+    folder = write_binary(tmp_path / "c", labels, images)
+    made = run_job("stratified.py", "--input", source, "--output", tmp_path / "made", "--workers", 5, *SMALL)
+    assert made.code == 0, made.err
+    (next((tmp_path / "made").glob("worker=003/*"))).write_bytes(b"rotten")
+    flags = ("--input", folder, "--output", tmp_path / "o", *SMALL)
+    plan = [
+        ("stratified.py", *flags, "--workers", 3, "--num-classes", 10),
+        ("baseline.py", *flags, "--workers", 601),
+        ("reshard.py", "--input", tmp_path / "made", "--output", tmp_path / "o", "--workers", 2),
+    ]
+    (label, workers, file), rest = run_application(tmp_path, plan)
+    assert_one_line(label, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
+    assert_one_line(workers, 2, "--workers 601 is more than the 600 rows")
+    assert_one_line(file, 3, "worker=003", "damaged")
+    for sign in STACK_TRACE:
+        assert sign not in rest
+    assert not (tmp_path / "o").exists()
+
+
+def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    flags = ["--input", source, "--workers", 2, *SMALL, "--no-report", "--strategy", "random"]
+    for root in ("a", "b"):
+        done = run_job("baseline.py", *flags, "--output", tmp_path / root / "ds={ds}", "--ds", "2026-01-31")
+        assert done.code == 0, done.err
+    outputs = [tmp_path / root / "ds=2026-01-31" for root in ("a", "b")]
+    assert shas(outputs[0]) == shas(outputs[1])
+    manifests = [json.loads((output / "manifest.json").read_text()) for output in outputs]
+    paths = [[file["path"] for worker in made["workers"] for file in worker["files"]] for made in manifests]
+    names = [[path.replace(made["generation"], "*") for path in of] for of, made in zip(paths, manifests, strict=True)]
+    assert names[0] == names[1]
+    assert manifests[0]["interval"] == {"ds": "2026-01-31"}
+    later = run_job("baseline.py", *flags, "--output", outputs[0], "--ds", "2026-02-01")
+    assert_one_line(later, 2, "--overwrite")
+
+
+def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
+    spark: SparkSession, source: Path, tmp_path: Path
+) -> None:
+    flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL, *FIT]
+    done = run_job("compare.py", *flags)
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "cmp" / "compare.json").read_text())
+    names = ["round_robin", "random", "random_iid", "stratified", "distribution_aware", "class_cluster"]
+    names += ["submodular", "hash"]
+    assert [row["strategy"] for row in rows] == names
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["stratified"]["class_chi_square_per_dof"] < 0.1 < by_name["random"]["class_chi_square_per_dof"]
+    assert by_name["distribution_aware"]["mmd_ratio"] < by_name["random"]["mmd_ratio"]
+    assert (tmp_path / "cmp" / "compare.html").stat().st_size > 10_000
+    for name in names:
+        assert len(shas(tmp_path / "cmp" / name)) == 3
+    moved = ["--input", tmp_path / "cmp" / "class_cluster", "--output", tmp_path / "moved", "--workers", 5]
+    done = run_job("reshard.py", *moved)
+    assert done.code == 0, done.err
+    assert len(shas(tmp_path / "moved")) == 5
+
+
+def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
+    done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")
+    assert done.code == 0, done.err
+    manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
+    assert manifest["params"]["engine"] == "spark-ml"
+    assert (manifest["params"]["partitions"], manifest["params"]["rows_fitted"]) == (16, 600)
+    assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600

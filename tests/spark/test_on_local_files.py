@@ -1,0 +1,47 @@
+"""The job as spark-submit starts it, with local files: other libraries, killed drivers, and a NameNode that is down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.clusters import spark_submit
+from tests.clusters.cluster_runs import (
+    FIT,
+    JOB,
+    LAYOUT,
+    QUIET,
+    Source,
+    assert_killed_drivers_leave_a_whole_set,
+    digests,
+)
+
+
+def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_shards(
+    small_set: Source, tmp_path: Path
+) -> None:
+    arguments = ["--input", f"file:{small_set.folder}", "--output", tmp_path / "out", "--workers", 3, *LAYOUT, *FIT]
+    done = spark_submit(
+        JOB, *arguments, "--no-report", master="local[1]", conf={"spark.executorEnv.OMP_NUM_THREADS": "2"}, env=QUIET
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(str(tmp_path / "out")) == small_set.digests
+
+
+def test_killed_drivers_leave_the_old_set_or_the_new_one_whole_and_a_rerun_leaves_nothing_else(
+    large_set: Source, small_set: Source, spark: SparkSession, tmp_path: Path
+) -> None:
+    origin, output = str(large_set.folder), str(tmp_path / "out")
+    assert_killed_drivers_leave_a_whole_set(spark, origin, output, "local[2]", small_set, large_set)
+
+
+def test_a_namenode_that_is_not_there_is_one_line_before_spark_starts(tmp_path: Path) -> None:
+    nowhere = "hdfs://127.0.0.1:1"
+    done = spark_submit(JOB, "--input", f"{nowhere}/in", "--output", tmp_path / "out", "--workers", 3, env=QUIET)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING: Using incub")]
+    assert done.returncode == 1
+    assert lines == [
+        f"error: {nowhere}/in: Connection refused (os error 111); check that HDFS is up and reachable at {nowhere}"
+    ]
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,286 @@
+"""Streams: batches become generations, whatever is in them, and give the same shards however they are run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from pipeline.errors import UsageError
+from pipeline.input.dataset import serial
+from pipeline.runs.report import report
+from pipeline.shardset.damage import all_damage
+from pipeline.shardset.generations import generations
+from pipeline.shardset.manifest import open_committed, read_committed
+from pipeline.strategies.hash import Hash
+from pipeline.stream.buckets import Buckets, State, count, starts
+from pipeline.stream.checkpoint import check_checkpoint
+from pipeline.stream.generation import GenerationRun
+from pipeline.stream.query import AskedToEnd, Running
+from pipeline.stream.request import StreamRequest
+from tests.clusters.cluster_runs import run_here
+from tests.conftest import make_rows, write_binary
+from tests.support.places import STORE, files_below
+from tests.support.stream_runs import STRATEGY, check_set, rows_of, take
+
+LABELS, IMAGES = make_rows(900, pixels=192)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """900 rows in six files."""
+    folder = write_binary(tmp_path / "in", LABELS, IMAGES, files=6)
+    return sorted(folder.iterdir())
+
+
+# --- counters -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.integers(-3, 12), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(0, 120), max_size=6),
+    chunk=st.integers(1, 20),
+    workers=st.integers(1, 5),
+    closing=st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_counters_are_those_of_a_dictionary_that_sees_row_by_row(
+    keys: list[int], cuts: list[int], chunk: int, workers: int, closing: list[bool]
+) -> None:
+    """Whatever the generations and the chunks are that the rows come in."""
+    known, rows = Buckets.none(), [0, *sorted(cut for cut in cuts if cut < len(keys)), len(keys)]
+    seen: dict[int, int] = defaultdict(int)
+    first = dict(zip(keys, starts(np.array(keys), 5, workers).tolist(), strict=True))
+    copied: dict[int, int] = defaultdict(int)
+    for number, (low, high) in enumerate(pairwise(rows)):
+        chunks = [np.array(keys[at : min(at + chunk, high)]) for at in range(low, high, chunk)]
+        found = [np.unique(part, return_counts=True) for part in chunks]
+        earlier = dict(seen)
+        made = count(known, found, seed=5, num_workers=workers, closes=closing[number])
+        for part, buckets in zip(chunks, made.chunks, strict=True):
+            assert buckets.keys.tolist() == sorted(set(part.tolist()))
+            assert buckets.before.tolist() == [seen[key] for key in buckets.keys.tolist()]
+            assert buckets.first.tolist() == [first[key] for key in buckets.keys.tolist()]
+            for key in part.tolist():
+                seen[key] += 1
+        sparse = {key for key in seen if closing[number] and workers > 1 and 0 < seen[key] <= workers}
+        assert made.old_copies == sum(earlier.get(key, 0) - copied[key] for key in sparse) * (workers - 1)
+        assert made.new_copies == sum(seen[key] - earlier.get(key, 0) for key in sparse) * (workers - 1)
+        copied |= {key: seen[key] for key in sparse}
+        known = made.after
+        assert dict(zip(known.keys.tolist(), known.counts.tolist(), strict=True)) == {
+            k: n for k, n in seen.items() if n
+        }
+        assert known.copied.tolist() == [copied[key] for key in known.keys.tolist()]
+        assert sorted(known.numbers.tolist()) == list(range(len(known)))
+
+
+def test_a_bucket_keeps_its_number_when_others_come_up() -> None:
+    first = Buckets.none().with_keys(np.array([4, 9]))
+    second = first.with_keys(np.array([2, 9, 11]))
+    assert second.keys.tolist() == [2, 4, 9, 11]
+    assert second.numbers.tolist() == [2, 0, 1, 3]
+    assert second.by_number(second.keys).tolist() == [4, 9, 2, 11]
+
+
+def test_counters_come_back_from_their_file() -> None:
+    held = State(Buckets(*(np.arange(3) + shift for shift in range(4))), np.array([7, 8, 9]))
+    again = State.from_bytes(held.to_bytes())
+    assert again.sums.tolist() == [7, 8, 9]
+    assert {name: array.tolist() for name, array in again.buckets.arrays().items()} == {
+        name: array.tolist() for name, array in held.buckets.arrays().items()
+    }
+
+
+# --- generations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "window"), [(1, 0), (3, 0), (3, 300), (4, 1), (3, 901)])
+def test_rows_are_dealt_bucket_by_bucket_in_the_order_of_arrival(
+    spark: SparkSession, tmp_path: Path, files: list[Path], workers: int, window: int
+) -> None:
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], workers, window_rows=window)
+    shards = check_set(tmp_path / "set", IMAGES, LABELS)
+    assert all_damage(shards, serial) == []
+    closed = [generation.number for generation in generations(shards) if generation.closes]
+    assert closed == {0: [], 300: [1, 3, 5], 1: [0, 1, 2, 3, 4, 5], 901: []}[window]
+    assert bool(shards.manifest["copies"]) == (bool(closed) and workers > 1)
+    assert shards.manifest["labels"]["num_classes"] == 10
+
+
+def test_every_bucket_that_is_sparse_when_its_window_closes_is_on_all_workers(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], 4, window_rows=450)
+    shards = open_committed(STORE, str(tmp_path / "set"))
+    rows, ends = rows_of(shards), [generation.total for generation in generations(shards) if generation.closes]
+    assert ends == [450, 900]
+    everywhere = {row["id"] for row in rows if row["copy"]}
+    expected, begin = set(), 0
+    for end in ends:
+        of_bucket = defaultdict(list)
+        for row in rows:
+            if row["copy"] == 0 and row["id"] < end:
+                of_bucket[row["neighbourhood"]].append(row["id"])
+        expected |= {id for ids in of_bucket.values() if len(ids) <= 4 for id in ids if id >= begin}
+        begin = end
+    assert everywhere == expected != set()
+
+
+def test_the_batches_that_rows_come_in_change_nothing_but_the_files(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    """Given the functions, which are fitted to the first batch."""
+    take(spark.sparkContext, tmp_path / "fit", 0, files[:2])
+    model = str(tmp_path / "fit")
+    for name, cuts in (("one", [files]), ("two", [files[:1], files[1:]]), ("six", [[file] for file in files])):
+        for batch, some in enumerate(cuts):
+            take(spark.sparkContext, tmp_path / name, batch, some, window_rows=0, model=model)
+    dealt = [
+        {row["id"]: row["worker"] for row in rows_of(open_committed(STORE, str(tmp_path / name)))}
+        for name in ("one", "two", "six")
+    ]
+    assert dealt[0] == dealt[1] == dealt[2]
+    assert len(dealt[0]) == 900
+
+
+def test_a_stream_that_was_not_disturbed_gives_the_same_bits_again(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    def digests(name: str) -> list[str]:
+        for batch, file in enumerate(files):
+            take(spark.sparkContext, tmp_path / name, batch, [file], window_rows=300)
+        return [file.sha256 for file in open_committed(STORE, str(tmp_path / name)).hashed_files()]
+
+    assert digests("one") == digests("two")
+
+
+def test_a_batch_that_is_committed_is_not_looked_at_again(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    take(spark.sparkContext, tmp_path / "set", 0, files[:1])
+    before = files_below(tmp_path / "set")
+    done = take(spark.sparkContext, tmp_path / "set", 0, files[1:2])
+    assert not done.fresh
+    assert files_below(tmp_path / "set") == before
+
+
+def test_parquet_arrives_too(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate(np.array_split(np.arange(300), 3)):
+        table = pa.table({"image": [IMAGES[row].tobytes() for row in part], "label": LABELS[part].astype(np.int64)})
+        path = tmp_path / "in" / f"{number}.parquet"
+        pq.write_table(table, path)
+        take(spark.sparkContext, tmp_path / "set", number, [path], format=None)
+    shards = check_set(tmp_path / "set", IMAGES[:300], LABELS[:300])
+    assert shards.manifest["input"]["format"] == "parquet"
+
+
+def test_rows_through_files_by_ranges_of_workers_are_dealt_alike(
+    spark: SparkSession, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for more workers than a task can hold row groups of."""
+    monkeypatch.setattr("pipeline.stream.batch.workers_a_task", lambda workers, size: 2)
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], 5, window_rows=400)
+    shards = check_set(tmp_path / "set", IMAGES, LABELS)
+    assert shards.manifest["copies"]
+
+
+# --- readers of other sets read this one ----------------------------------------------------------------------------------
+
+
+def test_the_report_and_resharding_take_a_set_of_generations(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    import pipeline
+
+    for batch, file in enumerate(files):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], window_rows=400)
+    shards = open_committed(STORE, str(tmp_path / "set"))
+    found = report(spark.sparkContext, shards)
+    assert found.rows == 900
+    page = (tmp_path / "set" / "report.html").read_text()
+    assert "32 bytes" in page
+    assert "Generations" in page
+    dealt = pipeline.reshard(
+        spark, input=str(tmp_path / "set"), output=str(tmp_path / "two"), num_workers=2, report=False
+    )
+    rows = [row for row in rows_of(dealt.shards) if row["copy"] == 0]
+    assert sorted(row["id"] for row in rows) == list(range(900))
+    # Files of the usual size, which is how a set of many generations is compacted.
+    assert len(dealt.shards.files()) == 2
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_another_configuration_or_a_set_of_no_stream_is_refused(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    take(spark.sparkContext, tmp_path / "set", 0, files[:1])
+    for other in ({"workers": 4}, {"strategy": Hash(family="sign", functions=5)}, {"window_rows": 7}):
+        with pytest.raises(UsageError, match="of another configuration"):
+            take(spark.sparkContext, tmp_path / "set", 1, files[1:2], **other)
+    with pytest.raises(UsageError, match="was streamed from source: rows of /elsewhere would be in it again"):
+        take(spark.sparkContext, tmp_path / "set", 1, files[1:2], source="/elsewhere")
+    run_here(spark, tmp_path / "in", tmp_path / "batch", 3)
+    with pytest.raises(UsageError, match="no stream has made"):
+        take(spark.sparkContext, tmp_path / "batch", 0, files[:1])
+
+
+def checkpoint_at(folder: Path, planned: int, done: int) -> str:
+    """As Spark leaves it, with the checksums that lie beside."""
+    for name, last in (("offsets", planned), ("commits", done)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for batch in range(last + 1):
+            (folder / name / f"{batch}").touch()
+            (folder / name / f".{batch}.crc").touch()
+    return f"file://{folder}"
+
+
+def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
+    spark: SparkSession, tmp_path: Path, files: list[Path]
+) -> None:
+    output = str(tmp_path / "set")
+    (tmp_path / "rubbish.bin").write_bytes(b"rubbish")
+
+    def check(planned: int, done: int) -> None:
+        place = checkpoint_at(tmp_path / f"{planned}-{done}", planned, done)
+        check_checkpoint(STORE, place, read_committed(STORE, output), output)
+
+    check(-1, -1)
+    check(0, -1)  # killed in its first batch
+    with pytest.raises(UsageError, match=r"has nothing of batch 0, which its checkpoint .* has noted as done"):
+        check(0, 0)
+    take(spark.sparkContext, output, 0, files[:1])
+    take(spark.sparkContext, output, 1, [tmp_path / "rubbish.bin"])
+    take(spark.sparkContext, output, 2, [])
+    for planned, done in ((0, -1), (0, 0), (1, 0), (2, 2), (3, 2)):
+        check(planned, done)
+    with pytest.raises(UsageError, match="has nothing of batch 3"):
+        check(4, 3)
+    take(spark.sparkContext, output, 4, files[1:2])
+    with pytest.raises(UsageError, match=r"has batch 4, and its checkpoint .* only knows of 3"):
+        check(3, 3)
+
+
+def test_a_batch_that_comes_after_the_end_is_not_noted_as_done(spark: SparkSession, tmp_path: Path) -> None:
+    request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY)
+    run = GenerationRun(spark.sparkContext, request, STORE, str(tmp_path / "set"), "")
+    running = Running(run, lambda *_: pytest.fail("no batch is taken"), print, ended=True)
+    running.known.set()
+    with pytest.raises(AskedToEnd):
+        running.on_batch(spark.range(1), 0)
+    assert running.refused
+    assert not (tmp_path / "set").exists()

@@ -1,0 +1,269 @@
+"""jobs/hash_stream.py as a user runs it: files and messages arrive, and somebody ends it gently, or not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.shardset.generations import generations
+from pipeline.shardset.manifest import open_committed, read_committed
+from tests.campaigns.stream import Arriving, campaign, job_campaign, start_stream
+from tests.clusters import ROOT, Kafka, end_tree, spark_submit
+from tests.clusters.artifacts import kafka_connector
+from tests.clusters.cluster_runs import QUIET
+from tests.clusters.submit import start_submit
+from tests.conftest import make_rows
+from tests.support.application import run_job
+from tests.support.places import STORE, elsewhere
+from tests.support.stream_runs import check_set, rows_of, take
+from tests.support.trainer_runs import until
+
+pytestmark = pytest.mark.full
+JOB = ROOT / "jobs" / "hash_stream.py"
+SHAPE = ("--format", "cifar10-binary", "--image-shape", "3x8x8", "--family", "sign", "--functions", "6")
+
+
+def number(output: str) -> int:
+    found = read_committed(STORE, output)
+    return len(generations(found)) if found else 0
+
+
+def has(output: str, count: int) -> bool:
+    return number(output) >= count
+
+
+def test_files_that_are_there_are_drained_in_batches_and_those_that_come_later_are_appended(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, output = Arriving(str(tmp_path / "in"), 7, seed=3), str(tmp_path / "set")
+    for _ in range(5):
+        source.arrive()
+    flags = ("--source", source.folder, "--output", output, "--workers", 3, "--trigger", "once", *SHAPE)
+    limits = ("--batch-limit", 2, "--window-rows", 200)
+    first = spark_submit(JOB, *flags, *limits, env=QUIET)
+    assert first.returncode == 0, first.stderr
+    assert [generation.rows for generation in generations(open_committed(STORE, output))] == [120, 120, 60]
+    assert "rows a second" in first.stdout + first.stderr
+    assert "32 bytes of state each" in first.stdout + first.stderr
+    assert (tmp_path / "set" / "report.html").exists()
+    source.arrive()
+    second = spark_submit(JOB, *flags, *limits, "--no-report", env=QUIET)
+    assert second.returncode == 0, second.stderr
+    shards = check_set(output, source.images[: source.rows], source.labels[: source.rows])
+    assert [generation.batch for generation in generations(shards)] == [0, 1, 2, 3]
+    assert not (tmp_path / "set" / "report.html").exists(), "it told of fewer rows"
+    # The same batches without Spark's streaming, in this process, give the same bits.
+    files = sorted((tmp_path / "in").iterdir())
+    for batch, some in enumerate((files[:2], files[2:4], files[4:5], files[5:])):
+        take(spark.sparkContext, tmp_path / "here", batch, some, window_rows=200)
+    here = open_committed(STORE, str(tmp_path / "here"))
+    assert [file.sha256 for file in here.files()] == [file.sha256 for file in shards.files()]
+
+
+def test_a_stream_that_is_asked_to_end_does_after_the_batch_that_is_at_work(tmp_path: Path) -> None:
+    source, output, log = Arriving(str(tmp_path / "in"), 12, seed=4), str(tmp_path / "set"), tmp_path / "log.txt"
+    source.arrive()
+    job = start_stream(source.folder, output, "1 second", log)
+    try:
+        until(lambda: number(output), "a generation")
+        for _ in range(9):
+            source.arrive()
+            time.sleep(0.2)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(180) == 0, log.read_text()
+    finally:
+        end_tree([job])
+    assert "asked to end" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    last = start_stream(source.folder, output, "once", log)
+    assert last.wait(120) == 0, log.read_text()
+    check_set(output, source.images[: source.rows], source.labels[: source.rows])
+
+
+def test_committing_processes_that_are_killed_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
+    """A short campaign; python -m tests.campaigns.stream has longer ones."""
+    tally = elsewhere(campaign, str(tmp_path), 12, 7)
+    assert tally["kills"] == 12
+    assert tally["generations"] > 0
+    assert tally["reads"] > 0
+
+
+def test_applications_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
+    job_campaign(str(tmp_path), kills=2, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--source", "IN", "--workers", "0"), "--workers must be at least 1, got 0"),
+        (("--source", "IN", "--workers", "2", "--allow-data-loss"), "--allow-data-loss is of messages, and --source"),
+        (("--source", "IN", "--workers", "2", "--trigger", "soon"), "--trigger must be a time such as '30 seconds'"),
+        (("--source", "s3://bucket/in", "--workers", "2"), "local folders and hdfs://"),
+        (("--source", "IN", "--workers", "2", "--window-rows", "-1"), "--window-rows must be 0 or more, got -1"),
+        (("--source", "IN", "--workers", "2", "--batch-limit", "0"), "--batch-limit must be at least 1, got 0"),
+        (("--source", "IN", "--workers", "2", "--checkpoint", "s3://b/c"), "give --checkpoint"),
+        (("--source", "kafka://host:1", "--workers", "2"), "is not kafka://HOST:PORT/TOPIC"),
+        (("--source", "kafka://127.0.0.1:1/rows", "--workers", "2"), "spark-sql-kafka-0-10"),
+        (("--source", "OUT/in", "--workers", "2"), "overlap"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
+    (tmp_path / "in").mkdir()
+    places = {"IN": str(tmp_path / "in"), "OUT/in": str(tmp_path / "set" / "in")}
+    done = run_job("hash_stream.py", *(places.get(flag, flag) for flag in flags), "--output", tmp_path / "set")
+    assert done.code == 2, done.out + done.err
+    errors = [line for line in (done.out + done.err).splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert words in errors[0]
+    assert "Traceback" not in done.out + done.err
+
+
+def test_another_checkpoint_is_refused_before_a_row_is_doubled(tmp_path: Path) -> None:
+    source, output, log = Arriving(str(tmp_path / "in"), 3, seed=6), str(tmp_path / "set"), tmp_path / "log.txt"
+    source.arrive()
+    assert start_stream(source.folder, output, "once", log).wait(120) == 0, log.read_text()
+    other = start_stream(source.folder, output, "once", log, "--checkpoint", tmp_path / "other")
+    assert other.wait(120) == 2, log.read_text()
+    assert "was written with another checkpoint" in log.read_text()
+    check_set(output, source.images[: source.rows], source.labels[: source.rows])
+
+
+# --- Kafka ----------------------------------------------------------------------------------------------------------------
+
+PRODUCE = """
+import sys
+from pyspark.sql import SparkSession
+from tests.conftest import make_rows
+
+servers, topic, first, end = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+labels, images = make_rows(600, pixels=192)
+rows = [(row % 2, bytearray(bytes([labels[row]]) + images[row].tobytes())) for row in range(first, end)]
+rows.insert(5, (0, bytearray(b"broken")))
+rows.insert(8, (1, None))
+table = SparkSession.builder.getOrCreate().createDataFrame(rows, "partition int, value binary").coalesce(1)
+table.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
+"""
+
+
+@pytest.fixture(scope="module")
+def jars() -> dict[str, str]:
+    return {"spark.jars": ",".join(map(str, kafka_connector()))}
+
+
+def produce(folder: Path, broker: Kafka, jars: dict[str, str], first: int, end: int, topic: str = "rows") -> None:
+    program = folder / "produce.py"
+    program.write_text(PRODUCE)
+    done = spark_submit(program, broker.servers_at, topic, first, end, conf=jars, env=QUIET | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+
+
+def test_messages_of_a_real_broker_are_in_the_set_once_though_the_driver_is_killed(
+    tmp_path: Path, kafka: Kafka, jars: dict[str, str]
+) -> None:
+    labels, images = make_rows(600, pixels=192)
+    output, log = str(tmp_path / "set"), tmp_path / "log.txt"
+    produce(tmp_path, kafka, jars, 0, 400)
+
+    def stream(trigger: str) -> psutil.Popen:
+        flags = ("--source", f"kafka://{kafka.servers_at}/rows", "--output", output, "--workers", 3, *SHAPE)
+        with log.open("ab") as out:
+            more = ("--trigger", trigger, "--batch-limit", 60, "--no-report")
+            return start_submit(JOB, *flags, *more, conf=jars, env=QUIET, output=out)
+
+    for seen in (1, 3):  # generations
+        job = stream("1 second")
+        try:
+            until(partial(has, output, seen), f"{seen} generations")
+        finally:
+            end_tree([job])
+    produce(tmp_path, kafka, jars, 400, 600)
+    last = stream("once")
+    assert last.wait(280) == 0, log.read_text()
+    shards = open_committed(STORE, output)
+    owners = sorted((row for row in rows_of(shards) if row["copy"] == 0), key=lambda row: row["id"])
+    place = {image.tobytes(): row for row, image in enumerate(images)}
+    arrived = [place[row["image"]] for row in owners]
+    assert sorted(arrived) == list(range(600)), "every message once"
+    for partition in (0, 1):  # in the order of their offsets
+        assert [row for row in arrived if row % 2 == partition] == list(range(partition, 600, 2))
+    check_set(output, images[arrived], labels[arrived])
+    lines = [
+        json.loads(line)
+        for path in sorted((tmp_path / "set" / "_quarantine").iterdir())
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted((line["source"].partition(",")[0], line["value"]) for line in lines) == [
+        ("partition 0", "YnJva2Vu"),
+        ("partition 0", "YnJva2Vu"),
+        ("partition 1", None),
+        ("partition 1", None),
+    ]
+
+
+DELETE = """
+import sys
+from pyspark.sql import SparkSession
+
+servers, topic, partition, before = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+gateway = SparkSession.builder.getOrCreate().sparkContext._gateway
+jvm = gateway.jvm
+settings = jvm.java.util.Properties()
+settings.setProperty("bootstrap.servers", servers)
+admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+place = jvm.org.apache.kafka.common.TopicPartition(topic, partition)
+# py4j takes RecordsToDelete.beforeOffset(offset) for the method of the same name that has no argument.
+types, values = gateway.new_array(jvm.java.lang.Class, 1), gateway.new_array(jvm.java.lang.Object, 1)
+types[0], values[0] = jvm.java.lang.Long.TYPE, before
+kind = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(
+    "org.apache.kafka.clients.admin.RecordsToDelete"
+)
+records = kind.getMethod("beforeOffset", types).invoke(None, values)
+admin.deleteRecords(jvm.java.util.Collections.singletonMap(place, records)).all().get()
+admin.close()
+"""
+
+
+def test_messages_that_the_broker_has_deleted_end_the_stream_or_are_told_of(
+    tmp_path: Path, kafka: Kafka, jars: dict[str, str]
+) -> None:
+    _, images = make_rows(600, pixels=192)
+    output, program = str(tmp_path / "set"), tmp_path / "delete.py"
+    program.write_text(DELETE)
+
+    def stream(*more: object) -> Any:
+        flags = ("--source", f"kafka://{kafka.servers_at}/aged", "--output", output, "--workers", 3, *SHAPE)
+        return spark_submit(JOB, *flags, "--trigger", "once", "--no-report", *more, conf=jars, env=QUIET)
+
+    produce(tmp_path, kafka, jars, 0, 100, "aged")
+    first = stream()
+    assert first.returncode == 0, first.stdout
+    produce(tmp_path, kafka, jars, 100, 200, "aged")
+    # of partition 0, 51 messages have been read: 50 records and a broken one
+    done = spark_submit(program, kafka.servers_at, "aged", 0, 71, conf=jars, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    refused = stream()
+    assert refused.returncode == 3, refused.stdout
+    (line,) = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
+    assert "messages were deleted before they were read" in line
+    assert "(Could not read records in offset [51, 102) for topic partition aged-0)" in line
+    assert line.endswith("Restart with --allow-data-loss to go on without them: the quarantine tells which they were")
+    assert "Traceback" not in refused.stdout
+    assert open_committed(STORE, output).manifest["rows"] == 100
+    second = stream("--allow-data-loss")
+    assert second.returncode == 0, second.stdout
+    shards = open_committed(STORE, output)
+    held = {row["image"] for row in rows_of(shards)}
+    # The 20 messages that were deleted are the broken one among the first, and 19 records.
+    gone = [row for row in range(200) if images[row].tobytes() not in held]
+    assert gone == list(range(100, 138, 2))
+    path = tmp_path / "set" / "_quarantine" / "batch-00000001.jsonl"
+    (told,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (told["source"], told["records"]) == ("partition 0, offsets 51 to 70", 20)

@@ -1,0 +1,265 @@
+"""Shards as the trainer reads them: made by the pipeline, held against the input; broken in every way; HDFS failing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from pipeline.input.dataset import Block
+from pipeline.input.formats import Columns
+from pipeline.input.records import record_batch
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import record_schema
+from pipeline.spark.progress import PhaseLog
+from pipeline.strategies.distribution_aware import DistributionAware
+from tests.conftest import make_rows, write_binary
+from trainer.data.shards import load_eval, load_worker, open_shards
+
+SHAPE = (3, 4, 4)
+PIXELS = 48
+WORKERS = 2
+ROWS = 8200  # enough for two files a worker
+ISOLATED = (17, 400, 8100)  # images like no other: a neighbourhood so small that every worker gets a copy
+
+
+@dataclass(frozen=True)
+class Made:
+    """A committed set and the input it was made of."""
+
+    folder: Path
+    labels: np.ndarray
+    images: np.ndarray
+    eval_labels: np.ndarray
+    eval_images: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("trainer")
+    labels, images = make_rows(ROWS, seed=5, pixels=PIXELS)
+    rng = np.random.default_rng(5)
+    for row in ISOLATED:
+        images[row] = rng.integers(0, 2, PIXELS) * 255
+    eval_labels, eval_images = make_rows(90, seed=6, pixels=PIXELS)
+    write_binary(root / "train", labels, images)
+    write_binary(root / "test", eval_labels, eval_images)
+    request = Request(
+        input=str(root / "train"),
+        eval_input=str(root / "test"),
+        output=str(root / "shards"),
+        num_workers=WORKERS,
+        shape=SHAPE,
+        format="cifar10-binary",
+    )
+    strategy = DistributionAware(clusters=40, components=20.0, whiten=True)
+    shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
+    return Made(root / "shards", labels, images, eval_labels, eval_images)
+
+
+@pytest.fixture
+def broken(made: Made, tmp_path: Path) -> Path:
+    """A copy of the set, to be damaged."""
+    return Path(shutil.copytree(made.folder, tmp_path / "broken"))
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return manifest
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    manifest = manifest_of(folder)
+    edit(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def first_file(folder: Path) -> Path:
+    return folder / str(manifest_of(folder)["workers"][0]["files"][0]["path"])
+
+
+def write_shard(path: Path, shape: tuple[int, int, int], labels: list[int], pixels: int) -> dict[str, Any]:
+    """A shard file of black images, and what a manifest says of it."""
+    rows = len(labels)
+    columns = Columns(np.array(labels, np.int32), np.zeros((rows, pixels), np.uint8), None, None)
+    schema = record_schema(Layout(shape), neighbourhood=False, copy=False)
+    batch = record_batch(schema, Block(np.arange(rows), columns))
+    pq.write_table(pa.Table.from_batches([batch]), path, compression="none", use_dictionary=False)
+    data = path.read_bytes()
+    return {"rows": rows, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_every_worker_loads_the_rows_of_the_input_that_are_its_own_and_its_copies(made: Made) -> None:
+    shards = open_shards(str(made.folder))
+    seen = []
+    for worker in range(WORKERS):
+        assert len(shards.worker_files(worker)) == 2
+        rows = load_worker(shards, worker)
+        assert [part.dtype.name for part in (rows.images_NCHW, rows.labels, rows.ids)] == ["uint8", "int64", "int64"]
+        assert np.array_equal(rows.labels, made.labels[rows.ids])
+        assert np.array_equal(rows.images_NCHW, made.images[rows.ids].reshape(-1, *SHAPE))
+        assert len(rows) == shards.worker_rows(worker) == shards.manifest["workers"][worker]["rows"]
+        seen.append(rows.ids)
+    times = np.bincount(np.concatenate(seen), minlength=ROWS)
+    assert (len(times), times.min()) == (ROWS, 1)
+    assert times.sum() == ROWS + shards.manifest["copies"] > ROWS
+
+
+def test_the_evaluation_rows_are_those_of_the_evaluation_input_in_its_order(made: Made, broken: Path) -> None:
+    rows = load_eval(open_shards(str(made.folder)))
+    assert rows is not None
+    assert np.array_equal(rows.labels, made.eval_labels)
+    assert np.array_equal(rows.images_NCHW, made.eval_images.reshape(-1, *SHAPE))
+    change(broken, lambda manifest: manifest.update(eval=None))
+    assert load_eval(open_shards(str(broken))) is None
+
+
+def test_a_set_knows_its_shape_its_classes_and_the_mean_of_each_channel(made: Made) -> None:
+    shards = open_shards(str(made.folder), num_workers=WORKERS)
+    assert (shards.shape, shards.num_classes, shards.rows, shards.num_workers) == (SHAPE, 10, ROWS, WORKERS)
+    assert shards.mean.dtype == np.float32
+    np.testing.assert_allclose(shards.mean, made.images.reshape(-1, *SHAPE).mean((0, 2, 3)), atol=1e-4)
+
+
+def test_a_worker_needs_the_files_of_no_other(broken: Path) -> None:
+    shards = open_shards(str(broken))
+    shutil.rmtree(broken / "worker=001")
+    assert len(load_worker(shards, 0)) == shards.worker_rows(0)
+
+
+def test_progress_counts_the_rows_up_to_all_of_them(made: Made) -> None:
+    shards = open_shards(str(made.folder))
+    calls: list[tuple[int, int]] = []
+    load_worker(shards, 1, lambda rows, total: calls.append((rows, total)))
+    first, second = (file.rows for file in shards.worker_files(1))
+    assert calls == [(first, first + second), (first + second, first + second)]
+
+
+def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
+    paths = [f"worker=000/part-0000{number}-large.parquet" for number in range(6)]
+    files = [{"path": path, **write_shard(broken / path, (3, 32, 32), [0] * 500, 3072)} for path in paths]
+    change(broken, lambda manifest: manifest["image"].update(shape=[3, 32, 32]))
+    change(broken, lambda manifest: manifest["workers"][0].update(files=files))
+    shards = open_shards(str(broken))
+    load_worker(shards, 0)  # what is allocated once and for all
+    peaks = []
+    for _ in range(3):  # other threads of this process are counted too: the least is the load itself
+        tracemalloc.start()
+        rows = load_worker(shards, 0)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(peaks) < rows.images_NCHW.nbytes + 1.5 * files[0]["bytes"]
+
+
+def test_another_number_of_workers_is_answered_with_the_command_that_deals_the_set_again(made: Made) -> None:
+    command = f"spark-submit jobs/reshard.py --input {made.folder} --output {made.folder}-5 --workers 5"
+    with pytest.raises(UsageError, match="holds shards for 2 workers, not 5") as refused:
+        open_shards(str(made.folder), num_workers=5)
+    assert command in str(refused.value)
+
+
+@pytest.mark.parametrize("index", [-1, WORKERS])
+def test_a_worker_that_the_set_does_not_have_is_a_usage_error(made: Made, index: int) -> None:
+    with pytest.raises(UsageError, match=rf"there is no worker {index}: .* has workers 0\.\.1"):
+        load_worker(open_shards(str(made.folder)), index)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda m: m["workers"][1].update(files=[], rows=0),
+            r"1 of 2 workers have no rows \(the first is 1\).*reshard",
+        ),
+        (lambda m: m.update(format_version=2), "format version 2; this version reads 1"),
+        (
+            lambda m: m["image"].update(dtype="float64"),
+            "holds float64 images in CHW order; the trainer reads uint8 and float32",
+        ),
+        (lambda m: m["image"].update(layout="HWC"), "holds uint8 images in HWC order; the trainer reads .* in CHW"),
+        (lambda m: m.pop("image"), r"manifest\.json is damaged \(it lacks 'image'\)"),
+        (lambda m: m["image"].update(mean=[1.0]), r"manifest\.json is damaged"),
+        (lambda m: m.update(workers=m["workers"][:1]), r"it lists 1 workers and says 2"),
+        (lambda m: m["workers"][0]["files"][0].pop("sha256"), r"manifest\.json is damaged .*sha256"),
+    ],
+)
+def test_a_manifest_that_cannot_be_trained_on_is_refused(
+    broken: Path, edit: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    change(broken, edit)
+    with pytest.raises(DataError, match=message) as refused:
+        open_shards(str(broken))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_or_shortened_file_is_refused_before_anything_is_read(broken: Path) -> None:
+    path = first_file(broken)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(DataError, match=rf"{path} has {len(data) - 1} bytes, not {len(data)}.*rerun the job"):
+        open_shards(str(broken))
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{path} is missing.*rerun the job"):
+        open_shards(str(broken))
+
+
+def test_a_changed_byte_is_noticed(broken: Path) -> None:
+    shards = open_shards(str(broken))
+    data = bytearray(first_file(broken).read_bytes())
+    data[len(data) // 2] ^= 1
+    first_file(broken).write_bytes(data)
+    with pytest.raises(DataError, match=rf"{first_file(broken)} has sha256 .* it is damaged"):
+        load_worker(shards, 0)
+
+
+def test_a_set_that_is_replaced_under_the_trainer_is_named(broken: Path) -> None:
+    shards = open_shards(str(broken))
+    first_file(broken).unlink()
+    with pytest.raises(DataError, match=rf"{first_file(broken)} is gone: the set was replaced"):
+        load_worker(shards, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "pixels", "message"),
+    [
+        ((3, 2, 8), [1, 2], 48, "holds 2 images of 3x2x8, not 2 of 3x4x4: sets were mixed"),
+        (SHAPE, [1, 2], 47, "row 0: the image has 47 bytes, not 48"),
+        (SHAPE, [1, 2, 10], 48, r"row 2: label 10 is not in 0\.\.9"),
+        (SHAPE, [1, -1, 3], 48, r"row 1: label -1 is not in 0\.\.9"),
+    ],
+)
+def test_a_file_that_breaks_the_contract_is_refused_by_row(
+    broken: Path, shape: tuple[int, int, int], labels: list[int], pixels: int, message: str
+) -> None:
+    entry = write_shard(first_file(broken), shape, labels, pixels)
+    change(broken, lambda manifest: manifest["workers"][0]["files"][0].update(entry))
+    with pytest.raises(DataError, match=message) as refused:
+        load_worker(open_shards(str(broken)), 0)
+    assert str(first_file(broken)) in str(refused.value)
+
+
+def test_a_file_with_other_rows_than_the_manifest_says_is_refused(broken: Path) -> None:
+    change(broken, lambda manifest: manifest["workers"][0]["files"][0].update(rows=7))
+    with pytest.raises(DataError, match="not 7 of 3x4x4"):
+        load_worker(open_shards(str(broken)), 0)
+
+
+def test_a_listed_file_that_is_no_parquet_is_refused(broken: Path) -> None:
+    first_file(broken).write_bytes(b"no parquet" * 9)
+    entry = {"bytes": 90, "sha256": hashlib.sha256(b"no parquet" * 9).hexdigest()}
+    change(broken, lambda manifest: manifest["workers"][0]["files"][0].update(entry))
+    with pytest.raises(DataError, match=rf"{first_file(broken)} is damaged"):
+        load_worker(open_shards(str(broken)), 0)

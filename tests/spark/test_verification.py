@@ -1,0 +1,148 @@
+"""What stands between writing and committing: shards that are not the scanned rows are refused, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.errors import JobError
+from pipeline.output.writer import WrittenChunk, WrittenFile
+from pipeline.runs import shard as runs
+from pipeline.runs import write
+from pipeline.runs.request import Request
+from pipeline.runs.shard import ShardingResult
+from pipeline.spark.progress import PhaseLog
+from pipeline.strategies import Context, Fitted, Strategy
+from pipeline.strategies.stratified import Stratified
+from tests.conftest import make_rows, write_binary
+from tests.unit.test_verification import RARE, RECORD_BYTES, ROWS
+
+
+@dataclass(frozen=True)
+class Interrupted(Strategy):
+    """Stratified, with rare classes copied to every worker, and something that happens between the scan and the write."""
+
+    name: ClassVar[str] = "interrupted"
+    meanwhile: Callable[[], object] = field(default=lambda: None)
+
+    def fit(self, context: Context) -> Fitted:
+        self.meanwhile()
+        return replace(Stratified().fit(context), sparse_if="le")
+
+    def params(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    labels, images = make_rows(ROWS, classes=RARE, pixels=192)
+    labels[[5, 150, 299]] = RARE
+    return write_binary(tmp_path / "cifar", labels, images)
+
+
+def sharded(
+    spark: SparkSession,
+    source: Path,
+    output: Path,
+    meanwhile: Callable[[], object] = lambda: None,
+    workers: int = 4,
+    overwrite: bool = False,
+) -> ShardingResult:
+    request = Request(str(source), str(output), workers, overwrite=overwrite, format="cifar10-binary", shape=(3, 8, 8))
+    return runs.shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), PhaseLog(quiet=True))
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def replace_bytes(path: Path, offset: int, data: bytes) -> None:
+    """Change a file's content in place, as another program would, and leave its size."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_an_undisturbed_set_has_the_declared_copies(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    manifest = sharded(spark, source, tmp_path / "out").shards.manifest
+    assert (manifest["rows"], manifest["copies"]) == (ROWS, 3 * 3)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["first commit", "over an older set"])
+def test_an_input_that_changes_between_scan_and_write_is_an_error_and_nothing_is_committed(
+    spark: SparkSession, source: Path, tmp_path: Path, older: bool
+) -> None:
+    output = tmp_path / "out"
+    if older:
+        sharded(spark, source, output, workers=2)
+    before = files_below(output)
+    image = 1 + 100  # a byte of the first image, past its label
+
+    def change() -> None:
+        old = (source / "data_batch_2.bin").read_bytes()[image]
+        replace_bytes(source / "data_batch_2.bin", image, bytes([old ^ 1]))
+
+    expected = rf"the input changed while it was sharded: {ROWS} rows \(\w+\) were scanned, {ROWS} \(\w+\) written"
+    with pytest.raises(JobError, match=expected):
+        sharded(spark, source, output, change, overwrite=True)
+    assert files_below(output) == before
+    assert older or not output.exists()
+
+
+def test_two_rows_that_change_places_between_scan_and_write_are_an_error(
+    spark: SparkSession, source: Path, tmp_path: Path
+) -> None:
+    """The same rows with other ids are another input."""
+    batch = source / "data_batch_1.bin"
+    labels = batch.read_bytes()[::RECORD_BYTES]
+    twins = [row for row, label in enumerate(labels) if label == labels[0]][:2]
+
+    def swap() -> None:
+        data = batch.read_bytes()
+        first, second = (data[row * RECORD_BYTES : (row + 1) * RECORD_BYTES] for row in twins)
+        replace_bytes(batch, twins[0] * RECORD_BYTES, second)
+        replace_bytes(batch, twins[1] * RECORD_BYTES, first)
+
+    with pytest.raises(JobError, match="the input changed while it was sharded"):
+        sharded(spark, source, tmp_path / "out", swap)
+    assert not (tmp_path / "out").exists()
+
+
+def without_a_file(chunk: WrittenChunk) -> WrittenChunk:
+    return replace(chunk, files=chunk.files[1:])
+
+
+def with_a_copy_too_many(chunk: WrittenChunk) -> WrittenChunk:
+    first, *others = chunk.files
+    return replace(chunk, files=[replace(first, copies=first.copies + 1), *others])
+
+
+def with_a_file_twice(chunk: WrittenChunk) -> WrittenChunk:
+    return replace(chunk, files=[*chunk.files, chunk.files[0]])
+
+
+@pytest.mark.parametrize("fault", [without_a_file, with_a_copy_too_many, with_a_file_twice])
+def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_nothing_is_committed(
+    spark: SparkSession,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[WrittenChunk], WrittenChunk],
+) -> None:
+    """The scan sees the rows that were written once. Only the files tell how often each of them was."""
+    verify, seen = write.verify, list[WrittenFile]()
+
+    def faulty(written: list[WrittenChunk], *expected: Any) -> None:
+        seen.extend(file for chunk in written for file in chunk.files)
+        verify([fault(written[0]), *written[1:]], *expected)
+
+    monkeypatch.setattr(runs, "verify", faulty)
+    with pytest.raises(JobError, match=rf"rows with \d+ copies were written, not {ROWS} \+ 9; nothing was committed"):
+        sharded(spark, source, tmp_path / "out")
+    assert sum(file.rows for file in seen) == ROWS + 9
+    assert not (tmp_path / "out").exists()

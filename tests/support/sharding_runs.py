@@ -1,0 +1,83 @@
+"""What tests of strategies share: runs of a strategy, the rows of a set and the digests of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import PhaseLog
+from pipeline.strategies import STRATEGIES
+
+QUIET = PhaseLog(quiet=True)
+SHAPE = (3, 8, 8)
+# Small fits for strategies that fit; the others take what they have.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "distribution_aware": {"clusters": 40, "components": 20, "whiten": True},
+    "class_cluster": {"clusters": 30, "components": 10},
+    "submodular": {"embedding": "pca:10"},
+}
+
+
+def make(name: str, **extra: Any) -> Any:
+    return STRATEGIES[name](**{**OPTIONS.get(name, {}), **extra})
+
+
+def run(spark: SparkSession, source: Path, output: Path, strategy: Any, workers: int, **options: Any) -> Any:
+    request = Request(
+        input=str(source), output=str(output), num_workers=workers, shape=SHAPE, format="cifar10-binary", **options
+    )
+    outcome = shard(spark.sparkContext, request, strategy, QUIET)
+    return outcome.shards.manifest
+
+
+def read(output: Path, manifest: Any) -> pd.DataFrame:
+    """All rows of a set with their worker, read by pyarrow through the manifest."""
+    parts = []
+    for worker in manifest["workers"]:
+        for file in worker["files"]:
+            part = pq.read_table(output / file["path"]).to_pandas()
+            part["worker"] = worker["index"]
+            parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def digests(manifest: Any) -> list[Any]:
+    """Of every file, by its name without the stamp of its version."""
+    stamp = manifest["generation"]
+    return [[(f["path"].replace(stamp, "*"), f["sha256"]) for f in worker["files"]] for worker in manifest["workers"]]
+
+
+def shas(manifest: Any) -> list[list[str]]:
+    return [[file["sha256"] for file in worker["files"]] for worker in manifest["workers"]]
+
+
+def assert_promises(name: str, manifest: Any) -> None:
+    """What a strategy's class says of its shards."""
+    kind = STRATEGIES[name]
+    table = np.array([worker["label_histogram"] for worker in manifest["workers"]])
+    if kind.even_sizes:
+        assert np.ptp(table.sum(axis=1)) <= 1
+    if kind.even_classes:
+        assert (np.ptp(table, axis=0) <= 1).all()
+    if not kind.copies_rows:
+        assert manifest["copies"] == 0
+
+
+def vectors_in_parquet(folder: Path, vectors: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Path:
+    """Write labelled rows whose column v holds a vector, and return the folder."""
+    folder.mkdir()
+    columns = {
+        "image": pa.array([bytes(12)] * len(vectors), pa.binary()),
+        "label": pa.array(labels, pa.int32()),
+        "v": pa.array(list(vectors.astype(np.float32)), pa.list_(pa.float32())),
+    }
+    pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=70)
+    return folder

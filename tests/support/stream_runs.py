@@ -1,0 +1,114 @@
+"""What tests of streams share: batches taken in this process without Spark's streaming, and sets held against an oracle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.strategies.hash import Hash
+from pipeline.stream.arrivals import digest
+from pipeline.stream.generation import Arrived, GenerationRun, Outcome
+from pipeline.stream.request import StreamRequest
+from tests.clusters import ROOT, spark_submit
+from tests.clusters.cluster_runs import LAYOUT, QUIET
+from tests.support.places import STORE, put_after
+
+SHAPE = (3, 8, 8)
+RAW: dict[str, Any] = {"format": "cifar10-binary", "shape": SHAPE}
+STRATEGY = Hash(family="sign", functions=6)
+
+
+def take(
+    context: SparkContext,
+    output: Path | str,
+    batch: int,
+    files: Sequence[Path | str],
+    workers: int = 3,
+    source: str = "source",
+    **options: Any,
+) -> Outcome:
+    """Commit some files as a batch, as the stream does with those that Spark names."""
+    request = StreamRequest(str(output), workers, **{"strategy": STRATEGY, **RAW, **options})
+    found = [STORE.info(str(file)) for file in files]
+    run = GenerationRun(context, request, STORE, str(output), "query")
+    return run.take(batch, lambda folder, newest_ms: Arrived(source, found, digest(found)))
+
+
+def rows_of(shards: ShardSet) -> list[dict[str, Any]]:
+    """Every row of every worker, with the worker, in the order of files and rows."""
+    rows = []
+    for worker in shards.manifest["workers"]:
+        for file in worker["files"]:
+            path = f"{shards.uri}/{file['path']}"
+            table = pq.read_table(pa.BufferReader(STORE.read(path)))
+            rows += [row | {"worker": worker["index"], "path": path} for row in table.to_pylist()]
+    return rows
+
+
+def check_set(output: Path | str, images: np.ndarray, labels: np.ndarray) -> ShardSet:
+    """The set at a place, if it holds these rows in this order of ids, each once with its owner, and every bucket's rows are
+    dealt round robin in that order; copies go to all others, and to all or none. Independent of how it was made."""
+    shards = open_committed(STORE, str(output))
+    rows, workers = rows_of(shards), shards.num_workers
+    owners = sorted((row for row in rows if row["copy"] == 0), key=lambda row: row["id"])
+    assert [row["id"] for row in owners] == list(range(len(images)))
+    assert b"".join(row["image"] for row in owners) == images.tobytes()
+    assert [row["label"] for row in owners] == labels.tolist()
+    firsts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
+    for row in owners:
+        bucket = row["neighbourhood"]
+        first = firsts.setdefault(bucket, row["worker"])
+        assert row["worker"] == (first + counts[bucket]) % workers
+        counts[bucket] += 1
+    held = Counter(row["id"] for row in rows)
+    assert set(held.values()) <= {1, workers}
+    for row in rows:
+        if row["copy"]:
+            others = [worker for worker in range(workers) if worker != owners[row["id"]]["worker"]]
+            assert row["worker"] == others[row["copy"] - 1]
+    near = shards.manifest["neighbourhoods"]
+    assert [entry["size"] for entry in near] == [counts[number] for number in range(len(near))]
+    copied = Counter(owners[row]["neighbourhood"] for row, times in held.items() if times > 1 or workers == 1)
+    assert workers == 1 or [entry["sparse"] for entry in near] == [
+        copied[number] == counts[number] for number in range(len(near))
+    ]
+    assert shards.manifest["copies"] == len(rows) - len(owners)
+    return shards
+
+
+def assert_streams_alike(spark: SparkSession, folder: Path, root: str, env: dict[str, str], **submit: Any) -> None:
+    """jobs/hash_stream.py on a cluster, batches of two files that arrive under ``root``, against this process's two cores:
+    the same sha256, file for file. folder: of the files."""
+    files, newest_ms = sorted(folder.iterdir()), 0
+    for file in files:
+        newest_ms = put_after(f"{root}/in/{file.name}", file.read_bytes(), newest_ms)
+    flags = (
+        "--source",
+        f"{root}/in",
+        "--output",
+        f"{root}/set",
+        "--workers",
+        3,
+        "--trigger",
+        "once",
+        "--batch-limit",
+        2,
+    )
+    more = ("--family", "sign", "--functions", 6, "--window-rows", 1500, "--no-report")
+    done = spark_submit(ROOT / "jobs" / "hash_stream.py", *flags, *LAYOUT, *more, env={**QUIET, **env}, **submit)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for batch, some in enumerate((files[:2], files[2:])):
+        take(spark.sparkContext, f"{root}/here", batch, some, window_rows=1500)
+    made, here = (open_committed(STORE, f"{root}/{name}") for name in ("set", "here"))
+    assert made.manifest["copies"] > 0
+    assert [file.sha256 for file in made.files()] == [file.sha256 for file in here.files()]

@@ -1,0 +1,1 @@
+"""Tests with processes of a training run, or in virtual time."""

@@ -1,0 +1,44 @@
+"""A short campaign of ``make chaos``, and that its checks can fail."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.campaigns import training as chaos
+from tests.support.trainer_sets import make_sets
+
+
+def test_the_same_seed_draws_the_same_acts() -> None:
+    assert list(islice(chaos.acts(7), 50)) == list(islice(chaos.acts(7), 50))
+    assert list(islice(chaos.acts(7), 50)) != list(islice(chaos.acts(8), 50))
+
+
+def test_twenty_kills_leave_the_bits_of_an_undisturbed_run(spark: Any, tmp_path: Path) -> None:
+    tally = chaos.campaign(make_sets(spark, tmp_path, 3)[3], tmp_path, kills=20, seed=20)
+    assert tally["runs"] >= 2
+
+
+def test_a_run_that_is_not_what_it_must_be_is_told(spark: Any, tmp_path: Path) -> None:
+    run = chaos.Disturbed(make_sets(spark, tmp_path, 3)[3], tmp_path / "run", "bsp")
+    try:
+        run.finish()
+        right, path = run.hosts[0].vector(), tmp_path / "run" / "result.json"
+        chaos.check(run, right)
+        with pytest.raises(chaos.Failed, match="not those of an undisturbed run"):
+            chaos.check(run, np.nextafter(right, np.float32(9)))
+        result = json.loads(path.read_text())
+        for change, complaint in (
+            ({"passes": {"whole": 3, "true": 2}}, "not every row was trained once"),
+            ({"cause": "failed"}, "result.json says failed"),
+        ):
+            path.write_text(json.dumps(result | change))
+            with pytest.raises(chaos.Failed, match=complaint):
+                chaos.check(run, right)
+    finally:
+        run.close()

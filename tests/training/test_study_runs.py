@@ -1,0 +1,348 @@
+"""Whole studies, with real runs in processes of their own: killed, added to, shared out, on real processes too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.__main__ import main as pipeline_main
+from pipeline.errors import DataError, Diverged, JobError, UsageError
+from tests.clusters.processes import is_alive
+from tests.support.trainer_runs import ROOT, until
+from tests.support.trainer_sets import copy_of, make_sets
+from trainer.study import runner
+from trainer.study.__main__ import find_plan, main
+from trainer.study.measure import measure
+
+pytestmark = pytest.mark.full
+
+READY = """
+seeds = {seeds}
+workers = 3
+backend = "{backend}"
+[datasets.small]
+[shardings.one]
+shards = "{shards}"
+[shardings.two]
+shards = "{shards}"
+[models.logistic]
+model = "logistic"
+[protocols.asp]
+protocol = "asp"
+[training]
+steps = 40
+batch_size = 30
+"""
+TIMES = ("wall_s", "cpu_s")
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sets(spark, tmp_path_factory.mktemp("study"), 3)[3]
+
+
+def write_plan(folder: Path, shards: Path, *, seeds: int = 2, backend: str = "virtual") -> str:
+    path = folder / "plan.toml"
+    path.write_text(READY.format(seeds=seeds, shards=shards, backend=backend))
+    return str(path)
+
+
+def lines(study: Path) -> dict[str, dict[str, Any]]:
+    """A ledger's lines by run, without times."""
+    records = [json.loads(line) for line in (study / "ledger.jsonl").read_text().splitlines()]
+    return {record["run"]: {key: value for key, value in record.items() if key not in TIMES} for record in records}
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of four runs that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert main([write_plan(folder, shards), "--output", str(folder / "study"), "--quiet"]) == 0
+    return folder / "study"
+
+
+def test_a_study_trains_every_run_and_leaves_ledger_and_report_alone(whole: Path) -> None:
+    found = lines(whole)
+    assert sorted(found) == [f"small/{way}/logistic/asp/{seed}" for way in ("one", "two") for seed in (0, 1)]
+    assert all(record["final_accuracy"] > 0.1 and record["updates"] == 120 for record in found.values())
+    assert {record["environment"]["device"] for record in found.values()} <= {"cpu", "cuda"}
+    assert (whole / "report.html").exists()
+    files = {"ledger.jsonl", "plan.json", "report.html", "README.md", "tables.tex", "results.csv", "results.json"}
+    assert {path.name for path in whole.iterdir() if path.name != ".lock"} == files
+    # equal shards and seeds, equal bits; other seeds, others
+    assert found["small/one/logistic/asp/0"]["parameters"] == found["small/two/logistic/asp/0"]["parameters"]
+    assert found["small/one/logistic/asp/0"]["parameters"] != found["small/one/logistic/asp/1"]["parameters"]
+
+
+def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
+    whole: Path, shards: Path, tmp_path: Path
+) -> None:
+    plan, study = write_plan(tmp_path, shards), tmp_path / "study"
+    command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1", "--quiet"]
+    ledger = study / "ledger.jsonl"
+    process = subprocess.Popen(command, cwd=ROOT)
+    until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 1, "a first line")
+    until(lambda: psutil.Process(process.pid).children(recursive=True), "the next run")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: not any(map(is_alive, children)), "their end")
+    done = ledger.read_bytes()
+    assert 1 <= done.count(b"\n") < 4
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    assert ledger.read_bytes().startswith(done)
+    assert lines(study) == lines(whole)
+
+
+def test_a_study_that_is_killed_while_it_makes_sets_takes_spark_along(tmp_path: Path) -> None:
+    """A second one would write into the same sets as the first's."""
+    assert pipeline_main(["sample", "--to", str(tmp_path / "data"), "--rows", "400", "--test-rows", "40"]) == 0
+    plan = Path(write_plan(tmp_path, tmp_path))
+    made = plan.read_text().replace("[datasets.small]", f'[datasets.small]\ninput = "{tmp_path / "data"}"')
+    plan.write_text(made.replace(f'shards = "{tmp_path}"', 'strategy = "random"'))
+    command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(tmp_path / "study"), "--quiet"]
+    process = subprocess.Popen(command, cwd=ROOT)
+
+    def java() -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.name() == "java":
+                    found.append(child)
+        return found
+
+    until(java, "Spark's start")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    until(lambda: not any(map(is_alive, children)), "their end", 90)
+
+
+def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:
+    plan, study = write_plan(tmp_path, shards), tmp_path / "study"
+    command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    until(lambda: (study / "ledger.jsonl").exists(), "a first line")
+    process.terminate()
+    assert process.wait(30) == 1
+    assert process.stderr
+    assert process.stderr.read().splitlines()[-1].startswith("error: interrupted; runs that ended are in the ledger")
+    assert len(lines(study)) >= 1
+
+
+def test_a_finished_study_repeats_nothing_and_more_seeds_add_to_it(whole: Path, shards: Path, tmp_path: Path) -> None:
+    study = copy_of(whole, tmp_path / "study")
+    before = (study / "ledger.jsonl").read_bytes()
+    plan = write_plan(tmp_path, shards)
+    left = study / "runs" / "of-a-study-that-was-killed-behind-its-line"
+    left.mkdir(parents=True)
+    assert main([plan, "--output", str(study), "--quiet"]) == 0
+    assert (study / "ledger.jsonl").read_bytes() == before
+    assert not left.parent.exists()
+    assert main([plan, "--output", str(study), "--quiet", "--seeds", "3"]) == 0
+    after = (study / "ledger.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == 6
+
+
+def test_hosts_that_share_a_study_have_the_ledger_of_one(whole: Path, shards: Path, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, shards)
+    parts = [tmp_path / "first", tmp_path / "second"]
+    for number, part in enumerate(parts, 1):
+        assert main([plan, "--output", str(part), "--share", f"{number}/2", "--quiet"]) == 0
+        assert len(lines(part)) == 2
+    merging = [plan, "--output", str(parts[0]), "--merge", str(parts[1]), "--report-only", "--quiet"]
+    assert main(merging) == 0
+    assert lines(parts[0]) == lines(whole)
+    merging = [plan, "--output", str(tmp_path / "new"), "--merge", *map(str, parts), "--report-only", "--quiet"]
+    assert main(merging) == 0
+    assert lines(tmp_path / "new") == lines(whole)
+
+
+def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards))
+    plan.write_text(plan.read_text().replace("workers = 3", "workers = 5"))
+    with pytest.raises(UsageError, match=r"\[shardings.one\]: .* is a set for 3 workers, the plan has 5"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_ready_set_is_refused_where_only_shards_were_to_vary(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards))
+    plan.write_text('vary = ["sharding"]' + plan.read_text())
+    with pytest.raises(UsageError, match=r"\[shardings.one\]: its shards are the same for every seed"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+
+
+def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is a result, and never repeated."""
+    plan = find_plan(write_plan(tmp_path, shards))
+    run = next(iter(plan.runs()))
+
+    def fail_with(error: JobError) -> None:
+        def fail(case: object) -> None:
+            raise error
+
+        monkeypatch.setattr("trainer.study.measure._train", fail)
+
+    fail_with(JobError("worker 1 failed 6 times in a row; see build/diverged/worker-1.log"))
+    with pytest.raises(JobError, match="6 times"):
+        measure(plan, run, str(shards), tmp_path / "run")
+    fail_with(Diverged("the run diverged: its loss is no number (see build/run)"))
+    assert measure(plan, run, str(shards), tmp_path / "run")["failed"] == "the run diverged: its loss is no number"
+
+
+def test_a_study_beside_itself_and_a_folder_that_cannot_be_are_one_line(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards))
+    (tmp_path / "study" / ".lock").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"^--output .*study cannot be written: Is a directory; choose another folder"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+    plan.write_text('beside = "study"' + plan.read_text())
+    with pytest.raises(UsageError, match=r"beside = 'study' is the study in .*study itself"):
+        main([str(plan), "--output", str(tmp_path / "study")])
+
+
+def test_a_study_that_was_killed_in_its_first_write_is_begun(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / ".plan.json.0a1b2c3d.tmp").write_bytes(b"{")
+    assert main([write_plan(tmp_path, shards, seeds=1), "--output", str(tmp_path / "study"), "--quiet"]) == 0
+
+
+def test_a_damaged_shard_fails_its_runs_and_the_others_are_done(shards: Path, tmp_path: Path) -> None:
+    broken = copy_of(shards, tmp_path / "broken")
+    plan = Path(write_plan(tmp_path, shards))
+    plan.write_text(
+        plan.read_text().replace(f'[shardings.two]\nshards = "{shards}"', f'[shardings.two]\nshards = "{broken}"')
+    )
+    victim = next((broken / "worker=001").iterdir())
+    victim.write_bytes(victim.read_bytes()[:-3] + b"xyz")
+    command = [str(plan), "--output", str(tmp_path / "study"), "--jobs", "1", "--quiet"]
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
+        main(command)
+    assert list(lines(tmp_path / "study")) == ["small/one/logistic/asp/0", "small/one/logistic/asp/1"]
+    assert "2 of 4 runs are done" in (tmp_path / "study" / "report.html").read_text()  # of those that were
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0: .*worker=001"):
+        main([*command, "--seeds", "9"])
+    assert len(lines(tmp_path / "study")) == 3  # after the third of such runs nobody waits for a fourth
+
+
+def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: Any, tmp_path: Path) -> None:
+    plan, study = Path(write_plan(tmp_path, shards, seeds=1)), tmp_path / "study"
+    assert main([str(plan), "--output", str(study), "--quiet"]) == 0
+    other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
+    plan.write_text(plan.read_text().replace(str(shards), str(other)))
+    with pytest.raises(DataError, match=r"is of other (evaluation images|training images|shards) than small/one/"):
+        main([str(plan), "--output", str(study), "--quiet", "--seeds", "2"])
+    assert len(lines(study)) == 2
+
+
+def test_while_no_run_ends_the_study_says_how_far_they_are(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "SILENCE_S", 0.1)
+    plan = Path(write_plan(tmp_path, shards, seeds=1))
+    plan.write_text(plan.read_text().replace("steps = 40", "steps = 600"))
+    assert main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "2"]) == 0
+    said = capsys.readouterr().err
+    parts = [int(part) for part in re.findall(r"^2 runs under way, (?:\d+% to )?(\d+)% done", said, re.MULTILINE)]
+    assert parts == sorted(parts)
+    assert len({part for part in parts if 0 < part <= 100}) > 1
+    assert re.search(r"% done; (about .*|less than a minute) left$", said, re.MULTILINE)
+
+
+def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
+    shards: Path, spark: Any, tmp_path: Path
+) -> None:
+    plan, study = Path(write_plan(tmp_path, shards)), tmp_path / "study"
+    other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
+    plan.write_text(plan.read_text().replace(str(shards), str(other), 1))
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0 is of other evaluation images than small/one/"):
+        main([str(plan), "--output", str(study), "--quiet"])
+    assert not (study / "ledger.jsonl").exists()
+    assert not (study / "runs").exists()
+
+
+def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards: Path, tmp_path: Path) -> None:
+    plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
+    plan.write_text(
+        plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"').replace("[shardings.two]", "[shardings.b]")
+    )
+    assert main([str(plan), "--output", str(tmp_path / "real"), "--quiet"]) == 0
+    plan.write_text(plan.read_text().replace('backend = "processes"', 'backend = "virtual"'))
+    assert main([str(plan), "--output", str(tmp_path / "virtual"), "--quiet"]) == 0
+    real, virtual = lines(tmp_path / "real"), lines(tmp_path / "virtual")
+    assert sorted(real) == sorted(virtual) != []
+    for run, record in real.items():
+        assert record["final_accuracy"] == pytest.approx(virtual[run]["final_accuracy"], abs=0.02)
+
+
+def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path) -> None:
+    """From raw images, through a derived data set and Spark, to the report."""
+    data = tmp_path / "data"
+    assert pipeline_main(["sample", "--to", str(data), "--rows", "400", "--test-rows", "60"]) == 0
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f"""
+seeds = 2
+workers = 2
+[datasets.sample]
+input = "{data}"
+shrink = 4
+[shardings.random]
+strategy = "random"
+[shardings.stratified]
+strategy = "stratified"
+[shardings.blocks]
+strategy = "round_robin"
+order = "class-blocks"
+[models.logistic]
+model = "logistic"
+[protocols.bsp]
+protocol = "bsp"
+[training]
+epochs = 1
+batch_size = 40
+"""
+    )
+    study = tmp_path / "study"
+    command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(study)]
+    env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "sharding: 4 sets" in done.stderr  # random has a set a seed, the others one for all
+    assert not (study / "sets").exists()
+    assert not (study / "datasets").exists()
+    found = lines(study)
+    assert len(found) == 6
+    digests = {
+        name: {found[f"sample/{name}/logistic/bsp/{seed}"]["shards"] for seed in (0, 1)}
+        for name in ("random", "stratified", "blocks")
+    }
+    assert {name: len(some) for name, some in digests.items()} == {"random": 2, "stratified": 1, "blocks": 1}
+    assert found["sample/blocks/logistic/bsp/0"]["sharding"]["cramers_v"] > 0.8
+    assert found["sample/stratified/logistic/bsp/0"]["sharding"]["cramers_v"] < 0.05
+    # more seeds: the sets are made again, and are those that the ledger knows
+    done = subprocess.run([*command, "--seeds", "3", "--keep-sets"], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(study)) == 9
+    # other images: as a study that was killed early, this one has sets of those that the plan named then
+    other = tmp_path / "other"
+    assert pipeline_main(["sample", "--to", str(other), "--rows", "400", "--test-rows", "60", "--seed", "5"]) == 0
+    plan.write_text(plan.read_text().replace(f'"{data}"', f'"{other}"'))
+    (study / "ledger.jsonl").unlink()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().endswith(f"to have all made again, delete {study}/sets and {study}/datasets")
+    assert not (study / "ledger.jsonl").exists()

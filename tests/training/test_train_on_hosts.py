@@ -1,0 +1,290 @@
+"""Runs over several hosts that a launcher starts: each a process of this machine, as if it were a host of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from pipeline.errors import UsageError
+from tests.support.configs import make_config
+from tests.support.trainer_runs import Training, train_here, until
+from tests.support.trainer_sets import make_sets
+from tests.unit.test_addresses import free_port
+from trainer import train
+from trainer.__main__ import main
+from trainer.checkpoints.read import whole
+from trainer.cluster.launcher import Invitation, Part
+from trainer.cluster.local import LocalLauncher
+from trainer.options import Options
+
+COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
+BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 600, "--checkpoint-every-s", 0.5)
+HOSTS = ("--hosts", 3, "--launcher", "local")
+Start = Callable[..., Training]
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for three workers."""
+    return make_sets(spark, tmp_path_factory.mktemp("hosts"), 3)[3]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Where the BSP run of these tests ends on a single host."""
+    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP, "--quiet").vector()
+
+
+@pytest.fixture
+def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start a run on three hosts, of which nothing is left behind, whatever the test does."""
+    runs: list[Training] = []
+
+    def begin(*flags: object) -> Training:
+        runs.append(Training(shards, tmp_path / "run", *COMMON, *HOSTS, *flags))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+def parts(run: Training) -> list[psutil.Process]:
+    """The processes that stand for hosts, by their number."""
+    found: dict[int, psutil.Process] = {}
+    for process in run.family():
+        with suppress(psutil.NoSuchProcess):
+            if "trainer.cluster.child" in process.cmdline():
+                found[process.pid] = process
+    return [found[pid] for pid in sorted(found)]
+
+
+def part_of(run: Training, role: str) -> psutil.Process:
+    """The process of the host where a role runs: the parent of the process that the role was forked from."""
+    server = psutil.Process(run.send(role, 0)).parent()
+    assert server
+    host = server.parent()
+    assert host
+    assert host in parts(run)
+    return host
+
+
+def test_three_hosts_end_with_the_bits_of_one_and_the_token_is_nowhere_to_be_read(
+    start: Start, undisturbed: np.ndarray
+) -> None:
+    run = start(*BSP)
+    run.wait_for_updates(10)
+    readable = ""
+    for process in run.family():
+        with suppress(psutil.NoSuchProcess):
+            readable += " ".join([*process.cmdline(), *process.environ().values()])
+    assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(run.vector(), undisturbed)
+    files = "".join(path.read_bytes().decode(errors="replace") for path in run.output.rglob("*") if path.is_file())
+    assert not re.search(r"\b[0-9a-f]{64}\b", readable + run.said() + files), "a token has so many digits"
+    said = run.said()
+    for line in (
+        "host 0 has started on",
+        "host 2 has started on",
+        "2 servers, 3 workers of 1 thread each",
+        "finished   600",
+    ):
+        assert line in said
+    assert run.result()["cause"] == "finished"
+    until(lambda: not run.family(), "all processes end")
+
+
+@pytest.mark.parametrize(("role", "moves"), [("server-0", True), ("server-1", True), ("worker-2", False)])
+def test_a_host_that_is_lost_is_replaced_and_the_bits_are_the_same(
+    start: Start, undisturbed: np.ndarray, role: str, moves: bool
+) -> None:
+    run = start(*BSP)
+    run.wait_for_updates(100)
+    until(lambda: whole(run.output / "checkpoints"), "a checkpoint is there")
+    before = run.generation()
+    part_of(run, role).kill()
+    if moves:
+        until(lambda: run.trains_after(before), "the servers go on from a checkpoint")
+    assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(run.vector(), undisturbed)
+    lost = re.findall(r"host (\d) was lost, and is started again on", run.said())
+    assert len(lost) == 1, run.said()
+    until(lambda: not run.family(), "all processes end")
+
+
+def test_the_first_signal_leaves_a_checkpoint_and_a_resume_goes_on(start: Start, undisturbed: np.ndarray) -> None:
+    run = start(*BSP)
+    run.wait_for_updates(100)
+    run.process.terminate()
+    assert run.wait() == 1
+    assert re.search(r"error: interrupted at version \d+ .*--resume goes on\n$", run.said()), run.said()
+    until(lambda: not run.family(), "all processes end")
+    version = max(whole(run.output / "checkpoints"))
+    assert version >= 100
+    again = start(*BSP, "--resume")
+    assert again.wait() == 0, again.said()
+    np.testing.assert_array_equal(again.vector(), undisturbed)
+    assert again.result()["cause"] == "finished"
+    resumed = [event["resumed_from"] for event in again.events("start")]
+    assert resumed[-1] == version
+
+
+def test_everything_ends_when_the_starter_is_killed_and_a_resume_goes_on(start: Start, undisturbed: np.ndarray) -> None:
+    run = start(*BSP)
+    run.wait_for_updates(100)
+    run.process.kill()
+    until(lambda: not run.family(), "every process on every host ends", 15)
+    again = start(*BSP, "--resume")
+    assert again.wait() == 0, again.said()
+    np.testing.assert_array_equal(again.vector(), undisturbed)
+
+
+def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
+    """Its supervisor was: it goes on by itself, or leaves for another attempt."""
+    run = start("--protocol", "bsp", "--steps", 1_000_000)
+    run.wait_for_updates(10)
+    host = part_of(run, "worker-2")
+    host.suspend()
+    until(lambda: "is not heard of" in run.said(), "its silence is told of")
+    host.resume()
+    until(lambda: re.search("is heard of again|is started again", run.said()), "it is back")
+    before = run.updates()
+    run.wait_for_updates(before + 10)
+    run.process.terminate()
+    assert run.wait() == 1
+
+
+def test_a_host_that_stays_frozen_is_waited_for_as_long_as_a_process_that_stalls(start: Start) -> None:
+    run = start("--protocol", "bsp", "--steps", 1_000_000, "--checkpoint-every-s", 0.5, "--stall-timeout-s", 11)
+    run.wait_for_updates(10)
+    part_of(run, "worker-2").suspend()
+    assert run.wait() == 1
+    assert re.search(r"error: host 2 was not heard of for 1\d s \(--stall-timeout-s 11\); --resume goes on", run.said())
+    until(lambda: not run.family(), "every process on every host ends", 15)
+
+
+class OfThreads(LocalLauncher):
+    """A cluster that gives each worker so many threads."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def threads(self, parts: Sequence[Part]) -> int:
+        return self.count
+
+
+def test_a_run_has_the_threads_it_began_with_wherever_it_goes_on(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(steps: int, count: int, threads: int = 0) -> int:
+        config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=steps, threads=threads)
+        result = train(config, Options(resume=True, report=False), launcher=OfThreads(count), hosts=2)
+        assert result
+        started = [event for event in result.events() if event["event"] == "start"]
+        return int(started[-1]["plan"]["threads_per_worker"])
+
+    assert trained(2, 2) == 2
+    assert "threads each as before" not in capsys.readouterr().err
+    assert trained(4, 1) == 2
+    assert "workers have 2 threads each as before, not 1; --threads 1 changes that" in capsys.readouterr().err
+    assert trained(6, 2, threads=1) == 1
+
+
+class OnIpv6(LocalLauncher):
+    def host(self) -> str:
+        return "::1"
+
+
+def test_hosts_meet_over_ipv6(shards: Path, tmp_path: Path) -> None:
+    free_port("::1")
+    config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=4)
+    result = train(config, Options(silent=True, report=False), launcher=OnIpv6(), hosts=2)
+    assert result
+    assert result.cause == "finished"
+
+
+def test_an_asynchronous_run_ends_on_hosts(start: Start) -> None:
+    run = start("--protocol", "asp", "--steps", 50)
+    assert run.wait() == 0, run.said()
+    assert len(run.pushes()) == 150
+
+
+def test_what_cannot_be_trained_is_said_in_a_line_and_leaves_nothing(shards: Path, tmp_path: Path) -> None:
+    config = make_config(shards, tmp_path / "run", model="cnn", batch_size=3)
+    with pytest.raises(UsageError, match="BatchNorm") as refused:
+        train(config, Options(silent=True), launcher=LocalLauncher(), hosts=2)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+class Elsewhere(LocalLauncher):
+    """A host that finds another folder at the path of --output: its own disk's."""
+
+    def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
+        config = dict(invitation["config"])
+        if not part.leads:
+            config["run"] = config["run"] | {"output": config["run"]["output"] + "-of-another-disk"}
+        return super().begin(part, attempt, {**invitation, "config": config})
+
+
+def test_an_output_that_hosts_do_not_share_is_refused(shards: Path, tmp_path: Path) -> None:
+    config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=10)
+    with pytest.raises(UsageError, match=r"host 1: --output .* is no folder that .* shares with") as refused:
+        train(config, Options(silent=True), launcher=Elsewhere(), hosts=2)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run-of-another-disk").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--hosts", 2), "--hosts 2 needs --launcher"),
+        (("--hosts", 4, "--launcher", "local"), "--hosts 4: give 1 to 3"),
+        (("--hosts", 0, "--launcher", "local"), "--hosts must be at least 1"),
+        (
+            (*HOSTS, "--roles", "server:0", "--addresses", "tcp://h:1", "--token-file", os.devnull),
+            "--roles is for hosts",
+        ),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(shards: Path, tmp_path: Path, flags: tuple[object, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        main(["--shards", str(shards), "--output", str(tmp_path / "run"), "--steps", "1", *map(str, flags)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_starts_no_host(shards: Path, tmp_path: Path) -> None:
+    flags = (*COMMON, "--protocol", "bsp", "--steps", 5, "--quiet")
+    done = train_here(shards, tmp_path / "run", *flags)
+    before = done.result()
+
+    class Nowhere(LocalLauncher):
+        def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
+            raise AssertionError("a host was started")
+
+    config = make_config(
+        shards, tmp_path / "run", model="logistic", protocol="bsp", batch_size=24, learning_rate=0.02, steps=5
+    )
+    train(config, Options(silent=True), launcher=Nowhere(), hosts=3)
+    assert done.result() == before
+
+
+def test_a_terminals_signal_reaches_every_process_and_leaves_a_checkpoint(start: Start) -> None:
+    run = start(*BSP)
+    run.wait_for_updates(10)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.wait() == 1
+    assert re.search(r"error: interrupted at version \d+ ", run.said()), run.said()
+    assert "Traceback" not in run.said()
+    assert any(whole(run.output / "checkpoints"))
+    until(lambda: not run.family(), "all processes end")

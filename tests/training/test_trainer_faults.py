@@ -1,0 +1,251 @@
+"""What goes wrong around a run: full disks, damaged shards, broken models, frozen processes, impatient people."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.support.trainer_runs import Training, until
+from tests.support.trainer_sets import copy_of, make_sets
+from trainer.checkpoints.read import whole
+
+COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
+LONG = ("--steps", 100_000)  # ended by the test
+DIES = """
+import os, torch
+COUNT = {count!r}
+
+class Dies(torch.nn.Module):
+    def __init__(self, numbers, classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(numbers, classes)
+
+    def forward(self, images):
+        if self.training:
+            with open(COUNT, "a") as file:
+                file.write("x")
+            if os.path.getsize(COUNT) >= 3:
+                raise RuntimeError("no forward any more")
+        return self.linear(images.flatten(1))
+
+def build(image_shape, num_classes):
+    channels, height, width = image_shape
+    return Dies(channels * height * width, num_classes)
+"""
+Start = Callable[..., Training]
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for three workers."""
+    return make_sets(spark, tmp_path_factory.mktemp("faults"), 3)[3]
+
+
+@pytest.fixture
+def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start runs that leave nothing behind, whatever the test does."""
+    runs: list[Training] = []
+
+    def begin(*flags: object, output: Path = tmp_path / "run", of: Path = shards) -> Training:
+        runs.append(Training(of, output, *COMMON, *flags))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+def gone(run: Training) -> None:
+    until(lambda: not run.family(), "all its processes end")
+
+
+def one_line(run: Training) -> str:
+    """What a run that failed said: a line of its own, no stack trace."""
+    lines = run.said().splitlines()
+    assert sum(line.startswith("error: ") for line in lines) == 1, run.said()
+    assert "Traceback" not in run.said()
+    return lines[-1]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    try:
+        mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a small file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_checkpoints_not_the_training_and_a_freed_one_gets_them_again(
+    start: Start, small_disk: Path
+) -> None:
+    flags = ("--protocol", "asp", "--servers", 2, "--steps", 6000, "--checkpoint-every-s", 0.5)
+    run = start(*flags, "--heartbeat-timeout-s", 1000, output=small_disk / "run")  # for the evaluator's sake
+    evaluator = run.send("evaluator-0", signal.SIGSTOP)  # so that it has something to evaluate when there is no room
+    behind = whole(run.output / "checkpoints")[-1]
+    until(lambda: whole(run.output / "checkpoints")[-1] > behind, "an epoch ends")
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        _fill(file)
+        os.kill(evaluator, signal.SIGCONT)
+        last = whole(run.output / "checkpoints")[-1]
+        until(lambda: "not written" in run.said(), "people are told")
+        for _ in range(20):
+            _fill(file)  # it stays full
+            time.sleep(0.1)
+    assert run.process.poll() is None, run.said()
+    filler.unlink()
+    until(lambda: whole(run.output / "checkpoints")[-1] > last, "a checkpoint after the disk was full")
+    assert run.wait() == 0, run.said()
+    state = run.result()
+    assert state["cause"] == "finished"
+    assert state["restarts"] == {"worker": 0, "server": 0, "evaluator": 0}
+    assert (run.output / "model.safetensors").exists()
+
+
+def _fill(file: Any) -> None:
+    """Until there is no room for a page more."""
+    with suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_a_worker_whose_shard_was_changed_ends_the_run_with_a_line_that_names_the_file(
+    start: Start, shards: Path, tmp_path: Path
+) -> None:
+    damaged = copy_of(shards, tmp_path / "damaged")
+    file = next((damaged / "worker=001").glob("*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    run = start(*LONG, of=damaged)
+    assert run.wait() == 3
+    assert file.name in one_line(run)
+    gone(run)
+
+
+def test_a_worker_that_always_dies_is_given_up_with_its_cause(start: Start, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "broken_model_of_a_test.py").write_text(DIES.format(count=str(count)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "models"))
+        run = start(*LONG, "--max-restarts", 2, "--model", "broken_model_of_a_test:build")
+    assert run.wait() == 1
+    line = one_line(run)
+    assert "no forward any more" in line
+    assert "3 times" in line
+    gone(run)
+    assert run.result()["cause"] == "failed"
+
+
+def test_a_worker_that_always_dies_is_given_up_though_others_get_on(start: Start) -> None:
+    """Under asp nobody waits for it, and nobody would train its shard."""
+    run = start(*LONG, "--max-restarts", 2, "--protocol", "asp")
+    run.wait_for_updates(10)
+    while run.process.poll() is None:
+        victim = run.pid("worker-1")
+        if victim:
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        time.sleep(0.02)
+    assert run.wait() == 1
+    line = one_line(run)
+    assert "worker-1 failed 3 times in a row without progress" in line
+    assert run.events("restart")[-1]["index"] == 1
+    gone(run)
+
+
+def test_a_run_that_diverges_says_so_once_and_keeps_the_checkpoint_from_before(start: Start) -> None:
+    run = start(*LONG, "--learning-rate", 1e30, "--protocol", "asp")
+    assert run.wait() == 1
+    assert "diverged" in one_line(run)
+    assert "--learning-rate" in one_line(run)
+    gone(run)
+    assert np.isfinite(run.vector()).all()
+    assert run.result()["cause"] == "failed"
+
+
+def test_a_frozen_evaluator_is_started_again_and_misses_no_epoch(start: Start) -> None:
+    run = start("--protocol", "bsp", "--epochs", 30, "--heartbeat-timeout-s", 3)
+    run.wait_for_updates(10)
+    run.send("evaluator-0", signal.SIGSTOP)
+    assert run.wait() == 0, run.said()
+    assert [event["epoch"] for event in run.events("eval")] == list(range(1, 31))
+    assert run.result()["restarts"]["evaluator"] == 1
+
+
+def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start) -> None:
+    run = start(*LONG)
+    run.wait_for_updates(5)
+    for flags in ((), ("--resume",), ("--overwrite",)):
+        second = start(*LONG, *flags)
+        assert second.wait() == 1
+        assert str(run.output) in one_line(second)
+    assert run.process.poll() is None
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 1
+
+
+def test_while_a_server_is_started_again_nobody_else_can_listen_in_its_place(start: Start) -> None:
+    """He would be told the password of all workers."""
+    run = start(*LONG, "--same-host", "socket")
+    run.wait_for_updates(5)
+    server = until(lambda: run.pid("server-0"), "the server runs")
+    names = {
+        each.laddr for each in psutil.Process(server).net_connections("unix") if each.laddr.startswith("@trainer-")
+    }
+    assert len(names) == 1
+    name = "\0" + names.pop()[1:]
+    run.send("server-0")
+    until(lambda: is_taken(name) and run.events("restart"), "it is started again")
+    before = len(run.pushes())
+    until(lambda: is_taken(name) and len(run.pushes()) > before, "the workers go on with it")
+
+
+def is_taken(name: str) -> bool:
+    """Whether nobody can listen at a name, as long as that lasts."""
+    with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(name)
+    return True
+
+
+def test_sigterm_leaves_a_checkpoint_as_ctrl_c_does(start: Start) -> None:
+    run = start(*LONG)
+    run.wait_for_updates(20)
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 1
+    assert "--resume" in one_line(run)
+    gone(run)
+    assert whole(run.output / "checkpoints")[-1] >= 20
+    assert run.result()["cause"] == "interrupted"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint_of_the_first(start: Start) -> None:
+    run = start(*LONG, "--heartbeat-timeout-s", 1000)
+    run.wait_for_updates(20)
+    run.send("server-0", signal.SIGSTOP)  # so there will be no checkpoint
+    os.killpg(run.process.pid, signal.SIGINT)
+    time.sleep(0.5)  # two signals at once are one
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.wait() == 1
+    assert "--resume" in one_line(run)
+    gone(run)

@@ -1,0 +1,308 @@
+"""How the processes of a host start, are watched, and are started again."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.support.trainer_runs import Training, train_here, until
+from tests.support.trainer_sets import make_sets
+from trainer.checkpoints.read import whole
+from trainer.launch import processes
+from trainer.launch.leaving import Patience
+from trainer.launch.processes import FORK_SERVER, Child
+from trainer.launch.restarts import Restarts, pause_s
+from trainer.protocols import PROTOCOLS
+
+COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
+BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 1000, "--checkpoint-every-s", 0.3)
+Start = Callable[..., Training]
+
+
+@pytest.fixture(scope="module")
+def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for three workers."""
+    return make_sets(spark, tmp_path_factory.mktemp("launch"), 3)[3]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Where the BSP run of these tests ends."""
+    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP).vector()
+
+
+@pytest.fixture
+def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start runs that leave nothing behind, whatever the test does."""
+    runs: list[Training] = []
+
+    def begin(*flags: object, output: Path = tmp_path / "run") -> Training:
+        runs.append(Training(shards, output, *COMMON, *flags))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+def helper(run: Training, named: str) -> psutil.Process:
+    """The process of multiprocessing that runs such a module: the supervisor's own child."""
+
+    def find() -> psutil.Process | None:
+        for process in psutil.Process(run.process.pid).children():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if named in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    found: psutil.Process = until(find, f"{named} runs")
+    return found
+
+
+def test_a_fork_server_killed_at_any_moment_costs_neither_the_run_nor_its_bits(
+    start: Start, undisturbed: np.ndarray
+) -> None:
+    """While it imports torch, while it starts the roles, together with a role, and together with the resource tracker."""
+    run = start(*BSP)
+    helper(run, "forkserver").kill()
+    until(lambda: run.pid("prepare") or run.pid("server-0"), "something was forked")
+    helper(run, "forkserver").kill()
+    until(lambda: run.pid("worker-0"), "the roles start")
+    helper(run, "forkserver").kill()
+    run.wait_for_updates(10)
+    lived = {role: until(partial(run.pid, role), role) for role in ("worker-0", "server-0", "evaluator-0")}
+    helper(run, "forkserver").kill()
+    run.send("worker-1")
+    run.wait_for_updates(50)
+    helper(run, "resource_tracker").kill()
+    helper(run, "forkserver").kill()
+    run.send("server-1")
+    assert {role: run.pid(role) for role in lived} == lived, "whoever lives goes on"
+    assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(run.vector(), undisturbed)
+    assert run.result()["restarts"] == {"worker": 1, "server": 1, "evaluator": 0}
+    restarts = [event for event in run.events("restart") if event["role"] == "fork server"]
+    assert len(restarts) >= 1  # multiprocessing may start another in between, in silence
+    assert {event["cause"] for event in restarts} == {"killed by SIGKILL"}
+    assert "Warning" not in run.said()
+    until(lambda: not run.family(), "its last processes end")
+
+
+def test_a_role_that_outlives_its_fork_server_is_still_watched(start: Start, undisturbed: np.ndarray) -> None:
+    """Killed, frozen or done: nobody but the role itself can tell any more."""
+    run = start(*BSP, "--heartbeat-timeout-s", 3)
+    run.wait_for_updates(10)
+    helper(run, "forkserver").kill()
+    run.send("worker-0")
+    run.wait_for_updates(20)
+    run.send("worker-1", signal.SIGSTOP)
+    run.wait_for_updates(40)
+    helper(run, "forkserver").kill()
+    assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(run.vector(), undisturbed)
+    assert run.result()["restarts"] == {"worker": 2, "server": 0, "evaluator": 0}
+
+
+def test_a_killed_preparation_is_tried_again(start: Start) -> None:
+    run = start("--steps", 5)
+    first = run.send("prepare")
+    until(lambda: run.pid("prepare") not in (None, first), "another one")
+    run.send("prepare")
+    assert run.wait() == 0, run.said()
+
+
+def test_a_preparation_that_is_killed_for_ever_ends_the_run_with_its_cause(start: Start) -> None:
+    run = start("--steps", 5)
+    while run.process.poll() is None:
+        if pid := run.pid("prepare"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    assert run.wait() == 1
+    assert run.said().splitlines()[-1].startswith("error: "), run.said()
+    assert "SIGKILL" in run.said()
+
+
+@pytest.mark.full
+def test_a_frozen_fork_server_is_killed_and_another_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = FORK_SERVER.kill
+
+    def kill_once() -> None:
+        """Whoever takes the frozen one's place may take long to import torch."""
+        monkeypatch.setattr(processes, "START_S", 120.0)
+        kill()
+
+    monkeypatch.setattr(FORK_SERVER, "kill", kill_once)
+    monkeypatch.setattr(processes, "START_S", 2.0)
+    FORK_SERVER.ensure()
+    FORK_SERVER.losses.clear()
+    assert FORK_SERVER.pid
+    os.kill(FORK_SERVER.pid, signal.SIGSTOP)
+    child = Child("nobody", tmp_path / "log", "time")
+    child.join()
+    assert "'time' has no attribute 'main'" in child.cause()
+    child.kill()
+    assert set(FORK_SERVER.losses) == {"killed by SIGKILL"}
+
+
+# --- hung threads -----------------------------------------------------------------------------------------------------
+
+HANGS = """
+import os, time, torch
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from trainer.protocols.bsp import BSP
+
+HERE = Path(__file__).parent
+
+def hang_once(role):
+    with suppress(FileNotFoundError):
+        if Path("/proc/self/comm").read_text().strip() == role:
+            os.unlink(HERE / role)
+            time.sleep(1000)
+
+class Model(torch.nn.Module):
+    def __init__(self, numbers, classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(numbers, classes)
+
+    def forward(self, images):
+        if len(images) > 2:  # not when the model is checked
+            hang_once("worker-1")
+            hang_once("evaluator-0")
+        return self.linear(images.flatten(1))
+
+def build(image_shape, num_classes):
+    channels, height, width = image_shape
+    return Model(channels * height * width, num_classes)
+
+@dataclass(frozen=True)
+class Hanging(BSP):
+    name: ClassVar[str] = "hanging"
+
+    def update_size(self, num_workers):
+        hang_once("server-0")
+        return super().update_size(num_workers)
+"""
+
+
+def test_whoever_hangs_though_it_has_a_pulse_is_started_again(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker in a step, server 0 in a decision, the evaluator in a batch: each once."""
+    roles = ("worker-1", "server-0", "evaluator-0")
+    (tmp_path / "hanging_parts_of_a_test.py").write_text(HANGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PROTOCOLS, "hanging", importlib.import_module("hanging_parts_of_a_test").Hanging)
+    flags = ("--model", "hanging_parts_of_a_test:build", "--steps", 60, "--stall-timeout-s", 15)
+    calm = train_here(shards, tmp_path / "calm", *COMMON, *flags, "--protocol", "hanging")
+    assert not calm.events("restart")
+    for role in roles:
+        (tmp_path / role).touch()
+    run = train_here(shards, tmp_path / "run", *COMMON, *flags, "--protocol", "hanging")
+    np.testing.assert_array_equal(run.vector(), calm.vector())
+    found = {f"{event['role']}-{event['index']}": event["cause"] for event in run.events("restart")}
+    assert found == dict.fromkeys(roles, "no progress for 15 s")
+    assert [event["epoch"] for event in run.events("eval")] == [1, 2]
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_in_a_row_until_there_is_progress_however_long_they_are_apart() -> None:
+    restarts, row = Restarts(), []
+    for version in (7, 7, 7, 8, 8, 3, 8, 9):  # a roll-back to 3, and what is done again after it, is no progress
+        row.append(restarts.failed("worker-1", version))
+    assert row == [1, 2, 3, 1, 2, 3, 4, 1]
+    assert restarts.failed("worker-2", 9) == 1, "each has a row of its own"
+
+
+def test_a_process_that_dies_every_minute_is_given_up_after_as_many_failures_as_one_that_dies_at_once() -> None:
+    """In virtual time: (how long it lives, updates of the run meanwhile) -> when its sixth restart would be."""
+
+    def given_up_at(life_s: float, updates: int) -> float | None:
+        restarts, now, version = Restarts(), 0.0, 0
+        for _ in range(1000):
+            now, version = now + life_s, version + updates
+            failures = restarts.failed("worker-1", version)
+            if failures > 5:
+                return now
+            now += pause_s(failures)
+        return None
+
+    pauses = 0 + 1 + 2 + 4 + 8
+    assert given_up_at(0.1, 0) == pytest.approx(6 * 0.1 + pauses)
+    assert given_up_at(61, 0) == pytest.approx(6 * 61 + pauses)
+    assert given_up_at(0.1, 1) is None
+
+
+def test_pauses_before_restarts_double_up_to_a_limit() -> None:
+    assert [pause_s(failures) for failures in (1, 2, 3, 4, 5, 6, 7, 100_000)] == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_run_that_goes_back_again_and_again_without_getting_further_ends_with_its_cause(start: Start) -> None:
+    """Two servers die by turns, so neither does it often."""
+    flags = ("--protocol", "bsp", "--servers", 3, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    run = start(*flags, "--no-epoch-checkpoints", "--max-restarts", 3)
+    run.wait_for_updates(500)
+    for server in (1, 2, 1, 2):
+        before = run.generation()
+        run.send(f"server-{server}")
+        until(partial(run.trains_after, before), "it trains again")
+    assert run.wait(30) == 1
+    line = run.said().splitlines()[-1]
+    assert line.startswith("error: the run went back to a checkpoint 4 times in a row without progress"), line
+    assert "server 2 was started again" in line
+
+
+# --- the end of an interrupted run ------------------------------------------------------------------------------------
+
+
+def test_patience_lasts_as_long_as_something_changes_and_a_while_longer() -> None:
+    waits = Patience(10, now=100)
+    assert [waits.is_over(size, now) for size, now in ((0, 101), (0, 111), (5, 115), (6, 124), (6, 134))] == [False] * 5
+    assert waits.is_over(6, 134.1)
+
+
+def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -> None:
+    """As schedulers send it."""
+    run = start(
+        "--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000, "--no-epoch-checkpoints"
+    )
+    run.wait_for_updates(20)
+    os.killpg(run.process.pid, signal.SIGTERM)
+    assert run.wait(30) == 1
+    assert whole(run.output / "checkpoints")[-1] >= 20
+    assert f"interrupted at version {whole(run.output / 'checkpoints')[-1]} " in run.said()
+
+
+def test_ctrl_c_waits_for_a_slow_checkpoint_as_long_as_something_is_written(start: Start) -> None:
+    """Server 0 stands still for longer than nothing may be written, while a file grows beside its own."""
+    flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    run = start(*flags, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 1000)
+    run.wait_for_updates(20)
+    server = run.send("server-0", signal.SIGSTOP)
+    os.kill(run.process.pid, signal.SIGINT)
+    with open(run.output / "checkpoints" / "slow", "wb", buffering=0) as file:
+        for _ in range(24):
+            file.write(b"x")
+            time.sleep(0.5)
+    assert run.process.poll() is None, run.said()
+    os.kill(server, signal.SIGCONT)
+    assert run.wait(30) == 1
+    assert whole(run.output / "checkpoints")[-1] >= 20

@@ -1,0 +1,164 @@
+"""Where servers are found: names and numbers of hosts of both kinds, on real sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from pipeline.errors import UsageError
+from pipeline.spark.session import PACKAGE
+from tests.support.trainer_sets import own_address
+from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening
+from trainer.transport.sockets import Secret, connect
+
+ECHO = """
+import os, sys, zmq
+from trainer.transport.sockets import Secret, connect, serve
+context, secret = zmq.Context(), Secret("the token of these tests")
+server = serve(context, sys.argv[1], secret, 100)
+peer = connect(context, sys.argv[2], secret)
+peer.send(b"here")
+assert server.poll(20_000), "nothing arrives"
+server.send_multipart(server.recv_multipart())
+assert peer.poll(20_000), "nothing comes back"
+print(peer.recv().decode(), flush=True)
+os._exit(0)
+"""
+
+
+def free_port(host: str) -> int:
+    """Skips the test where this machine has no such address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        pytest.skip(f"this machine has no address {host}: {error}")
+
+
+def echoed(listened: str, connected: str, *inside: str) -> None:
+    """What is sent to one address comes back from a server that listens at another. inside: a command that runs another,
+    where the machine has other names."""
+    command = [*inside, sys.executable, "-c", ECHO, listened, connected]
+    run = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    if "unshare:" in run.stderr or "mount:" in run.stderr:
+        pytest.skip(f"this machine cannot have other names: {run.stderr.strip()}")
+    assert run.stdout == "here\n", run.stderr
+
+
+def names(hosts: Path, text: str) -> list[str]:
+    """A command that runs another where /etc/hosts holds some text."""
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("other names of this machine need root and the command unshare")
+    hosts.write_text(f"127.0.0.1 localhost\n{text}\n")
+    return ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
+
+
+def test_a_server_listens_at_a_numeric_ipv6_address_and_is_found_there() -> None:
+    address = f"tcp://[::1]:{free_port('::1')}"
+    echoed(address, address)
+
+
+@pytest.mark.parametrize("at", ["::1", "own address"])
+def test_a_server_is_found_by_a_name_that_has_an_ipv6_address_only(at: str, tmp_path: Path) -> None:
+    host = at if at == "::1" else own_address(socket.AF_INET6)
+    if not host:
+        pytest.skip("this machine has no IPv6 address but loopback")
+    address = f"tcp://six-only:{free_port(host)}"
+    echoed(address, address, *names(tmp_path / "hosts", f"{host} six-only"))
+
+
+def test_a_host_that_knows_its_own_name_as_loopback_is_reached_by_others(tmp_path: Path) -> None:
+    """Debian writes such a line into /etc/hosts."""
+    host = own_address()
+    if not host:
+        pytest.skip("this machine has no address but loopback")
+    port = free_port("0.0.0.0")
+    inside = names(tmp_path / "hosts", "127.0.1.1 this-host")
+    for connected in (host, "this-host"):
+        echoed(f"tcp://this-host:{port}", f"tcp://{connected}:{port}", *inside)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1"])
+def test_a_server_that_is_told_to_listen_on_loopback_is_not_reached_from_elsewhere(host: str) -> None:
+    own = own_address()
+    if not own:
+        pytest.skip("this machine has no address but loopback")
+    bound, ipv6 = listening(f"tcp://{host}:7000")
+    assert (bound.startswith("tcp://127."), ipv6) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [
+        (["10.0.0.7"], "10.0.0.7"),
+        (["127.0.1.1", "10.0.0.7"], "10.0.0.7"),
+        (["fd00::2", "10.0.0.7"], "10.0.0.7"),
+        (["127.0.1.1"], "0.0.0.0"),
+        (["127.0.1.1", "fd00::2"], "0.0.0.0"),
+        (["::1"], "[::]"),
+        (["::1", "fd00::2"], "[fd00::2]"),
+    ],
+)
+def test_a_server_listens_where_its_name_leads_others_or_everywhere(found: list[str], chosen: str) -> None:
+    assert interface(found) == chosen
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://a:70000", "tcp://a:0", "tcp://a", "tcp://[::1:7000", "tcp://[10.0.0.7]:7000", "ipc:///tmp/a", "a:1"],
+)
+def test_what_is_no_host_and_port_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="is not tcp://HOST:PORT"):
+        check_addresses([address], 1)
+
+
+@pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"CURVE"])
+def test_who_listens_in_a_servers_place_is_told_neither_the_token_nor_anything_that_admits_him(
+    mechanism: bytes,
+) -> None:
+    """A server that says which way of proving oneself it wants, and hears what comes of it."""
+    secret = Secret("the token of these tests")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = connect(context, f"tcp://127.0.0.1:{listener.getsockname()[1]}", secret)
+        peer.send(b"what only servers may hear")
+        impostor = listener.accept()[0]
+        impostor.settimeout(30.0)
+        heard = impostor.recv(1 << 16)  # it speaks first; who is answered before that hangs up without a word
+        impostor.settimeout(1.0)
+        impostor.sendall(b"\xff" + bytes(8) + b"\x7f\3\0" + mechanism.ljust(20, b"\0") + b"\1" + bytes(31))
+        try:
+            while data := impostor.recv(1 << 16):
+                heard += data
+        except (TimeoutError, ConnectionError):
+            pass
+        impostor.close()
+    context.destroy(linger=0)
+    assert heard.startswith(b"\xff"), "it speaks ZeroMQ"
+    for word in (secret.token, "what only servers"):
+        assert word.encode() not in heard
+    assert all(key not in heard for side in ("server", "client") for key in secret.keys(side))
+
+
+@pytest.mark.parametrize(
+    ("host", "at"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("192.0.2.7", "0.0.0.0"),
+        ("2001:db8::7", "[::]"),
+        ("a-name.nobody.has", "0.0.0.0"),
+    ],
+)
+def test_one_that_is_reached_by_a_number_of_this_machine_alone_listens_there_alone(host: str, at: str) -> None:
+    assert all_interfaces(host) == at

@@ -1,0 +1,353 @@
+"""Checkpoints while a run goes on: slow disks, disks that refuse, histories that were left, numbers that are none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from pipeline.errors import DataError, JobError
+from tests.support.configs import make_config
+from tests.support.trainer_runs import until
+from tests.unit.test_trainer_wire import START, Served
+from trainer import Options
+from trainer.checkpoints.prune import WAITING
+from trainer.checkpoints.read import newest, read_state, read_vector, unevaluated, versions, whole
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import write_state
+from trainer.config import Facts
+from trainer.launch.prepare import first_checkpoint
+from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
+from trainer.runlog.read import read_events, read_pushes
+from trainer.runlog.result import read_result, summarise
+from trainer.server import snapshots
+from trainer.simulate import simulate
+from trainer.simulation.compute import Computed, Quadratic, facts_of
+from trainer.simulation.engine import Engine
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.options import Simulated
+from trainer.transport.addresses import local_addresses
+from trainer.transport.messages import Header, Op
+
+T = TypeVar("T")
+WORKERS, ROWS = 4, 400
+TOY: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "checkpoint_every_s": 1e6}
+SLOW_DISK = """
+import os, time
+write = os.fsync
+def slow(descriptor):
+    if "slice-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        time.sleep(8)
+    write(descriptor)
+os.fsync = slow
+"""
+
+
+class SlowDisk:
+    """A server's work that is done when the test lets it."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+
+    def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
+        self.jobs.append((work, done))
+
+    def step(self) -> None:
+        work, done = self.jobs.popleft()
+        done(work())
+
+
+class Slow:
+    """A virtual run whose servers have a slow disk each. observe(run) is called after every event."""
+
+    def __init__(self, output: Path, observe: Callable[[Slow], None] = lambda _: None, **values: Any) -> None:
+        config = make_config("", output, **TOY | {"epoch_checkpoints": False} | values)
+        machines = Simulated(compute="quadratic", workers=WORKERS, rows=ROWS)
+        compute = Quadratic(config, WORKERS)
+        facts = facts_of(compute, WORKERS, ROWS)
+        first_checkpoint(config, facts, compute.start())
+        self.root = output / CHECKPOINTS
+        self.engine = Engine(config, facts, machines, compute, lambda _: observe(self))
+        self.disks = [SlowDisk() for _ in self.engine.servers]
+        for server, disk in zip(self.engine.servers, self.disks, strict=True):
+            server.work = disk
+        self.engine.leader.work = self.disks[0]
+
+    @property
+    def under_way(self) -> list[int]:
+        training = self.engine.leader.training
+        return [found.state.version for found in training.snapshots.under_way.values()] if training else []
+
+    def settle(self) -> None:
+        """The disks do all that waits, followers' first."""
+        while any(disk.jobs for disk in self.disks):
+            for disk in reversed(self.disks):
+                if disk.jobs:
+                    disk.step()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_ends_when_the_last_one_is(tmp_path: Path) -> None:
+    run = Slow(tmp_path, steps=30, servers=2, checkpoint_every_s=0.5)
+    run.engine.run()
+    status = run.engine.status()
+    assert status["version"] == 30 * WORKERS
+    assert not status["finished"]
+    assert len(run.under_way) == 2, "one of the clock, which lets no other begin, and the final one"
+    assert whole(run.root) == [0]
+    run.settle()
+    assert run.engine.status()["finished"]
+    assert read_state(run.root, 120).final
+    assert len(whole(run.root)) == 2
+    left, now = run.root / "00000120", np.concatenate([part.slice.values for part in run.engine.servers])
+    assert left.is_dir()
+    np.testing.assert_array_equal(read_vector(run.root, 120), now)
+
+
+def test_a_checkpoint_is_of_the_moment_of_its_order_however_late_it_is_written(tmp_path: Path) -> None:
+    late = Slow(tmp_path / "late", steps=30, servers=2, checkpoint_every_s=0.5, protocol="bsp")
+    late.engine.run()
+    version = late.under_way[0]
+    late.settle()
+    short = Slow(tmp_path / "short", steps=version, protocol="bsp")
+    short.engine.run()
+    short.settle()
+    np.testing.assert_array_equal(read_vector(late.root, version), read_vector(short.root, version))
+
+
+def test_no_end_of_an_epoch_is_left_out_however_slow_the_disk_and_never_more_than_two_wait(tmp_path: Path) -> None:
+    most = 0
+
+    def observe(run: Slow) -> None:
+        nonlocal most
+        most = max(most, len(run.under_way))
+        if len(run.under_way) == 2 or not run.engine.queue:
+            for disk in reversed(run.disks):
+                if disk.jobs:
+                    disk.step()
+            run.engine.leader.keep(run.engine.now)
+
+    run = Slow(tmp_path, observe, epochs=12, epoch_checkpoints=True, checkpoint_every_s=0.3, servers=2)
+    run.engine.run()
+    run.settle()
+    assert most == 2
+    assert [state.epoch_boundary for state in unevaluated(run.root)] == list(range(1, 13))
+
+
+def test_what_a_checkpoint_counts_is_logged_before_it_can_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [], write_state
+
+    def checked(folder: Path, state: State) -> None:
+        logged = read_pushes(tmp_path / PUSHES)
+        assert (logged["accepted"] == 1).sum() >= state.accepted
+        written.append(state.version)
+        write(folder, state)
+
+    monkeypatch.setattr(snapshots, "write_state", checked)
+    values = {"steps": 20, "servers": 2, "checkpoint_every_s": 0.3, "epoch_checkpoints": True}
+    simulate(make_config("", tmp_path, **TOY | values), Simulated(compute="quadratic", workers=4, rows=400), QUIET)
+    assert len(written) > 5
+    assert written[-1] == 80
+
+
+@pytest.mark.full
+def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path: Path) -> None:
+    patience: dict[str, Any] = {"heartbeat_timeout_s": 2.5, "epoch_checkpoints": False}
+    served = Served(tmp_path, 2, local_addresses(f"slow-{time.time_ns()}", 2), start=SLOW_DISK + START, **patience)
+    try:
+        worker = served.worker()
+        worker.step()
+        served.asker.send_multipart([Header(Op.END).pack(), served.agreement.introduction()])
+        served.asker.recv_multipart()
+        root, session, end = tmp_path / CHECKPOINTS, worker.client.session, time.monotonic() + 3
+        while time.monotonic() < end:
+            worker.step()
+        assert whole(root) == [0], "it is still being written"
+        assert worker.client.session == session, "nobody had to join again"
+        assert served.status()["version"] > 5
+        until(lambda: whole(root)[-1] > 0, "it is written")
+        worker.check()
+        worker.client.close()
+    finally:
+        served.end()
+
+
+def test_a_server_that_stood_still_itself_blames_no_worker_before_it_has_listened(tmp_path: Path) -> None:
+    run = Slow(tmp_path, steps=100, heartbeat_timeout_s=10.0)
+    leader = run.engine.leader
+    run.engine._recover(first=True)
+    for tick in range(20):
+        leader.tick(1.0 + tick)
+        for worker in range(WORKERS):
+            leader.alive(worker, 1, 1.0 + tick)
+    leader.tick(100.0)
+    assert leader.status(100.0)["alive"] == WORKERS, "what they said meanwhile is still to be read"
+    for tick in range(15):
+        leader.alive(0, 1, 100.0 + tick)
+        leader.tick(100.0 + tick)
+    assert leader.status(115.0)["alive"] == 1, "the others said nothing"
+
+
+QUIET = Options(silent=True, report=False)
+
+
+def virtual(output: Path, **values: Any) -> Any:
+    machines: dict[str, Any] = {"compute": "quadratic", "workers": WORKERS, "rows": ROWS}
+    machines |= {key: values.pop(key) for key in list(values) if key in Simulated.__dataclass_fields__}
+    return simulate(
+        make_config("", output, **TOY | {"epoch_checkpoints": False} | values), Simulated(**machines), QUIET
+    )
+
+
+def test_what_an_old_generation_writes_after_a_roll_back_completes_no_checkpoint(tmp_path: Path) -> None:
+    """Server 1 comes to its part of the old history's checkpoint last; the new history has one of the same version."""
+
+    def observe(run: Slow) -> None:
+        if run.under_way and not run.engine.leader.training.coordinator.finished:  # type: ignore[union-attr]
+            run.disks[0].step()  # server 0's part, and nobody else's
+            stale.append(run.disks[1].jobs.popleft())
+            raise StopIteration
+
+    stale: list[Any] = []
+    run = Slow(tmp_path, observe, steps=10, servers=2, checkpoint_every_s=0.5)
+    with pytest.raises(StopIteration):
+        run.engine.run()
+    (version,) = run.under_way
+    for disk in run.disks:
+        disk.jobs.clear()
+    run.engine.leader.gather("a server was started again")
+    assert newest(run.root) == 0
+    work, done = stale[0]
+    done(work())
+    assert whole(run.root) == [0]
+    assert not list(folder_of(run.root, version).glob("slice-001*"))
+
+
+@pytest.mark.parametrize("refused", ["rmtree", "unlink"])
+def test_a_history_that_cannot_be_deleted_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """As on a file system that hosts share: what somebody still has open cannot be deleted."""
+    calm = virtual(tmp_path / "calm", protocol="bsp", steps=30)
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY if refused == "rmtree" else errno.ESTALE, "refused")
+
+    unlink = Path.unlink
+    if refused == "rmtree":
+        monkeypatch.setattr(shutil, "rmtree", busy)
+    else:
+        monkeypatch.setattr(
+            Path, "unlink", lambda path, **more: busy() if path.name == "state.json" else unlink(path, **more)
+        )
+    run = virtual(
+        tmp_path / "run",
+        protocol="bsp",
+        steps=30,
+        servers=2,
+        checkpoint_every_s=0.4,
+        failures=parse_failures("server@1.1+1,server@3.5+1"),
+    )
+    assert run.rollbacks == 2
+    root = tmp_path / "run" / CHECKPOINTS
+    last = newest(root, verify=True)
+    assert last == 30
+    np.testing.assert_array_equal(read_vector(root, 30), read_vector(tmp_path / "calm" / CHECKPOINTS, 30))
+    monkeypatch.undo()
+    assert calm.updates == run.updates
+
+
+def test_a_discarded_checkpoint_that_is_still_there_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Slow(tmp_path, steps=10, protocol="bsp", checkpoint_every_s=0.3)
+    run.engine.run()
+    run.settle()
+    assert newest(run.root) == 10
+    broken = next(folder_of(run.root, 10).glob("slice-*"))
+    content = broken.read_bytes()
+    broken.write_bytes(content[:-1])
+    monkeypatch.setattr(shutil, "rmtree", lambda folder: None)
+    monkeypatch.setattr(Path, "unlink", lambda path, **more: None)
+    run.engine.leader.gather("a test")
+    back = run.engine.leader.version
+    assert 0 < back < 10
+    broken.write_bytes(content)  # the host that held it is back
+    assert newest(run.root, verify=True) == back
+    assert [state.version for state in unevaluated(run.root)] == []
+
+
+def test_a_file_system_that_refuses_for_a_while_costs_a_try_and_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Slow(tmp_path, steps=10)
+    run.engine._recover(first=True)
+    scan = os.scandir
+
+    def stale(path: Any) -> Any:
+        if Path(path) == run.root:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return scan(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", stale)
+        run.engine.leader.gather("a test")
+        run.engine.leader.tick(1.0)
+        assert not run.engine.leader.status(1.0)["ready"]
+    run.engine.leader.tick(2.0)
+    assert run.engine.leader.status(2.0)["ready"]
+
+
+def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again(tmp_path: Path) -> None:
+    run = Slow(tmp_path, steps=10, checkpoint_every_s=0.3)
+    run.engine.run()
+    run.settle()
+    for path in run.root.glob("*/slice-*"):
+        path.rename(path.with_name("slice-000-of-001.safetensors"))
+    with pytest.raises(DataError, match="--overwrite"):
+        first_checkpoint(run.engine.config, Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32))
+
+
+def test_where_nobody_evaluates_the_oldest_checkpoints_are_given_up_and_the_result_says_how_many(
+    tmp_path: Path,
+) -> None:
+    run = Slow(tmp_path, lambda run: run.settle(), epochs=WAITING + 7, epoch_checkpoints=True)
+    run.engine.run()
+    run.settle()
+    assert [state.epoch_boundary for state in unevaluated(run.root)] == list(range(8, WAITING + 8))
+    assert len(versions(run.root)) == WAITING
+    events = read_events(tmp_path / METRICS)
+    (warning,) = (event["message"] for event in events if event["event"] == "warning")
+    assert "wait for the evaluator" in warning
+    assert summarise(events, read_pushes(tmp_path / PUSHES))["evaluations_given_up"] == 7
+
+
+@pytest.mark.parametrize(("servers", "at"), [(1, 63), (2, 0), (2, 63)])
+def test_a_last_update_that_is_no_number_ends_a_virtual_run_as_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, at: int
+) -> None:
+    step = Quadratic.step
+
+    def bad(self: Quadratic, worker: int, clock: int, parameters: Any) -> Computed:
+        found = step(self, worker, clock, parameters)
+        if clock == 9:
+            found.vector[at] = np.nan
+        return found
+
+    monkeypatch.setattr(Quadratic, "step", bad)
+    with pytest.raises(JobError, match=f"diverged.*server {servers - 1 if at else 0}.*version 10"):
+        virtual(tmp_path, steps=10, protocol="bsp", servers=servers, checkpoint_every_s=0.3)
+    assert read_result(tmp_path).cause == "failed"
+    last = newest(tmp_path / CHECKPOINTS, verify=True)
+    assert last
+    assert last < 10
+    assert np.isfinite(read_vector(tmp_path / CHECKPOINTS, last)).all()

@@ -1,0 +1,327 @@
+"""The commit under fire: a writer that is killed before each single file operation, rivals, stale locks, live hearts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from pipeline.input.dataset import serial
+from pipeline.shardset.attempt import LEASE_S, Attempt, whoami
+from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
+from pipeline.shardset.damage import all_damage
+from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.shardset.versions import stamped, unstamped
+from pipeline.storage.retries import STALL_S
+from pipeline.storage.store import Store
+from pipeline.upkeep.clean import leftovers
+from tests.support.commits import assert_nothing_else, commit, contents, killed_at, manifest_of, whole
+from tests.support.places import STORE, elsewhere, put
+
+
+@dataclass(frozen=True)
+class LateStore(Store):
+    """Whose first file is written by another function."""
+
+    late: list[Any] = field(default_factory=list)
+
+    def write_new(self, uri: str, data: bytes) -> None:
+        (self.late.pop() if self.late else Store.write_new)(self, uri, data)
+
+
+def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not killed_at(tmp_path / "set", "new", 2, 1000)
+    assert whole(tmp_path / "set") == "new"
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(AssertionError, match="the commit ended with 1 before file change 1000"):
+        killed_at(tmp_path / "file", "new", 2, 1000)
+    assert "NotADirectoryError" in capfd.readouterr().err
+
+
+def kill_before_every_change(place: str, older: bool, workers: int) -> int:
+    """Commit into folders of their own, each time killed before another change; how many changes there are."""
+    step = 0
+    while killed_at(f"{place}/{step}", "new", workers, step, older):
+        step += 1
+    return step
+
+
+@pytest.mark.parametrize(
+    ("place", "older"),
+    [
+        ("file", False),
+        ("file", True),
+        pytest.param("hdfs", True, marks=pytest.mark.full),
+        pytest.param("s3", True, marks=pytest.mark.full),
+    ],
+    indirect=["place"],
+)
+def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_one_whole(
+    place: str, older: bool
+) -> None:
+    workers = 2 if place.startswith("/") else 1
+    steps = elsewhere(kill_before_every_change, place, older, workers)
+    assert steps > 15, "the commit has more steps than that"
+    before = "old" if older else None
+    seen = []
+    for step in range(steps + 1):
+        output = f"{place}/{step}"
+        seen.append(whole(output))
+        if step % 4 and not place.startswith("/"):
+            continue
+        # the next run takes over, though the dead one's heartbeat is a moment old, and leaves nothing of it
+        commit(STORE, output, "next", workers)
+        assert whole(output) == "next"
+        assert_nothing_else(output)
+    # one change is the commit: before it the old set, after it the new
+    assert seen == [before] * seen.count(before) + ["new"] * seen.count("new")
+    assert set(seen) == {before, "new"}
+
+
+def test_a_run_killed_before_its_first_heartbeat_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    (tmp_path / "_attempts" / "0123456789ab").mkdir(parents=True)
+    commit(Store(), tmp_path, "next", 1)
+    assert whole(tmp_path) == "next"
+    assert_nothing_else(tmp_path)
+
+
+def test_what_a_removal_leaves_that_was_killed_before_its_end_goes_with_the_next_run(place: str) -> None:
+    """The heartbeat may be gone already, and the rest of the folder is a moment old."""
+    put(f"{place}/_attempts/0123456789ab/groups/kept", b"of a task")
+    assert leftovers(STORE, place).attempts == [f"{place}/_attempts/0123456789ab"]
+    commit(STORE, place, "next", 1)
+    assert whole(place) == "next"
+    assert_nothing_else(place)
+
+
+def test_a_run_whose_folder_is_removed_before_its_first_heartbeat_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_new = Store.write_new
+
+    def late(store: Store, uri: str, data: bytes) -> None:
+        with Attempt(Store(), str(tmp_path)):  # finds the folder without a heartbeat
+            assert not Path(uri).parent.exists()
+        write_new(store, uri, data)
+
+    attempt = Attempt(Store(), str(tmp_path))
+    monkeypatch.setattr(attempt, "store", LateStore(late=[late]))
+    with attempt:
+        assert Path(attempt.folder, "beat").read_bytes()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_live_attempt_is_never_cleaned_away(place: str) -> None:
+    with Attempt(STORE, place) as alive:
+        STORE.write_new(f"{alive.folder}/work", b"in progress")
+        commit(STORE, place, "other", 2)
+        assert STORE.read(f"{alive.folder}/work") == b"in progress"
+    assert whole(place) == "other"
+
+
+def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
+    )
+    first = Attempt(Store(), str(tmp_path))
+    Store().makedirs(first.folder)
+    first._send_heartbeat()
+    monkeypatch.undo()
+    with Attempt(Store(), str(tmp_path)) as second:
+        assert second.alive(first.id)
+        assert second.remove_abandoned() == []
+        old = time.time() - LEASE_S - 1
+        os.utime(f"{first.folder}/beat", (old, old))
+        assert second.remove_abandoned() == [first.id]
+
+
+@pytest.mark.full
+def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's clock has whole seconds."""
+    monkeypatch.setattr("pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1})
+    with Attempt(STORE, place, heartbeat_s=3600) as silent, Attempt(STORE, place, heartbeat_s=0.3) as living:
+        monkeypatch.undo()
+        with Attempt(STORE, place, lease_s=8.0) as other:
+            assert other.alive(silent.id)
+            assert other.remove_abandoned() == []
+            time.sleep(9.5)
+            assert other.alive(living.id)
+            assert other.remove_abandoned() == [silent.id]
+
+
+def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_not_been_heard(place: str) -> None:
+    """A computation that holds the interpreter's lock, or a stalled write, holds the heartbeat up too."""
+    with Attempt(STORE, place, heartbeat_s=3600) as held_up, Attempt(STORE, place, lease_s=-100) as other:
+        assert other.alive(held_up.id)
+        assert other.remove_abandoned() == []
+
+
+def test_another_process_of_the_same_number_is_not_the_one_that_died(place: str) -> None:
+    with Attempt(STORE, place) as other:
+        gone = f"{place}/_attempts/0123456789ab"
+        owner = whoami() | {"started": "1"}  # this process began later
+        put(f"{gone}/beat", json.dumps(owner).encode())
+        assert not other.alive("0123456789ab")
+        assert other.remove_abandoned() == ["0123456789ab"]
+
+
+def test_a_lease_outlasts_every_stall_that_a_live_driver_may_wait_for() -> None:
+    assert LEASE_S > 2 * STALL_S
+
+
+def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_files_are_not(place: str) -> None:
+    commit(STORE, place, "first", 2)
+    put(f"{place}/worker=000/mine.txt", b"keep")
+    committed = open_committed(STORE, place)
+    assert not has_leftovers(STORE, committed)
+    put(f"{place}/worker=001/part-00000-old.parquet", b"of an earlier set")
+    put(f"{place}/_report.html-01234567", b"half")
+    assert has_leftovers(STORE, committed)
+    with Attempt(STORE, place) as attempt:
+        assert tidy(attempt) == 2
+    assert not has_leftovers(STORE, committed)
+    assert STORE.read(f"{place}/worker=000/mine.txt") == b"keep"
+    assert whole(place) == "first"
+
+
+def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file, and the names in every folder, before the rename that commits; and that rename itself after it."""
+    events: list[str] = []
+    fsync, replace, link = os.fsync, os.replace, os.link
+
+    def note(descriptor: int) -> None:
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def rename(source: str, target: str) -> None:
+        events.append(f"-> {target}")
+        replace(source, target)
+
+    def put(source: str, target: str) -> None:
+        events.append(f"-> {target}")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(os, "link", put)
+    commit(Store(), tmp_path, "first", 2)
+    at = events.index(f"-> {tmp_path}/_manifests/000001.json")
+    before, after = events[:at], events[at:]
+    stamp = open_committed(Store(), str(tmp_path)).manifest["generation"]
+    for path in contents("first", 2):
+        place = f"{tmp_path}/{stamped(path, stamp)}"
+        moved = before.index(f"-> {place}")
+        assert any(event.endswith(path) for event in before[:moved]), path
+        assert place.rpartition("/")[0] in before[moved:], path
+    assert before[-1].endswith(f"{stamp}-manifest.json")
+    assert after[1] == f"{tmp_path}/_manifests"
+    assert f"-> {tmp_path}/manifest.json" in after
+    assert str(tmp_path) in after
+
+
+@pytest.mark.parametrize("damage", ["bytes", "cut", "gone", "none"])
+def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, place: str) -> None:
+    commit(STORE, place, "first", 2)
+    victim = f"{place}/{open_committed(STORE, place).files()[-1].path}"
+    data = STORE.read(victim)
+    if damage == "gone":
+        STORE.delete(victim)
+    else:
+        put(victim, {"bytes": data[:-1] + b"?", "cut": data[:-1], "none": data}[damage])
+    found = all_damage(open_committed(STORE, place), serial)
+    expected = {"bytes": "has other content than was committed", "cut": "bytes, not", "gone": "is missing"}
+    assert [expected[damage] in line for line in found] == ([True] if damage != "none" else [])
+
+
+def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(place: str) -> None:
+    store, output = STORE, place
+
+    def refuse(theirs: ShardSet) -> bool:
+        refuse_unless(False, theirs, "run")
+        return True
+
+    with Attempt(store, output) as late:
+        commit(store, place, "first", 2)
+        files = contents("late", 2)
+        with pytest.raises(UsageError, match="already holds a committed set"):
+            publish(
+                late,
+                manifest_of("late", files, 2),
+                [],
+                before=None,
+                supersedes=refuse,
+            )
+        kept = publish(late, manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
+    assert kept.manifest["strategy"] == whole(place) == "first"
+
+
+def test_other_peoples_files_are_left_alone(place: str) -> None:
+    mine = [f"{place}/notes/mine.txt", f"{place}/worker=000/mine.parquet"]
+    for path in mine:
+        put(path, b"keep")
+    commit(STORE, place, "a", 1)
+    commit(STORE, place, "b", 1)
+    assert [STORE.read(path) for path in mine] == [b"keep", b"keep"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, "no shards were ever committed"), ("{", "not a shard manifest"), ('{"format_version": 9}', "version 9")],
+)
+def test_what_is_not_a_committed_set_is_refused_in_one_line(place: str, text: str | None, expected: str) -> None:
+    if text is not None:
+        put(f"{place}/manifest.json", text.encode())
+    with pytest.raises(DataError, match=expected):
+        open_committed(STORE, place)
+
+
+def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path: Path) -> None:
+    output, elsewhere = tmp_path / "o", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious.txt").write_text("keep")
+    commit(Store(), output, "a", 2)
+    (output / "latest").symlink_to("gone")
+    (output / "worker=000" / "dangling").symlink_to("gone")
+    (output / "_model" / "kept").symlink_to(elsewhere)
+    (output / "_model_notes").mkdir()
+    commit(Store(), output, "b", 2)
+    assert whole(output) == "b"
+    assert (elsewhere / "precious.txt").read_text() == "keep"
+    assert (output / "latest").is_symlink()
+    assert (output / "_model_notes").is_dir()
+
+
+def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path) -> None:
+    with Attempt(Store(), str(tmp_path)):
+        pass
+    assert tmp_path.is_dir()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:
+    commit(STORE, place, "a", 1)
+    for name in ("report.html", "quality.json", "_report.html-0123abcd"):
+        put(f"{place}/{name}", b"of a")
+    commit(STORE, place, "b", 1)
+    assert whole(place) == "b"
+    assert_nothing_else(place)
+
+
+@pytest.mark.parametrize("path", ["worker=000/part-00001.parquet", "_eval/part-00000.parquet"])
+@pytest.mark.parametrize("stamp", ["v1-0123456789ab", "v42-ffffffffffff", "0123456789ab"])
+def test_a_file_s_place_is_the_same_whichever_version_it_is_of(path: str, stamp: str) -> None:
+    """By it runs and studies know a set again that was made once more."""
+    assert stamped(path, stamp) != path
+    assert unstamped(stamped(path, stamp)) == unstamped(path) == path

@@ -1,0 +1,305 @@
+"""``python -m trainer embed``: a table with the pipeline's ids, better than the mean image, the same bits after any kill."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pipeline.errors import DataError, UsageError
+from pipeline.input.embedding_table import open_embeddings
+from pipeline.storage.store import Store
+from tests.conftest import write_binary
+from tests.support.places import files_below
+from trainer.embed import table as tables
+from trainer.embed.fit import ENCODED_NUMBERS, Fitting
+from trainer.embed.options import Embedding
+from trainer.embed.rows import drawn_rows, open_rows
+from trainer.embed.run import embed
+from trainer.models.networks.autoencoder import AutoEncoder, code_length
+
+ROWS, SIDE = 300, 8
+SHAPE = (3, SIDE, SIDE)
+FAST: dict[str, Any] = {"image_shape": SHAPE, "epochs": 4.0, "threads": 1, "quiet": True, "format": "cifar10-binary"}
+
+
+def smooth_images(rows: int) -> npt.NDArray[np.uint8]:
+    """Colour gradients of random directions and colours: more than few principal components hold."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:SIDE, :SIDE] / SIDE
+    angle, phase, pace = (rng.uniform(0, top, (rows, 1, 1, 1)) for top in (2 * np.pi, 2 * np.pi, 8))
+    wave = np.sin(pace * (np.cos(angle) * x + np.sin(angle) * y) + phase)
+    colour = rng.uniform(20, 120, (rows, 3, 1, 1))
+    images: npt.NDArray[np.uint8] = np.clip(
+        128 + colour * wave + rng.normal(0, 4, (rows, 3, SIDE, SIDE)), 0, 255
+    ).astype(np.uint8)
+    return images
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    labels = (np.arange(ROWS) % 4).astype(np.uint8)
+    images = smooth_images(ROWS).reshape(ROWS, -1)
+    return write_binary(tmp_path_factory.mktemp("in") / "cifar", labels, images, files=3)
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("made") / "table.parquet"
+    assert embed(Embedding(output=str(target), input=str(source), **FAST)).fresh
+    return target
+
+
+def test_the_table_has_every_id_once_in_order_and_anybody_reads_it(made: Path) -> None:
+    frame = pd.read_parquet(made)
+    assert frame["id"].tolist() == list(range(ROWS))
+    vectors = np.stack(list(frame["embedding"]))
+    assert (vectors.shape, vectors.dtype) == ((ROWS, code_length(SHAPE)), np.float32)
+    assert (vectors >= 0).all()
+    assert np.isfinite(vectors).all()
+    assert (vectors.std(axis=0) > 0).any()
+    assert [path.name for path in made.parent.iterdir()] == [made.name]  # nothing else is left
+    table = open_embeddings(Store(), str(made))
+    assert table.length == code_length(SHAPE)
+    ids = np.concatenate([ids for part in table.parts for ids, _ in table.read(part)])
+    assert ids.tolist() == list(range(ROWS))
+
+
+def test_what_it_reconstructs_is_nearer_than_the_mean_image_once_it_has_learned(made: Path) -> None:
+    """The share of variance that it tells: 0 is the mean image. Hardly trained, it is farther off."""
+    assert json.loads(pq.read_schema(made).metadata[tables.ABOUT])["explained"] < 0.2
+    rng = np.random.default_rng(1)
+    grey = rng.integers(0, 256, (ROWS, 1, 1, 1)) + rng.normal(0, 4, (ROWS, *SHAPE))
+    asked = Embedding(output="t", input="i", epochs=20.0, batch_size=60, learning_rate=1e-3)
+    fitting = Fitting(asked, np.clip(grey, 0, 255).astype(np.uint8), torch.device("cpu"))
+    losses: list[float] = []
+    fitting.run(lambda step, loss: losses.append(loss))
+    assert (fitting.done, len(losses)) == (100, 100)
+    assert fitting.explained() > 0.5
+
+
+def test_of_very_few_rows_that_are_wanted_there_is_always_one(source: Path) -> None:
+    asked = Embedding(output="t", input=str(source), image_shape=SHAPE, format="cifar10-binary")
+    dataset = open_rows(Store(), asked)
+    counts = [len(drawn_rows(dataset, 1, seed)) for seed in range(12)]
+    assert min(counts) == 1
+    assert max(counts) < 8
+
+
+def test_the_share_of_variance_is_that_of_its_definition() -> None:
+    images = smooth_images(40)
+    asked = Embedding(output="t", input="i", epochs=1.0)
+    fitting = Fitting(asked, images, torch.device("cpu"))
+    fitting.model.eval()
+    wide = (images - images.mean(axis=(0, 2, 3), keepdims=True)) / 255
+    with torch.no_grad():
+        made = fitting.model(torch.from_numpy(wide.astype(np.float32))).numpy()
+    total = ((wide - wide.mean(axis=0)) ** 2).sum()
+    assert fitting.explained() == pytest.approx(1 - ((made - wide) ** 2).sum() / total, rel=1e-4)
+
+
+def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(3).integers(0, 256, (23, 3, 224, 224)).astype(np.uint8)
+    fitting = Fitting(Embedding(output="t", input="i"), images, torch.device("cpu"))
+    whole, sizes = Fitting.tensor, []
+
+    def seen(self: Fitting, part: npt.NDArray[np.uint8]) -> torch.Tensor:
+        sizes.append(part.size)
+        return whole(self, part)
+
+    monkeypatch.setattr(Fitting, "tensor", seen)
+    fitting.explained()
+    vectors = fitting.encode(images)
+    assert max(sizes) <= ENCODED_NUMBERS
+    alone = np.concatenate([fitting.encode(images[row : row + 1]) for row in range(len(images))])
+    np.testing.assert_allclose(vectors, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_command_gives_the_same_bytes_and_the_second_time_does_nothing(
+    source: Path, made: Path, tmp_path: Path
+) -> None:
+    again = Embedding(output=str(tmp_path / "again.parquet"), input=str(source), **FAST)
+    assert embed(again).fresh
+    assert (tmp_path / "again.parquet").read_bytes() == made.read_bytes()
+    before = (tmp_path / "again.parquet").stat().st_mtime_ns
+    found = embed(again)
+    assert (found.fresh, found.rows) == (False, ROWS)
+    assert (tmp_path / "again.parquet").stat().st_mtime_ns == before
+    other = Embedding(output=str(tmp_path / "other.parquet"), input=str(source), **{**FAST, "seed": 1})
+    embed(other)
+    assert (tmp_path / "other.parquet").read_bytes() != made.read_bytes()
+
+
+def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
+    """Kept in ranges, put in its place, found again, and nothing is left beside it."""
+    vectors = np.random.default_rng(0).random((25, 6)).astype(np.float32)
+    file = tables.TableFile(Store(), f"{place}/day/table", "1234")
+    assert (file.found(), file.checkpoint(), file.kept()) == (None, None, set())
+    file.keep_checkpoint(b"first")
+    file.keep_checkpoint(b"second")
+    assert file.checkpoint() == b"second"
+    spans = [(0, 10), (10, 20), (20, 25)]
+    for number, (low, high) in enumerate(spans):
+        file.keep(number, vectors[low:high])
+    assert file.kept() == {0, 1, 2}
+    file.finish(spans, 6, {"length": 6})
+    assert file.found() == {"identity": "1234", "length": 6}
+    assert files_below(place) == {"day/table"}
+    table = open_embeddings(Store(), f"{place}/day/table")
+    read = [part for each in table.parts for part in table.read(each)]
+    np.testing.assert_array_equal(np.concatenate([found for _, found in read]), vectors)
+    other = tables.TableFile(Store(), f"{place}/day/table", "5678")
+    other.keep(0, vectors)
+    other.finish([(0, 25)], 6, {})
+    assert other.found() == {"identity": "5678"}
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Every change of the store may be the last of a process: before it, or after it was made."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(tables, "PART_ROWS", 100)
+    target = tmp_path / "table.parquet"
+    whole = tmp_path.parent / f"whole-{seed}.parquet"
+    embed(Embedding(output=str(whole), input=str(source), **FAST))
+    asked = Embedding(output=str(target), input=str(source), checkpoint_every_s=1e-9, **FAST)
+    left = [0]
+
+    def dying(name: str) -> None:
+        real = getattr(Store, name)
+
+        def change(self: Store, *args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and rng.random() < 0.5:
+                raise Killed
+            result = real(self, *args, **options)
+            if left[0] <= 0:
+                raise Killed
+            return result
+
+        monkeypatch.setattr(Store, name, change)
+
+    for name in ("replace", "rename", "delete", "sync_folder"):
+        dying(name)
+    kills = 0
+    for _ in itertools.count():
+        left[0] = int(rng.integers(1, 12))
+        try:
+            embed(asked)
+            break
+        except Killed:
+            kills += 1
+            assert kills < 200
+            if target.exists():
+                assert len(pq.read_table(target)) == ROWS
+    assert kills > 2
+    assert target.read_bytes() == whole.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def command(*flags: object) -> list[str]:
+    return [sys.executable, "-m", "trainer", "embed", *map(str, flags)]
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_goes_on(source: Path, made: Path, tmp_path: Path) -> None:
+    target = tmp_path / "table.parquet"
+    flags = ["--input", source, "--output", target, "--image-shape", "3x8x8", "--format", "cifar10-binary"]
+    flags += ["--epochs", 4, "--threads", 1, "--checkpoint-every-s", "0.001"]
+    process = subprocess.Popen(command(*flags), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: any(tmp_path.glob("_table.parquet.*/checkpoint")))
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert not target.exists()
+    done = subprocess.run(command(*flags), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "goes on after step" in done.stderr
+    assert target.read_bytes() == made.read_bytes()
+    done = subprocess.run(command(*flags), capture_output=True, text=True, check=False)
+    assert (done.returncode, "already made, nothing to do; 300 rows" in done.stdout) == (0, True)
+
+
+def wait_for(there: Any) -> None:
+    for _ in range(2400):
+        if there():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come")
+
+
+def test_the_slower_of_two_runs_of_one_command_finds_the_other_ones_table(tmp_path: Path) -> None:
+    slower, faster = (tables.TableFile(Store(), str(tmp_path / "t.parquet"), "identity") for _ in range(2))
+    spans = [(0, 3)]
+    faster.keep(0, np.ones((3, 2), np.float32))
+    faster.finish(spans, 2, {"length": 2})
+    data = (tmp_path / "t.parquet").read_bytes()
+    slower.finish(spans, 2, {"length": 2})  # its vectors went with the faster one's
+    assert (tmp_path / "t.parquet").read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+    with pytest.raises(FileNotFoundError):
+        tables.TableFile(Store(), str(tmp_path / "t.parquet"), "other").finish(spans, 2, {"length": 2})
+
+
+def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path: Path) -> None:
+    output = str(tmp_path / "t")
+    with pytest.raises(UsageError, match=r"either --input or --shards"):
+        Embedding(output=output)
+    with pytest.raises(UsageError, match=r"leave --format and --image-shape out"):
+        Embedding(output=output, shards="s", format="parquet")
+    for options, error, line in (
+        ({"input": str(tmp_path / "none")}, DataError, "none does not exist; check --input"),
+        ({"shards": str(tmp_path / "none")}, DataError, "none"),
+        ({"input": str(source), "output": f"{source}/t.parquet"}, UsageError, "and the input .* overlap"),
+        ({"input": f"{source}/*.bin", "output": f"{source}/t.bin"}, UsageError, "is among what"),
+        ({"input": str(source), "format": "gif"}, UsageError, "--format gif: choose one of"),
+        ({"input": str(source), "image_shape": (3, 7, 7), "format": "cifar10-binary"}, DataError, "bytes"),
+        ({"input": str(source), "device": "cuda"}, UsageError, "--device cuda: torch finds no GPU"),
+        (
+            {"input": str(source), "output": str(tmp_path), **FAST},
+            UsageError,
+            "is a folder; name the file of the table",
+        ),
+    ):
+        if "device" in options and torch.cuda.is_available():
+            continue
+        with pytest.raises(error, match=line):
+            embed(Embedding(**{"output": output, **options}))
+    assert not (tmp_path / "t").exists()
+    different = Embedding(output=str(made), input=str(source), **{**FAST, "seed": 9})
+    with pytest.raises(UsageError, match=r"another configuration or input: give --overwrite"):
+        embed(different)
+    assert json.loads(pq.read_schema(made).metadata[tables.ABOUT])["asked"]["seed"] == 0
+    done = subprocess.run(command("--output", output), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 8, 8), (3, 33, 31), (2, 1, 5)])
+def test_images_of_any_size_have_vectors(shape: tuple[int, int, int]) -> None:
+    model = AutoEncoder(shape)
+    images = torch.rand(4, *shape)
+    assert model(images).shape == images.shape
+    assert model.encode(images).shape == (4, code_length(shape))
+    assert code_length((3, 32, 32)) == 64
+    torch.nn.functional.mse_loss(model(images), images).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

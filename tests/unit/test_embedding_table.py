@@ -1,0 +1,73 @@
+"""Shards by a table of (id, embedding): the same as by a column of the same vectors, however the table is cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.input.embedding_table import in_order, is_table
+from tests.support.application import run_job
+from tests.support.sharding_runs import vectors_in_parquet
+
+ROWS, LENGTH = 200, 5
+Vectors = npt.NDArray[np.float32]
+
+
+def write_table(folder: Path, ids: npt.NDArray[Any], vectors: Vectors, files: int = 1, group: int = 70) -> str:
+    folder.mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(len(ids)), files)):
+        columns = {"id": pa.array(ids[rows]), "embedding": pa.array(list(vectors[rows]), pa.list_(pa.float32()))}
+        pq.write_table(pa.table(columns), folder / f"{files - number:03d}.parquet", row_group_size=group)
+    return str(folder)
+
+
+@pytest.fixture
+def vectors() -> Vectors:
+    return np.random.default_rng(4).normal(size=(ROWS, LENGTH)).astype(np.float32)
+
+
+@pytest.fixture
+def source(tmp_path: Path, vectors: Vectors) -> Path:
+    return vectors_in_parquet(tmp_path / "in", vectors, np.arange(ROWS) % 3)
+
+
+def test_the_place_of_a_table_may_name_the_day(tmp_path: Path, source: Path, vectors: Vectors) -> None:
+    write_table(tmp_path / "2026-01-31", np.arange(ROWS), vectors)
+    places = ["--input", source, "--output", tmp_path / "out", "--image-shape", "3x2x2", "--workers", 2, "--no-report"]
+    done = run_job("submodular.py", *places, "--embedding", f"{tmp_path}/{{ds}}", "--ds", "2026-01-31")
+    assert done.code == 0, done.err
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["params"]["embedding"] == f"{tmp_path}/2026-01-31"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("v", False), ("pca:64", False), (None, False), ("./v", True), ("s3://b/v", True), ("hdfs:/v", True)],
+)
+def test_a_path_is_a_table_and_a_name_a_column(text: str | None, expected: bool) -> None:
+    assert is_table(text) is expected
+
+
+@given(st.lists(st.integers(0, 9), max_size=14), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_rows_come_in_order_if_each_is_there_once(ids: list[int], cuts: int) -> None:
+    values = np.array(ids, np.int64)
+    parts = [(part, part[:, None].astype(np.float32)) for part in np.array_split(values, cuts)]
+    found, problem = in_order(parts, 0, 10, 1)
+    if sorted(ids) == list(range(10)):
+        assert problem is None
+        assert found.ravel().tolist() == list(range(10))
+    else:
+        missing, twice = [i for i in range(10) if i not in ids], [i for i in range(10) if ids.count(i) > 1]
+        row = missing[0] if missing else twice[0]
+        assert problem
+        assert problem.startswith(f"row {row} has ")

@@ -1,0 +1,528 @@
+"""The evaluator against plain torch and under kill -9."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from pipeline.errors import DataError
+from tests.support.configs import change, make_config
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
+from trainer import Options
+from trainer.checkpoints.generations import read_generations, write_generations
+from trainer.checkpoints.prune import discard_after, prune
+from trainer.checkpoints.read import evaluation_of, read_state, versions
+from trainer.checkpoints.state import State, folder_of, slice_name
+from trainer.checkpoints.write import reopen
+from trainer.checkpoints.write import write_slice as save_slice
+from trainer.checkpoints.write import write_state as save_state
+from trainer.config import Config
+from trainer.data.batches import Batch
+from trainer.data.shards import Rows, open_shards
+from trainer.evaluation import process as evaluator
+from trainer.evaluation.guessing import NOTHING_LEARNED
+from trainer.evaluation.process import Measurement, evaluate, penalty
+from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.home.folders import Folders
+from trainer.launch.ends import conclude
+from trainer.models import ModelInput, model_from_json
+from trainer.models.build import build
+from trainer.models.flat_vector import FlatModel
+from trainer.run_files import BEST, METRICS, MODEL
+from trainer.runlog.events import log_event
+from trainer.runlog.read import best, evaluations, read_events, read_pushes
+from trainer.runlog.result import summarise
+
+DECAY = 0.01
+QUIET = Options(silent=True, report=False)
+CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
+
+
+def main(config: Config, output: Path, *, stop: threading.Event | None = None) -> None:
+    """The evaluator's process on the run of a local folder."""
+    evaluator.main(config, Folders.of(output), stop=stop)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workers = [rows_of(30, 2), rows_of(50, 3, 100)]
+    return write_shards(tmp_path_factory.mktemp("shards"), workers, EVAL_ROWS)
+
+
+def config_of(shards: Path, **values: Any) -> Config:
+    return make_config(shards, "unused", **{"model": "perceptron", "epochs": 3, "weight_decay": DECAY, **values})
+
+
+def vector(model: str, seed: int) -> np.ndarray:
+    built = build(model_from_json({"name": model}), ModelInput(SHAPE, CLASSES), seed)
+    return FlatModel(built.model).read()
+
+
+def write(
+    output: Path,
+    version: int,
+    model: str = "perceptron",
+    boundary: int | None = None,
+    final: bool = False,
+    generation: int = 0,
+) -> None:
+    """A checkpoint of a model as it is initialised with the version and the generation as seed, of two servers."""
+    flat = FlatModel(build(model_from_json({"name": model}), ModelInput(SHAPE, CLASSES), 0).model)
+    values, parameters = vector(model, version + generation), flat.num_parameters
+    folder, total = folder_of(output / "checkpoints", version), flat.num_parameters + flat.num_buffers
+    half = parameters // 2
+    for index, (begin, end) in enumerate(((0, half), (half, total))):
+        momentum = np.zeros(min(end, parameters) - begin, np.float32)
+        save_slice(folder, index, 2, version, begin, end, total, values[begin:end], momentum, generation)
+    counts = (version, version, 0, generation, version / 10, boundary, final, {0: 1}, 2.5)
+    save_state(folder, State(*counts, 2, parameters, flat.num_buffers, "{}"))
+
+
+def finished_run(output: Path) -> None:
+    """The end of two epochs, a checkpoint between them, and the end of the run."""
+    write(output, 10, boundary=1)
+    write(output, 15)
+    write(output, 20, boundary=2)
+    write(output, 25, boundary=3, final=True)
+
+
+def events(output: Path, kind: str) -> list[dict[str, Any]]:
+    """Those of a kind, but the warning that these models, which nobody trained, have learned nothing."""
+    found = [event for event in read_events(output / METRICS) if event["event"] == kind]
+    return [event for event in found if not event.get("message", "").startswith(NOTHING_LEARNED)]
+
+
+def plainly(module: torch.nn.Module, rows: Rows) -> tuple[float, float]:
+    """Mean cross entropy and accuracy of a classifier, image by image."""
+    module.eval()
+    losses, right = [], []
+    with torch.no_grad():
+        for image, label in zip(rows.images_NCHW, rows.labels, strict=True):
+            mean = torch.tensor([120.0, 125.0, 130.0]).view(1, 3, 1, 1)
+            logits = module((torch.tensor(image[None]).float() - mean) / 255)
+            losses.append(float(-torch.log_softmax(logits, 1)[0, label]))
+            right.append(int(logits.argmax()) == label)
+        return float(np.mean(losses)), float(np.mean(right))
+
+
+def decay(module: torch.nn.Module) -> float:
+    weights = [m.weight.detach() for m in module.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    return DECAY / 2 * sum(float(weight.square().sum()) for weight in weights)
+
+
+# Measuring
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 500])
+def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size: Any) -> None:
+    built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
+    mean = np.array([120, 125, 130], np.float32)
+    found = evaluate(built.model, built.task, batches(EVAL_ROWS, mean, size))
+    assert found[:2] == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
+    one_by_one = [evaluate(built.model, built.task, iter([batch])).loss for batch in batches(EVAL_ROWS, mean, 1)]
+    assert found.noise == pytest.approx(np.std(one_by_one) / len(one_by_one) ** 0.5, rel=1e-4)
+
+
+def test_an_evaluation_changes_no_number_of_the_model() -> None:
+    built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
+    before = {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
+    evaluate(built.model, built.task, batches(EVAL_ROWS, np.zeros(3, np.float32), 7))
+    for name, tensor in built.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_an_evaluation_of_no_rows_is_refused() -> None:
+    built = build(model_from_json({"name": "linear"}), ModelInput(SHAPE, CLASSES), 1)
+    with pytest.raises(ValueError, match="no rows"):
+        evaluate(built.model, built.task, iter(()))
+
+
+def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with torch.no_grad():
+        model[0].weight[:] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        model[0].bias[:] = 100.0
+        model[1].weight[:] = 100.0
+    assert penalty(model, 0.1) == pytest.approx(0.5 * 0.1 * 30)
+
+
+def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_before() -> None:
+    torch.manual_seed(0)
+    first, second = torch.nn.BatchNorm2d(3, momentum=0.003), torch.nn.BatchNorm2d(3, momentum=0.003)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Dropout(0.5), second)
+    for norm in (first, second):
+        norm.running_mean.fill_(17.0)
+        norm.num_batches_tracked.fill_(40)
+    images = torch.randn(64, 3, 5, 5) * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1) + 5
+    recalibrate(model, iter([Batch(part, torch.zeros(len(part))) for part in images.split(16)]))
+    # what the second layer sees: the first normalises each batch by itself; dropout is off
+    seen = [torch.relu(F.batch_norm(part, None, None, training=True)) for part in images.split(16)]
+    for norm, parts in ((first, images.split(16)), (second, seen)):
+        expected = torch.stack([part.mean((0, 2, 3)) for part in parts]).mean(0)
+        torch.testing.assert_close(norm.running_mean, expected, rtol=1e-5, atol=1e-5)
+        expected = torch.stack([part.var((0, 2, 3)) for part in parts]).mean(0)
+        torch.testing.assert_close(norm.running_var, expected, rtol=1e-4, atol=1e-5)
+    assert first.momentum == second.momentum == 0.003
+    assert not any(module.training for module in model.modules())
+
+
+def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_same_every_time(tmp_path: Path) -> None:
+    copies = rows_of(5, 9, 500)  # sharding gave these to both workers
+    workers = [
+        Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, (rows_of(count, s, 100 * s), copies)), strict=True)))
+        for s, count in ((1, 45), (2, 5))
+    ]
+    shards = open_shards(str(write_shards(tmp_path, workers, None)))
+    sample = sample_rows(shards, 20, seed=3)
+    source = {int(i): image for rows in workers for i, image in zip(rows.ids, rows.images_NCHW, strict=True)}
+    assert len(set(sample.ids)) == len(sample) <= 20
+    assert sum((sample.ids >= 200) & (sample.ids < 205)) == 5, "worker 1 has ten rows and gives all ten"
+    for i, image in zip(sample.ids, sample.images_NCHW, strict=True):
+        np.testing.assert_array_equal(image, source[int(i)])
+    np.testing.assert_array_equal(sample.ids, sample_rows(shards, 20, seed=3).ids)
+    assert set(sample.ids) != set(sample_rows(shards, 20, seed=4).ids)
+    assert set(sample_rows(shards, 2000, seed=3).ids) == source.keys()
+
+
+def test_rows_that_are_sorted_by_class_recalibrate_as_shuffled_ones_do(tmp_path: Path) -> None:
+    """In batches of one class each, the variance between classes would be missing from the statistics."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), 50)
+    images = (rng.integers(0, 40, (200, *SHAPE)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    shards = open_shards(str(write_shards(tmp_path, [Rows(images, labels, np.arange(200))], None)))
+    shuffled = np.random.default_rng(1).permutation(200)
+    mean, found = np.zeros(3, np.float32), []
+    for rows in (sample_rows(shards, 200, seed=3), Rows(images[shuffled], labels[shuffled], shuffled)):
+        norm = torch.nn.BatchNorm2d(3)
+        recalibrate(norm, batches(rows, mean, 50))
+        found.append((norm.running_mean.numpy().copy(), norm.running_var.numpy().copy()))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0.05)
+
+
+def astuple(rows: Rows) -> tuple[Any, ...]:
+    return rows.images_NCHW, rows.labels, rows.ids
+
+
+# The process
+
+
+def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path: Path, shards: Path) -> None:
+    finished_run(tmp_path)
+    main(config_of(shards), tmp_path)
+    found = events(tmp_path, "eval")
+    assert [(e["version"], e["epoch"], e["seconds"], e["rows"], e["final"]) for e in found] == [
+        (10, 1, 2.5, 60, False),
+        (20, 2, 2.5, 60, False),
+        (25, 3, 2.5, 60, True),
+    ]
+    train = [rows_of(30, 2), rows_of(50, 3, 100)]
+    every = Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, train), strict=True)))
+    for event in found:
+        module = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), event["version"]).model
+        for prefix, rows in (("", EVAL_ROWS), ("train_", every)):
+            loss, accuracy = plainly(module, rows)
+            assert event[f"{prefix}loss"] == pytest.approx(loss + decay(module), rel=1e-4)
+            assert event[f"{prefix}accuracy"] == accuracy
+    top = max(found, key=lambda event: event["accuracy"])
+    for name, version in ((BEST, top["version"]), (MODEL, 25)):
+        model = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), 99).model
+        model.load_state_dict(load_file(tmp_path / name))
+        np.testing.assert_array_equal(FlatModel(model).read(), vector("perceptron", version))
+    root = tmp_path / "checkpoints"
+    marks = [evaluation_of(root, read_state(root, version)) for version in versions(root)]
+    assert [mark and mark.accuracy for mark in marks] == [
+        found[0]["accuracy"],
+        None,
+        found[1]["accuracy"],
+        found[2]["accuracy"],
+    ]
+
+
+def test_with_recalibration_the_saved_model_is_the_one_that_was_measured(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 5, model="cnn", boundary=1, final=True)
+    main(config_of(shards, model="cnn", batch_norm="recalibrate"), tmp_path)
+    model = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 99).model
+    missing = model.load_state_dict(load_file(tmp_path / MODEL), strict=False).missing_keys
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    (event,) = events(tmp_path, "eval")
+    loss, accuracy = plainly(model, EVAL_ROWS)
+    assert event["loss"] == pytest.approx(loss + decay(model), rel=1e-4)
+    assert event["accuracy"] == accuracy
+    assert not np.array_equal(FlatModel(model).read(), vector("cnn", 5))
+
+
+def killing(step: int, action: Callable[[], None]) -> bool:
+    """Run an action in a forked process that is killed before its file change number ``step``."""
+    left = [step]
+
+    def fatal(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return change(*args, **more)
+
+        return call
+
+    child = os.fork()
+    if child == 0:
+        try:
+            for name in CHANGES:
+                setattr(os, name, fatal(getattr(os, name)))
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return os.WIFSIGNALED(status)
+
+
+def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_path: Path, shards: Path) -> Any:
+    finished_run(tmp_path / "whole")
+    main(config_of(shards), tmp_path / "whole")
+
+    def outcome(output: Path) -> Any:
+        times = ("time",)
+        kept = [{k: v for k, v in e.items() if k not in times} for e in events(output, "eval")]
+        return kept, [(output / name).read_bytes() for name in (BEST, MODEL)]
+
+    for step in itertools.count():
+        output = tmp_path / str(step)
+        finished_run(output)
+        died = killing(step, partial(main, config_of(shards), output))
+        main(config_of(shards), output)
+        assert outcome(output) == outcome(tmp_path / "whole")
+        assert sorted(path.name for path in output.iterdir()) == [BEST, "checkpoints", METRICS, MODEL]
+        if not died:
+            break
+    assert step > 15, "there are more steps than that"
+
+
+def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    process = threading.Thread(target=main, args=(config_of(shards), tmp_path))
+    process.start()
+    while not evaluation_of(tmp_path / "checkpoints", read_state(tmp_path / "checkpoints", 10)):
+        assert process.is_alive()
+        time.sleep(0.01)
+    write(tmp_path, 20, boundary=2, final=True)
+    process.join(60)
+    assert not process.is_alive()
+    assert [event["version"] for event in events(tmp_path, "eval")] == [10, 20]
+
+
+def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    stop = threading.Event()
+    stop.set()
+    main(config_of(shards), tmp_path, stop=stop)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [10]
+
+
+def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path, shards: Path) -> None:
+    found = evaluator.Evaluator(config_of(shards), Folders.of(tmp_path))
+    assert not found.catch_up()
+    write(tmp_path, 10, boundary=1)
+    assert not found.catch_up()
+    write(tmp_path, 20, final=True)
+    assert found.catch_up()
+    assert found.catch_up()
+    reopen(tmp_path / "checkpoints", 20)
+    assert not found.catch_up()
+
+
+def test_what_was_measured_before_a_rollback_is_measured_again(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    stop = threading.Event()
+    stop.set()
+    main(config_of(shards), tmp_path, stop=stop)
+    with (tmp_path / METRICS).open("a") as log:
+        log.write('{"event": "rollback", "time": 1, "from_version": 12, "to_version": 8, "cause": "broken"}\n')
+    shutil.rmtree(folder_of(tmp_path / "checkpoints", 10))
+    write(tmp_path, 10, boundary=1)
+    main(config_of(shards), tmp_path, stop=stop)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [10, 10]
+
+
+def roll_back(output: Path, generation: int, version: int, *, discard: bool = True) -> None:
+    """What server 0 does when all servers go back."""
+    root = output / "checkpoints"
+    write_generations(root, read_generations(root).begin(generation, version))
+    log_event(output, "generation", generation=generation, version=version)
+    if discard:
+        discard_after(root, version)
+
+
+def evaluate_what_is_there(output: Path, shards: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    main(config_of(shards), output, stop=stop)
+
+
+def model_in(path: Path) -> np.ndarray:
+    model = build(model_from_json({"name": "perceptron"}), ModelInput(SHAPE, CLASSES), 99).model
+    model.load_state_dict(load_file(path))
+    return FlatModel(model).read()
+
+
+@pytest.mark.parametrize("stage", ["measured", "being measured"])
+def test_an_evaluation_of_a_history_that_was_left_meanwhile_does_not_count(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Whether the roll-back comes before or after its event is written; the new history has the same versions."""
+    write(tmp_path, 5)
+    write(tmp_path, 10, boundary=1)
+    with monkeypatch.context() as patched:
+        at = "evaluate" if stage == "being measured" else "mark_evaluated"
+        then = getattr(evaluator, at)
+
+        def interrupted(*arguments: Any) -> Any:
+            if read_generations(tmp_path / "checkpoints").latest == 0:
+                roll_back(tmp_path, 7, 5)
+                write(tmp_path, 10, boundary=1, generation=7)
+            return then(*arguments)
+
+        patched.setattr(evaluator, at, interrupted)
+        evaluate_what_is_there(tmp_path, shards)
+    evaluate_what_is_there(tmp_path, shards)
+    assert [(event["version"], event["generation"]) for event in events(tmp_path, "eval")] == [(10, 0), (10, 7)]
+    log = read_events(tmp_path / METRICS)
+    (counts,) = evaluations(log)
+    assert counts["generation"] == 7
+    summary = summarise(log, read_pushes(tmp_path / "none"))
+    assert (summary["best_accuracy"], summary["final_accuracy"]) == (counts["accuracy"], counts["accuracy"])
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 17))
+
+
+def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is_left(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is kept for that, though newer ones would have had it deleted."""
+    accuracies = {10: 0.5, 20: 0.4, 30: 0.3, 40: 0.9}
+    found = lambda *_: Measurement(1.0, accuracies[max(accuracies.keys() & present())], 0.0)  # noqa: E731
+    monkeypatch.setattr(evaluator, "evaluate", found)
+    root = tmp_path / "checkpoints"
+
+    def present() -> set[int]:
+        return set(versions(root))
+
+    for version in accuracies:
+        write(tmp_path, version, boundary=version // 10)
+        evaluate_what_is_there(tmp_path, shards)
+        prune(root)
+    assert versions(root) == [10, 30, 40]
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 40))
+    roll_back(tmp_path, 7, 30)
+    evaluate_what_is_there(tmp_path, shards)
+    top = best(evaluations(read_events(tmp_path / METRICS)))
+    assert top
+    assert (top["version"], top["accuracy"]) == (10, 0.5)
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 10))
+
+
+def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    evaluate_what_is_there(tmp_path, shards)
+    write(tmp_path, 20, boundary=2)
+    config = change(config_of(shards), output=str(tmp_path))
+    conclude(config, QUIET, {}, "interrupted")
+    assert (tmp_path / BEST).exists()
+    log_event(tmp_path, "eval", version=20, generation=0, epoch=2, seconds=2.0, loss=0.1, accuracy=1.0, final=False)
+    conclude(config, QUIET, {}, "interrupted")
+    assert not (tmp_path / BEST).exists()
+    evaluate_what_is_there(tmp_path, shards)
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))
+
+
+def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_word(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (10, 20, 30):
+        write(tmp_path, version, boundary=version // 10, final=version == 30)
+    load = evaluator.Evaluator._load
+
+    def late(self: Any, state: State) -> Any:
+        if state.version == 10:
+            shutil.rmtree(folder_of(tmp_path / "checkpoints", 10))
+        return load(self, state)
+
+    monkeypatch.setattr(evaluator.Evaluator, "_load", late)
+    main(config_of(shards), tmp_path)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [20, 30]
+    assert events(tmp_path, "warning") == []
+
+
+def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1)
+    found = evaluator.Evaluator(config_of(shards), Folders.of(tmp_path))
+    found.catch_up()
+    log = tmp_path / METRICS
+    log.write_bytes(b" " * (log.stat().st_size - 1) + b"\n")  # nobody would know of version 10 who reads it now
+    found.handle(read_state(tmp_path / "checkpoints", 10))
+    assert events(tmp_path, "eval") == []
+
+
+def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_written(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards", [rows_of(10, 1)], None)
+    write(tmp_path, 10, boundary=1)
+    write(tmp_path, 20, final=True)
+    for _ in range(2):
+        main(config_of(shards), tmp_path)
+    assert [event["message"] for event in events(tmp_path, "warning")] == [evaluator.NO_ROWS]
+    assert events(tmp_path, "eval") == []
+    assert (tmp_path / MODEL).exists()
+    assert not (tmp_path / BEST).exists()
+
+
+def test_a_broken_checkpoint_is_told_of_and_passed_over(tmp_path: Path, shards: Path) -> None:
+    finished_run(tmp_path)
+    broken = folder_of(tmp_path / "checkpoints", 10) / slice_name(1, 2)
+    broken.write_bytes(broken.read_bytes()[:-1])
+    main(config_of(shards), tmp_path)
+    assert [event["version"] for event in events(tmp_path, "eval")] == [20, 25]
+    (warning,) = events(tmp_path, "warning")
+    assert str(broken) in warning["message"]
+
+
+def test_a_broken_final_checkpoint_is_an_error(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, final=True)
+    broken = folder_of(tmp_path / "checkpoints", 10) / slice_name(1, 2)
+    broken.write_bytes(b"")
+    with pytest.raises(DataError, match=str(broken)):
+        main(config_of(shards), tmp_path)
+
+
+def test_a_model_that_diverged_is_reported_without_a_number(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan = np.full_like(vector("perceptron", 0), np.nan)
+    monkeypatch.setitem(globals(), "vector", lambda model, seed: nan)
+    write(tmp_path, 10, boundary=1, final=True)
+    main(config_of(shards), tmp_path)
+    (event,) = events(tmp_path, "eval")
+    assert event["loss"] is None
+    assert summarise([event], read_pushes(tmp_path / "none"))["final_loss"] is None

@@ -1,0 +1,165 @@
+"""What an input names: a folder with its partitions, a file, a pattern; and the rows that are read of it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.datasets.derive import sides
+from pipeline.errors import DataError, UsageError
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.files import input_files
+from pipeline.runs.request import Request, check_output
+from pipeline.shardset.layout import Layout
+from pipeline.shardset.schema import record_schema
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+from tests.conftest import make_rows
+
+SHAPE = (3, 8, 8)
+LABELS, IMAGES = make_rows(60, seed=7, pixels=192)
+
+
+def write(path: Path, rows: slice, *, label: bool = True) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    field = record_schema(Layout(SHAPE), neighbourhood=False, copy=False).field("image")  # which says the shape
+    columns = [pa.array(map(bytes, IMAGES[rows]), pa.binary()), pa.array(LABELS[rows], pa.int32())]
+    table = pa.table(columns, pa.schema([field, pa.field("label", pa.int32())]))
+    pq.write_table(table if label else table.drop_columns(["label"]), path)
+
+
+def found(root: Path, pattern: str, *, evaluation: bool = False) -> list[str]:
+    return [file.path.removeprefix(f"{root}/") for file in input_files(Store(), f"{root}/{pattern}", evaluation)]
+
+
+def rows_of(dataset: Dataset) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    blocks = list(dataset.read(0, dataset.rows))
+    return np.concatenate([b.labels for b in blocks]), np.concatenate([b.images for b in blocks])
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    for day in ("01", "02", "13"):
+        for name in ("a.parquet", "b.parquet", "test-a.parquet", "_SUCCESS", ".hidden.parquet"):
+            (tmp_path / f"day-{day}").mkdir(exist_ok=True)
+            (tmp_path / f"day-{day}" / name).write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("beside them")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("day-0*", ["day-01/a.parquet", "day-01/b.parquet", "day-02/a.parquet", "day-02/b.parquet"]),
+        ("day-?3/", ["day-13/a.parquet", "day-13/b.parquet"]),
+        ("day-*/[bc].parquet", ["day-01/b.parquet", "day-02/b.parquet", "day-13/b.parquet"]),
+        ("*/a.*", ["day-01/a.parquet", "day-02/a.parquet", "day-13/a.parquet"]),
+        ("day-01/*", ["day-01/a.parquet", "day-01/b.parquet"]),
+        ("day-[!0]3/b*", ["day-13/b.parquet"]),
+    ],
+)
+def test_a_pattern_names_what_it_names_in_a_shell(days: Path, pattern: str, expected: list[str]) -> None:
+    assert found(days, pattern) == expected
+
+
+def test_of_training_and_test_files_a_pattern_gives_the_side_that_is_asked_for(days: Path) -> None:
+    assert found(days, "day-0*", evaluation=True) == ["day-01/test-a.parquet", "day-02/test-a.parquet"]
+
+
+@pytest.mark.parametrize("pattern", ["day-9*", "*/c.parquet", "nowhere/*", "notes.txt/*"])
+def test_a_pattern_that_matches_nothing_is_one_line(days: Path, pattern: str) -> None:
+    with pytest.raises(DataError, match="matches no file or folder; check --input"):
+        found(days, pattern)
+
+
+def test_a_folder_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
+    for name in ("[ab]", "a"):
+        write(tmp_path / name / "x.parquet", slice(0, 3))
+    assert found(tmp_path, "[ab]") == ["[ab]/x.parquet"]
+
+
+def test_partition_folders_are_read_with_the_folder_and_others_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "day=02" / "hour=1" / "a.parquet", slice(0, 20))
+    write(tmp_path / "day=01" / "b.parquet", slice(20, 50))
+    write(tmp_path / "c.parquet", slice(50, 60))
+    (tmp_path / "_spark_metadata").mkdir()
+    dataset = discover(Store(), str(tmp_path), run=serial, shape=SHAPE)
+    order = np.r_[50:60, 20:50, 0:20]
+    labels, images = rows_of(dataset)
+    np.testing.assert_array_equal(labels, LABELS[order])
+    np.testing.assert_array_equal(images, IMAGES[order])
+    (tmp_path / "more").mkdir()
+    with pytest.raises(DataError, match="more is a folder inside the input"):
+        found(tmp_path, "")
+
+
+@pytest.mark.parametrize("folder", ["label=cat", "label=__HIVE_DEFAULT_PARTITION__", "label=-1", "day=3"])
+def test_a_folder_that_names_no_class_gives_no_label(tmp_path: Path, folder: str) -> None:
+    write(tmp_path / folder / "a.parquet", slice(0, 5), label=False)
+    with pytest.raises(DataError, match=r"has no labels, .* or in folders label=N"):
+        discover(Store(), str(tmp_path), run=serial, shape=SHAPE)
+    assert discover(Store(), str(tmp_path), run=serial, shape=SHAPE, unlabelled=True).rows == 5
+
+
+def test_an_output_among_what_a_pattern_matches_is_refused_and_one_beside_it_is_not(days: Path) -> None:
+    check_output(Store(), Request(f"{days}/day-0*", f"{days}/out", 2))
+    for output in (f"{days}/day-01/out", f"{days}/day-02", str(days)):
+        with pytest.raises(UsageError, match=r"overlap|is among what"):
+            check_output(Store(), Request(f"{days}/day-0*", output, 2))
+
+
+@pytest.mark.parametrize("output", ["out", "out/deeper"])
+def test_an_output_that_the_pattern_would_match_at_the_next_run_is_refused_at_the_first(
+    days: Path, output: str
+) -> None:
+    with pytest.raises(UsageError, match=r"out.* is among what .*/\* matches; choose a folder elsewhere"):
+        check_output(Store(), Request(f"{days}/*", f"{days}/{output}", 2))
+
+
+def test_folders_that_begin_with_an_underscore_are_hidden_from_patterns(days: Path) -> None:
+    for name in ("_staging", "_eval"):
+        (days / name).mkdir()
+        (days / name / "z.parquet").write_bytes(b"")
+    (days / "notes.txt").unlink()
+    assert not any(path.startswith("_") for path in found(days, "*"))
+    assert found(days, "_st*") == ["_staging/z.parquet"]
+
+
+def test_a_partition_may_name_the_side(tmp_path: Path) -> None:
+    write(tmp_path / "split=train" / "a.parquet", slice(0, 20))
+    write(tmp_path / "split=test" / "a.parquet", slice(20, 50))
+    assert found(tmp_path, "") == ["split=train/a.parquet"]
+    assert found(tmp_path, "", evaluation=True) == ["split=test/a.parquet"]
+    assert found(tmp_path, "split=test") == ["split=test/a.parquet"]
+    train, test = sides(f"{tmp_path}/*")
+    assert (train.rows, test and test.rows) == (20, 30)
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist: File name too long; check --input"):
+        found(tmp_path, "*" * 300)
+
+
+def test_deep_partitions_are_listed_by_a_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for month, day in itertools.product(range(5), range(6)):
+        write(tmp_path / f"year=1/month={month}/day={day}/a.parquet", slice(0, 1))
+    most = [0]
+    list_folder = Store.list
+
+    def counted(self: Store, uri: str) -> list[FileInfo]:
+        most[0] = max(most[0], threading.active_count())
+        time.sleep(0.005)
+        return list_folder(self, uri)
+
+    before = threading.active_count()
+    monkeypatch.setattr(Store, "list", counted)
+    assert len(found(tmp_path, "")) == 30
+    assert most[0] - before <= 16

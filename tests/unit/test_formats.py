@@ -1,0 +1,275 @@
+"""What every layout of the registry promises: a survey and reads equal what was written, and damage has a place."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pipeline.errors import DataError
+from pipeline.input.dataset import discover, serial
+from pipeline.input.formats import FORMATS, recognise
+from pipeline.input.formats.base import BLOCK_BYTES, BLOCK_ROWS, DataFile, block_rows
+from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.input.records import offsets_of
+from pipeline.shardset.layout import Layout
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+from tests.conftest import make_rows
+
+STORE = Store()
+ROWS = 2 * BLOCK_ROWS + 57  # three blocks, the last one small
+LABELS, IMAGES = make_rows(ROWS, seed=3)
+COARSE = (LABELS % 7).astype(np.uint8)
+
+
+def records(*columns: np.ndarray) -> bytes:
+    return bytes(np.concatenate([column.reshape(ROWS, -1) for column in columns], axis=1).tobytes())
+
+
+def parquet(path: Path) -> None:
+    table = pa.table({"image": [image.tobytes() for image in IMAGES], "label": LABELS, "coarse_label": COARSE})
+    pq.write_table(table, path, row_group_size=1500)
+
+
+def pickled(path: Path) -> None:
+    batch = {b"data": IMAGES, b"fine_labels": LABELS.tolist(), b"coarse_labels": COARSE.tolist()}
+    path.write_bytes(pickle.dumps(batch, protocol=2))
+
+
+# How to write LABELS, IMAGES and, where the layout holds them, COARSE as one file of each layout.
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "cifar10-binary": lambda path: path.write_bytes(records(LABELS, IMAGES)),
+    "cifar100-binary": lambda path: path.write_bytes(records(COARSE, LABELS, IMAGES)),
+    "cifar-pickle": pickled,
+    "parquet": parquet,
+}
+every_format = pytest.mark.parametrize("name", list(FORMATS))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("formats")
+    for name, write in WRITERS.items():
+        write(folder / name)
+    return {name: folder / name for name in WRITERS}
+
+
+def surveyed(path: Path, name: str) -> tuple[DataFile, Layout]:
+    return FORMATS[name].survey(STORE, STORE.info(str(path)), None)
+
+
+def test_every_format_has_a_writer_here() -> None:
+    assert WRITERS.keys() == FORMATS.keys(), "a new format needs a line in WRITERS"
+    assert all(kind.name == name for name, kind in FORMATS.items())
+
+
+@every_format
+def test_a_file_is_recognised_as_its_own_layout_alone(files: dict[str, Path], name: str) -> None:
+    assert recognise(STORE, [STORE.info(str(files[name]))], None) == name
+    others = [STORE.info(str(path)) for other, path in files.items() if other != name]
+    for other in others:
+        head = STORE.read_range(other.path, 0, 1 << 18)
+        assert not FORMATS[name].recognises(other, head, None)
+        with pytest.raises(DataError, match=f"mixed layouts in one input: .*{name}"):
+            recognise(STORE, [STORE.info(str(files[name])), other], None)
+
+
+@every_format
+def test_survey_and_read_equal_what_was_written(files: dict[str, Path], name: str) -> None:
+    file, layout = surveyed(files[name], name)
+    assert (file.path, file.rows, file.bytes) == (str(files[name]), ROWS, files[name].stat().st_size)
+    assert layout.shape == (3, 32, 32)
+    blocks = list(FORMATS[name].read(STORE, file, 0, ROWS, layout, True))
+    assert max(len(block.labels) for block in blocks) <= BLOCK_ROWS
+    assert np.array_equal(np.concatenate([block.labels for block in blocks]), LABELS)
+    assert np.array_equal(np.concatenate([block.images for block in blocks]), IMAGES)
+    if layout.coarse:
+        assert np.array_equal(np.concatenate([block.coarse_labels for block in blocks]), COARSE)
+    else:
+        assert {block.coarse_labels is None for block in blocks} == {True}
+
+
+@every_format
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (1499, 1501), (BLOCK_ROWS - 1, ROWS), (ROWS - 1, ROWS), (5, 5)])
+def test_any_range_of_records_reads_like_a_slice(files: dict[str, Path], name: str, start: int, stop: int) -> None:
+    file, layout = surveyed(files[name], name)
+    for images in (True, False):
+        blocks = list(FORMATS[name].read(STORE, file, start, stop, layout, images))
+        assert [label for block in blocks for label in block.labels] == LABELS[start:stop].tolist()
+        if images:
+            assert [row.tobytes() for block in blocks for row in np.asarray(block.images)] == [
+                row.tobytes() for row in IMAGES[start:stop]
+            ]
+        else:
+            assert all(block.images is None for block in blocks)
+
+
+@every_format
+def test_a_cut_file_is_a_data_error_that_names_it(files: dict[str, Path], name: str, tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    path.write_bytes(files[name].read_bytes()[:-11])
+    with pytest.raises(DataError, match=str(path)):
+        surveyed(path, name)
+
+
+@every_format
+def test_a_file_that_is_cut_after_its_survey_is_a_data_error_too(
+    files: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "later"
+    path.write_bytes(files[name].read_bytes())
+    file, layout = surveyed(path, name)
+    path.write_bytes(files[name].read_bytes()[:-4000])
+    with pytest.raises(DataError, match=str(path)):
+        list(FORMATS[name].read(STORE, file, 0, ROWS, layout, True))
+
+
+@every_format
+def test_a_record_has_a_place_for_error_lines(files: dict[str, Path], name: str) -> None:
+    file, layout = surveyed(files[name], name)
+    assert FORMATS[name].where(file, 41, layout).startswith(str(files[name]))
+    assert "41" in FORMATS[name].where(file, 41, layout)
+
+
+@every_format
+def test_a_format_travels_to_tasks(name: str) -> None:
+    assert pickle.loads(pickle.dumps(FORMATS[name])) == FORMATS[name]
+
+
+class Wide(FixedRecords):
+    """Three label bytes: a layout that the package does not know."""
+
+    name: ClassVar[str] = "wide"
+    summary: ClassVar[str] = "wide records"
+    label_bytes: ClassVar[int] = 3
+    limits: ClassVar[tuple[int, ...]] = (2, 7, 10)
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return file.bytes > 0 and file.bytes % self.record_bytes(shape) == 0
+
+
+def test_a_format_that_is_added_to_the_registry_is_recognised_and_located_when_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = records(np.ones(ROWS, np.uint8), COARSE, LABELS, IMAGES)
+    (tmp_path / "a.bin").write_bytes(data)
+    with pytest.raises(DataError, match=r"is not a known layout: neither whole CIFAR-10 .* nor Parquet; declare"):
+        discover(STORE, str(tmp_path), run=serial)
+    monkeypatch.setitem(FORMATS, "wide", Wide())
+    dataset = discover(STORE, str(tmp_path), run=serial)
+    assert (dataset.format, dataset.rows) == ("wide", ROWS)
+    assert [label for block in dataset.read(0, 50) for label in block.labels] == LABELS[:50].tolist()
+    for part in ([data[:-5]], [data, data[:-5]]):  # alone, and beside a whole one
+        for number, content in enumerate(part):
+            (tmp_path / f"{number}.bin").write_bytes(content)
+        (tmp_path / "a.bin").unlink(missing_ok=True)
+        with pytest.raises(DataError, match=f"record {ROWS - 1} at offset {(ROWS - 1) * 3075} has 3070 of 3075 bytes"):
+            discover(STORE, str(tmp_path), run=serial)
+
+
+def test_blocks_of_large_images_are_bounded_by_bytes(tmp_path: Path) -> None:
+    """2,048 rows of a mebibyte each would be more than Arrow's 32-bit offsets can say, and than a task should hold."""
+    side = 600
+    size = 3 * side * side
+    rows = 2 * (BLOCK_BYTES // size) + 5
+    path = tmp_path / "large.bin"
+    with open(path, "wb") as file:
+        for row in range(rows):
+            file.write(bytes([row % 10]) + bytes([row]) * size)
+    name, shape = "cifar10-binary", (3, side, side)
+    data, layout = FORMATS[name].survey(STORE, STORE.info(str(path)), shape)
+    seen = 0
+    for block in FORMATS[name].read(STORE, data, 0, rows, layout, True):
+        assert block.images is not None
+        assert block.images.nbytes <= BLOCK_BYTES
+        assert (block.images[:, 0] == np.arange(seen, seen + len(block.labels))).all()
+        seen += len(block.labels)
+    assert seen == rows
+    assert block_rows(3072) == BLOCK_ROWS
+    assert block_rows(BLOCK_BYTES * 3) == 1
+
+
+# In a process of its own, as Arrow tells the peak of all that a process has ever held.
+READ_SOME = """
+import sys
+import pyarrow
+from pipeline.input.dataset import discover, serial
+from pipeline.storage.store import Store
+found = list(discover(Store(), sys.argv[1], run=serial).read(7000, 7300))
+print(sum(len(block.ids) for block in found), pyarrow.default_memory_pool().max_memory())
+"""
+
+
+@pytest.mark.full
+def test_a_row_group_as_large_as_its_file_is_never_held_whole(tmp_path: Path) -> None:
+    labels, images = make_rows(20_000, seed=1, pixels=3072)
+    column = pa.array([row.tobytes() for row in images], pa.binary())
+    pq.write_table(pa.table({"label": labels, "image": column}), tmp_path / "one.parquet", row_group_size=len(labels))
+    done = subprocess.run([sys.executable, "-c", READ_SOME, str(tmp_path)], capture_output=True, text=True, check=True)
+    rows, peak = map(int, done.stdout.split())
+    assert rows == 300
+    assert peak < images.nbytes / 2
+
+
+def test_offsets_that_would_wrap_are_refused() -> None:
+    assert offsets_of(3, 5).tolist() == [0, 5, 10, 15]
+    assert offsets_of(2047, 1 << 20)[-1] == 2047 << 20
+    with pytest.raises(OverflowError, match="2048 images of 1048576 bytes are more than the 2 GiB"):
+        offsets_of(2048, 1 << 20)
+
+
+def png(pixels: np.ndarray, length: int | None = None) -> bytes:
+    """uint8 [C, H, W] as PNG, padded after its end to so many bytes where that is asked for."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.moveaxis(pixels, 0, -1)).save(buffer, "PNG")
+    data = buffer.getvalue()
+    return data if length is None else data + bytes(length - len(data))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_an_encoded_image_as_long_as_a_raw_one_is_an_image_like_the_others(first: int, tmp_path: Path) -> None:
+    """Wherever a block begins: with it, before it or after it."""
+    images = np.random.default_rng(5).integers(0, 3, (3, 3, 32, 32)).astype(np.uint8)
+    values = [png(images[0]), png(images[1], 3072), png(images[2])]
+    assert {len(value) == 3072 for value in values} == {True, False}
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"image": values, "label": [0, 1, 2]}), path)
+    file, layout = surveyed(path, "parquet")
+    (block,) = FORMATS["parquet"].read(STORE, file, first, 3, layout, True)
+    assert block.images is not None
+    assert np.array_equal(block.images, images[first:].reshape(3 - first, -1))
+
+
+def test_raw_pixels_that_begin_like_an_encoded_image_are_raw(tmp_path: Path) -> None:
+    images = np.random.default_rng(6).integers(0, 256, (3, 3072)).astype(np.uint8)
+    images[1, :4] = list(b"\x89PNG")
+    images[2, :3] = list(b"\xff\xd8\xff")
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"image": [row.tobytes() for row in images], "label": [0, 1, 2]}), path)
+    file, layout = surveyed(path, "parquet")
+    (block,) = FORMATS["parquet"].read(STORE, file, 0, 3, layout, True)
+    assert block.images is not None
+    assert np.array_equal(block.images, images)
+
+
+def test_grey_images_of_sixteen_bits_are_refused_and_not_clipped(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((32, 32), 40_000, np.uint16)).save(buffer, "PNG")
+    path = tmp_path / "p.parquet"
+    pq.write_table(
+        pa.table({"image": [png(np.zeros((3, 32, 32), np.uint8)), buffer.getvalue()], "label": [0, 1]}), path
+    )
+    file, layout = surveyed(path, "parquet")
+    with pytest.raises(DataError, match=r"row 1: the image has more than 8 bits a channel \(mode I;16\); convert it"):
+        list(FORMATS["parquet"].read(STORE, file, 0, 2, layout, True))

@@ -1,0 +1,278 @@
+"""Objects as files: what only an object store does, what it refuses, and that keys stay secret."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from pipeline.errors import JobError, UsageError
+from pipeline.shardset.attempt import Attempt, seems_alive, task_folder
+from pipeline.storage import objects
+from pipeline.storage.object_client import s3_config, s3_credential, s3a_settings
+from pipeline.storage.objects import SINGLE_PUT_BYTES, ObjectFiles
+from pipeline.storage.retries import LastingError, is_transient
+from pipeline.storage.store import Store, configured_store
+from tests.clusters import S3
+from tests.clusters.machine import free_ports
+from tests.support.places import STORE, files_below, put
+
+SECRET = "of-no-use-elsewhere"
+KEYS = (("fs.s3a.access.key", "tests"), ("fs.s3a.secret.key", SECRET))
+
+
+@pytest.fixture
+def folder(s3: S3, request: pytest.FixtureRequest) -> str:
+    return f"{s3.uri}/{request.function.__name__}"
+
+
+def uploads(s3: S3) -> int:
+    """How many uploads in parts were begun and neither completed nor aborted."""
+    with urllib.request.urlopen(f"{s3.url}/{s3.bucket}?uploads") as answer:
+        return int(answer.read().count(b"<UploadId>"))
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A server that gives the same answer to everything. status 0: none."""
+
+    status, body, asked = 200, b"", 0
+
+    def answer(self) -> None:
+        type(self).asked += 1
+        if not self.status:
+            time.sleep(3600)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.send_header("ETag", '"0"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(self.body)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = answer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def answering(status: int, body: bytes = b"") -> Iterator[Store]:
+    """A store at a server that gives one answer."""
+    handler = type("Handler", (Answering,), {"status": status, "body": body})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield Store((*KEYS, ("fs.s3a.endpoint", f"http://127.0.0.1:{server.server_port}")))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def error(code: str, message: str) -> bytes:
+    return (
+        f"<Error><Code>{code}</Code><Message>{message}</Message><AWSAccessKeyId>AKIA</AWSAccessKeyId></Error>".encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "expected"),
+    [
+        (403, error("SignatureDoesNotMatch", "It does not match."), PermissionError, "DoesNotMatch; .*; check the rights"),
+        (403, error("InvalidAccessKeyId", "Unknown key."), PermissionError, "check the rights of your key on s3://bucket"),
+        (400, error("AuthorizationHeaderMalformed", "expecting 'eu-west-1'"), LastingError, "eu-west-1'; check AWS_REGION"),
+        (301, error("PermanentRedirect", "Use another endpoint."), LastingError, "check AWS_REGION"),
+        (404, error("NoSuchBucket", "None."), LastingError, "there is no bucket s3://bucket at http://127.0.0.1"),
+        (501, error("NotImplemented", "A header is not."), LastingError, "A header is not."),
+        (503, error("SlowDown", "Reduce your rate."), OSError, "Reduce your rate.; check that http://127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_what_a_store_refuses_is_one_line_with_the_next_step(
+    status: int, body: bytes, kind: type[OSError], expected: str
+) -> None:
+    with answering(status, body) as store, pytest.raises(OSError, match=expected) as caught:
+        store.write_new("s3://bucket/file", b"data") if status != 503 else store.files("s3://bucket/").list(
+            "s3://bucket/x"
+        )
+    assert type(caught.value) is kind
+    assert is_transient(caught.value) == (status == 503)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 300
+    assert not any(secret in line for secret in (SECRET, "AKIA"))
+
+
+@pytest.mark.full
+def test_an_endpoint_that_is_not_there_is_told_in_seconds() -> None:
+    store = Store((*KEYS, ("fs.s3a.endpoint", f"http://127.0.0.1:{free_ports(1)[0]}")))
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"s3://bucket/x: .*refused.*; check that http://127\.0\.0\.1:\d+ is up"):
+        store.info("s3://bucket/x")
+    assert time.monotonic() - began < 20
+
+
+def test_a_store_that_ignores_the_condition_of_a_put_is_found_out() -> None:
+    with answering(200) as store, pytest.raises(LastingError, match="ignores If-None-Match, which commits rest on"):
+        store.files("s3://bucket/").put_new("s3://bucket/file", b"data")  # type: ignore[attr-defined]
+
+
+def test_hadoops_settings_say_where_a_bucket_is_and_its_own_win() -> None:
+    conf = {
+        "fs.s3a.endpoint": "minio:9000",
+        "fs.s3a.connection.ssl.enabled": "false",
+        "fs.s3a.access.key": "all",
+        "fs.s3a.bucket.mine.access.key": "mine",
+        "fs.s3a.secret.key": "s",
+        "fs.s3a.endpoint.region": "eu-west-1",
+    }
+    settings = s3a_settings("mine", conf)
+    assert s3_config(settings) == {"endpoint": "http://minio:9000", "region": "eu-west-1"}
+    assert s3_credential(settings) == {
+        "access_key_id": "mine", "secret_access_key": "s", "token": None, "expires_at": None,
+    }  # fmt: skip
+    assert s3a_settings("other", conf)["access.key"] == "all"
+    assert s3_config({"endpoint": "s3.amazonaws.com"}) == {}  # Hadoop's default, which knows one region
+    assert s3_config({"endpoint": "e"}) == {"endpoint": "https://e"}
+    assert s3_config({"path.style.access": "false"}) == {"virtual_hosted_style_request": True}
+    assert s3_config({"aws.credentials.provider": "org.x.AnonymousAWSCredentialsProvider"}) == {"skip_signature": True}
+
+
+def test_keys_are_not_printed_and_are_in_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(KEYS)
+    assert SECRET not in repr(store) + repr(store.files("s3://bucket/")) + repr(store.files("s3://bucket/").__dict__)
+    assert pickle.loads(pickle.dumps(store)) == store
+    with pytest.raises(UsageError) as caught:
+        store.resolve(f"s3n://key:{SECRET}@bucket/x")
+    assert SECRET not in str(caught.value)
+    site = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in KEYS)
+    (tmp_path / "core-site.xml").write_text(f"<configuration>{site}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert configured_store() == store
+
+
+def test_a_forked_process_is_told_so_and_does_not_wait_for_ever(s3: S3) -> None:
+    STORE.exists(f"{s3.uri}/x")
+    if (child := os.fork()) == 0:
+        try:
+            STORE.exists(f"{s3.uri}/x")
+        except LastingError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("size", [1000, SINGLE_PUT_BYTES + 1, 3 * SINGLE_PUT_BYTES])
+def test_a_file_appears_when_it_is_closed_and_not_at_all_after_an_exception(size: int, s3: S3, folder: str) -> None:
+    data, path = os.urandom(size), f"{folder}/{size}"
+    with suppress(ZeroDivisionError), STORE.create(path) as file:
+        file.write(data)
+        raise ZeroDivisionError
+    file = STORE.create(path)
+    file.write(data)
+    del file  # forgotten, not closed
+    assert files_below(folder) & {str(size)} == set()
+    with STORE.create(path) as file:
+        file.write(data[:500])
+        file.write(memoryview(data)[500:])
+        assert not STORE.exists(path)
+    assert STORE.read(path) == data
+    with pytest.raises(FileExistsError), STORE.create(path) as file:
+        file.write(data)
+    assert uploads(s3) == 0
+
+
+def test_an_upload_that_fails_leaves_no_parts(s3: S3, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = STORE.create(f"{folder}/long")
+    file.write(os.urandom(3 * SINGLE_PUT_BYTES))
+    spool = file._spool  # type: ignore[attr-defined]
+    read, reads = spool.read, []
+
+    def failing(size: int = -1) -> bytes:
+        reads.append(size)
+        if len(reads) > 2:
+            raise OSError(5, "the local disk failed")
+        return bytes(read(size))
+
+    monkeypatch.setattr(spool, "read", failing, raising=False)
+    with pytest.raises(OSError, match="the local disk failed"):
+        file.close()
+    assert not STORE.exists(f"{folder}/long")
+    assert uploads(s3) == 0
+
+
+class Forgetful:
+    """obstore, whose first conditional put is carried out and then tried again, as after a lost answer."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(obstore, name)
+
+    def put(self, *arguments: Any, **options: Any) -> Any:
+        self.puts += 1
+        done = obstore.put(*arguments, **options)
+        return obstore.put(*arguments, **options) if self.puts == 1 else done
+
+
+def test_a_put_whose_answer_was_lost_is_known_again_and_a_rivals_is_not(s3: S3, folder: str) -> None:
+    files = ObjectFiles(s3.uri, ())
+    files.api = Forgetful()
+    files.put_new(f"{folder}/file", b"same")
+    with pytest.raises(FileExistsError):
+        files.put_new(f"{folder}/file", b"same")
+
+
+def test_a_manifest_is_read_of_one_moment_and_a_file_that_is_replaced_is_not_read_on(s3: S3, folder: str) -> None:
+    path, size = f"{folder}/file", objects.FIRST_BYTES * 4
+    put(path, b"a" * size)
+    with STORE.open(path) as whole, STORE.open(path) as parts:
+        assert parts.read(10) == b"a" * 10
+        put(path, b"b" * (size + 1))
+        assert whole.read() == b"b" * (size + 1)
+        parts.seek(-10, os.SEEK_END)
+        with pytest.raises(OSError, match="was replaced while it was read"):
+            parts.read()
+
+
+def test_an_empty_object_that_a_console_makes_for_a_folder_is_no_file(s3: S3, folder: str) -> None:
+    key = folder.removeprefix("s3:/")
+    for name in (f"{key}/", f"{key}/sub/"):
+        urllib.request.urlopen(urllib.request.Request(f"{s3.url}{name}", data=b"", method="PUT")).close()
+    assert STORE.info(folder).is_dir
+    assert [(entry.name, entry.is_dir) for entry in STORE.list(folder)] == [("sub", True)]
+    assert STORE.list(f"{folder}/sub") == []
+
+
+def test_more_objects_than_a_page_are_listed_and_deleted(s3: S3, folder: str) -> None:
+    client, key = ObjectFiles(s3.uri, ()).client, folder.removeprefix(s3.uri)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: obstore.put(client, f"{key}/{number:04d}", b""), range(1005)))
+    assert len(STORE.list(folder)) == 1005
+    STORE.delete(folder)
+    assert not STORE.exists(folder)
+
+
+def test_what_a_late_task_writes_into_a_folder_that_was_tidied_away_is_gone_after_the_next_run(folder: str) -> None:
+    """A folder cannot be made before its first file, the heartbeat: one without is of no run that is about to begin."""
+    with Attempt(STORE, folder) as attempt:
+        task = f"{attempt.folder}/task"
+        task_folder(STORE, task)
+    with pytest.raises(JobError, match="is gone"):
+        task_folder(STORE, task)
+    STORE.write_new(f"{task}/part-00000.parquet", b"late")
+    assert not seems_alive(STORE, folder, attempt.id)
+    with Attempt(STORE, folder):
+        pass
+    assert files_below(folder) == set()

@@ -1,0 +1,90 @@
+"""The plan of a run against the bytes, files and tasks of real ones, and its page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.runs import plan as plan_module
+from pipeline.runs import plan_command
+from pipeline.runs.plan import Shape, plan, warnings
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
+    large = plan(Shape(10**9, 10_000, 3072, 100, 200, 50, 1000))
+    assert large.spills
+    assert large.driver_bytes < 4 << 30
+    assert warnings(large, 2 << 30) == []
+    lines = warnings(plan(Shape(10**6, 100_000, 150_528, 10, 70_000, 50, 4)), 1 << 30)
+    text = "\n".join(lines)
+    for sign in ("70,000 clusters are more", "a task of pca holds", "about 10 rows"):
+        assert sign in text
+
+
+def test_a_class_that_no_task_holds_is_said_before_a_run_of_submodular() -> None:
+    small = plan(Shape(50_000, 8, 3072, components=64, blocks=8))
+    assert [phase.name for phase in small.phases] == ["scan", "pca", "project", "blocks", "write"]
+    (blocks,) = (phase for phase in small.phases if phase.name == "blocks")
+    assert blocks.tasks == 10
+    assert 4 * 5000**2 < blocks.task_bytes < 10 * 5000**2 + plan_module.PYTHON_TASK
+    assert warnings(small, 2 << 30) == []
+    large = plan(Shape(1_000_000, 8, 3072, components=64, blocks=8))
+    assert [phase.tasks for phase in large.phases if phase.name == "blocks"] == [100]
+    assert warnings(large, 2 << 30) == []
+    (line,) = warnings(large, 400 << 20)
+    assert line.startswith("a task of blocks holds 0.5 GiB, and has 0.4")
+
+
+def test_hashing_is_planned_without_a_clustering() -> None:
+    small = plan(Shape(50_000, 12, 3072, clusters=256, functions=8))
+    assert [phase.name for phase in small.phases] == ["scan", "functions", "hash", "buckets", "assign", "write"]
+    assert warnings(small, 2 << 30) == []
+    lines = warnings(plan(Shape(10**7, 12, 3072, clusters=300_000, functions=40)), 2 << 30)
+    assert lines[0] == "300,000 buckets are more than are dealt: 262,144"
+
+
+def test_tasks_follow_rows_times_workers() -> None:
+    by_name = {phase.name: phase for phase in plan(Shape(10**6, 1000, 3072, cores=16)).phases}
+    assert by_name["spill"].tasks >= 16
+    assert by_name["gather"].tasks >= 12
+
+
+def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_command, "measure_rates", lambda: plan_command.Rates(1e11, 3e10, 1e9, 5e8))
+    flags = ["--rows", "1e9", "--workers", "10000", "--image", "3x32x32", "--clusters", "200", "--cores", "64"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *flags])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    for sign in (
+        "1,000,000,000 rows, 3.1 TB",
+        "ranges of workers",
+        "pca",
+        "kmeans x 52",
+        "on 64 cores as fast as one here",
+    ):
+        assert sign in out
+    assert json.dumps(out).isascii()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rows", "0", "--workers", "2"], "is not a whole number of 1 or more"),
+        (["--rows", "many", "--workers", "2"], "is not a number"),
+        (["--rows", "10", "--workers", "12"], "12 workers are more than 10 rows"),
+        (["--rows", "10", "--workers", "2", "--strategy", "best"], "'best' is none of"),
+        (["--rows", "10", "--workers", "2", "--image", "32"], "is not CHANNELSxHEIGHTxWIDTH"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(flags: list[str], said: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *flags])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()[-1]) < 300

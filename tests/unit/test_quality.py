@@ -1,0 +1,332 @@
+"""Shard quality against independent oracles: brute-force kernels, simulation, scipy and plain counting."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy.spatial.distance import cdist, pdist
+from scipy.stats import chi2_contingency
+from scipy.stats.contingency import association
+
+from pipeline.errors import DataError
+from pipeline.quality import metrics as quality
+from pipeline.quality.measure import measure
+from pipeline.shardset.manifest import ShardSet
+from pipeline.storage.store import Store
+
+Images = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+
+def make_images(rows: int, shape: tuple[int, int, int] = (3, 9, 7), seed: int = 0) -> tuple[Images, Ints]:
+    """Noise around one mean image a class: uint8 [rows, C, H, W] and labels of 4 classes."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 4, rows)
+    means = random.integers(40, 215, (4, *shape))
+    noise = random.normal(0, 30, (rows, *shape))
+    return np.clip(means[labels] + noise, 0, 255).astype(np.uint8), labels
+
+
+def commit(
+    folder: Path,
+    images: Images,
+    labels: Ints,
+    worker: Ints,
+    num_workers: int,
+    neighbourhoods: Ints | None = None,
+    copied: Ints | None = None,
+    files_per_worker: int = 2,
+) -> dict[str, Any]:
+    """Write a committed set as the jobs do and return its manifest; `copied` ids go to every worker."""
+    workers = []
+    sizes = None if neighbourhoods is None else np.bincount(neighbourhoods)
+    for index in range(num_workers):
+        owned = np.flatnonzero(worker == index)
+        extra = np.array([i for i in ([] if copied is None else copied) if worker[i] != index], np.int64)
+        ids = np.concatenate([owned, extra]).astype(np.int64)
+        copy = np.repeat([0, 1], [len(owned), len(extra)])
+        files = []
+        for number, part in enumerate(np.array_split(np.arange(len(ids)), files_per_worker)):
+            columns = {
+                "id": pa.array(ids[part], pa.int64()),
+                "label": pa.array(labels[ids[part]], pa.int32()),
+                "image": pa.array([images[i].tobytes() for i in ids[part]], pa.binary()),
+                "copy": pa.array(copy[part], pa.int32()),
+            }
+            if neighbourhoods is not None:
+                columns["neighbourhood"] = pa.array(neighbourhoods[ids[part]], pa.int32())
+            path = f"worker={index:03d}/part-{number:05d}.parquet"
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table(columns), folder / path, row_group_size=37)
+            size = (folder / path).stat().st_size
+            files.append({"path": path, "rows": len(part), "bytes": size, "sha256": "0" * 64})
+        histogram = np.bincount(labels[ids], minlength=int(labels.max()) + 1).tolist()
+        workers.append(
+            {
+                "index": index,
+                "rows": len(ids),
+                "copies": len(extra),
+                "files": files,
+                "label_histogram": histogram,
+            }
+        )
+    groups = None
+    if sizes is not None:
+        groups = [{"size": int(size), "sparse": bool(size <= num_workers)} for size in sizes]
+    manifest: dict[str, Any] = {
+        "format_version": 1,
+        "strategy": "distribution_aware",
+        "params": {"clusters": 20, "whiten": True},
+        "seed": 0,
+        "num_workers": num_workers,
+        "rows": len(images),
+        "copies": sum(entry["copies"] for entry in workers),
+        "input": {
+            "format": "cifar10-binary",
+            "uri": "hdfs://name/data",
+            "files": 5,
+            "bytes": 1,
+            "fingerprint": "f",
+        },
+        "image": {"shape": list(images.shape[1:]), "dtype": "uint8", "layout": "CHW", "mean": []},
+        "labels": {"columns": ["label"], "num_classes": int(labels.max()) + 1},
+        "workers": workers,
+        "neighbourhoods": groups,
+        "eval": None,
+        "model": None,
+        "seconds": {"scan": 0.5, "write": 1.5},
+        "versions": {"python": "3.11"},
+        "interval": None,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return manifest
+
+
+def shard_set(folder: Path, manifest: dict[str, Any]) -> ShardSet:
+    return ShardSet(Store(), str(folder), manifest)
+
+
+def measured(folder: Path, manifest: dict[str, Any], **options: Any) -> quality.Quality:
+    return measure(shard_set(folder, manifest), **options)[0]
+
+
+def test_thumbnails_of_divisible_images_are_block_means() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    blocks = images.reshape(5, 3, 4, 8, 4, 8).mean(axis=(3, 5)).reshape(5, -1) / 255
+    np.testing.assert_allclose(quality.thumbnails(images), blocks, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 9, 7), (3, 2, 3), (1, 1, 1), (4, 5, 33)])
+def test_thumbnails_of_any_size_keep_the_mean_of_each_channel(shape: tuple[int, int, int]) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, *shape), dtype=np.uint8)
+    cells = quality.thumbnails(images).reshape(6, shape[0], -1)
+    np.testing.assert_allclose(cells.mean(axis=2), images.mean(axis=(2, 3)) / 255, rtol=1e-5)
+
+
+def test_mmd_equals_the_brute_force_kernel_distance(tmp_path: Path) -> None:
+    images, labels = make_images(400)
+    worker = (labels + np.arange(400) // 200) % 3
+    manifest = commit(tmp_path, images, labels, worker, 3)
+    result = measured(tmp_path, manifest)
+    features = quality.thumbnails(images).astype(np.float64)
+    kernel = np.exp(-(cdist(features, features) ** 2) / (2 * result.bandwidth**2))
+    for shard in result.shards:
+        mine = worker == shard.worker
+        exact = kernel[np.ix_(mine, mine)].mean() - 2 * kernel[mine].mean() + kernel.mean()
+        assert shard.mmd2 == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.full
+def test_random_splits_have_ratio_one_on_average_and_the_announced_spread(tmp_path: Path) -> None:
+    images, labels = make_images(300, seed=1)
+    mmd, mean, shard_mmd = [], [], []
+    for seed in range(60):
+        worker = np.random.default_rng(seed).permutation(300) % 5
+        folder = tmp_path / str(seed)
+        result = measured(folder, commit(folder, images, labels, worker, 5, files_per_worker=1))
+        mmd.append(result.mmd_ratio)
+        mean.append(result.mean_ratio)
+        shard_mmd += [shard.mmd_ratio for shard in result.shards]
+    assert np.mean(mmd) == pytest.approx(1, abs=4 * np.std(mmd) / np.sqrt(60))
+    assert np.mean(mean) == pytest.approx(1, abs=4 * np.std(mean) / np.sqrt(60))
+    assert np.std(mmd) == pytest.approx(result.mmd_ratio_sd, rel=0.35)
+    assert np.std(mean) == pytest.approx(result.mean_ratio_sd, rel=0.35)
+    assert np.std(shard_mmd) == pytest.approx(result.shard_mmd_ratio_sd, rel=0.35)
+
+
+def test_a_split_sorted_by_label_is_far_worse_than_random_and_an_even_one_better(tmp_path: Path) -> None:
+    images, labels = make_images(600)
+    by_label = np.argsort(np.argsort(labels, kind="stable")) * 4 // 600
+    even = np.empty(600, np.int64)
+    even[np.argsort(labels, kind="stable")] = np.arange(600) % 4
+    bad = measured(tmp_path / "bad", commit(tmp_path / "bad", images, labels, by_label, 4))
+    good = measured(tmp_path / "good", commit(tmp_path / "good", images, labels, even, 4))
+    assert bad.mmd_ratio is not None
+    assert good.mmd_ratio is not None
+    assert bad.mmd_ratio > 20
+    assert good.mmd_ratio < 0.7
+    assert bad.classes is not None
+    assert good.classes is not None
+    assert bad.classes.cramers_v > 0.8
+    assert good.classes.statistic / good.classes.dof < 0.1
+
+
+def test_chi_square_equals_scipys_on_the_table_counted_by_hand(tmp_path: Path) -> None:
+    images, labels = make_images(500)
+    worker = np.random.default_rng(5).integers(0, 4, 500)
+    table = np.zeros((4, 4), int)
+    np.add.at(table, (worker, labels), 1)
+    result = measured(tmp_path, commit(tmp_path, images, labels, worker, 4))
+    assert result.classes is not None
+    test = chi2_contingency(table)
+    assert (result.classes.statistic, result.classes.dof) == (pytest.approx(test.statistic), test.dof)
+    assert result.classes.p_value == pytest.approx(test.pvalue)
+    assert result.classes.cramers_v == pytest.approx(association(table, method="cramer"))
+
+
+def test_counts_of_billions_are_tested_as_small_ones_are() -> None:
+    small = np.array([[3, 5, 2], [4, 4, 4]])
+    one, other = quality.chi_square(small), quality.chi_square(small * 2_000_000_000)
+    assert one is not None
+    assert other is not None
+    assert other.statistic == pytest.approx(one.statistic * 2e9)
+    assert other.cramers_v == pytest.approx(one.cramers_v)
+
+
+def test_the_mean_distance_is_scipys_and_1_of_equal_images_to_the_last_bit() -> None:
+    rng = np.random.default_rng(7)
+    features = rng.random((300, 48)).astype(np.float32) + 5
+    assert quality.mean_distance(features) == pytest.approx(float(pdist(features).mean()), rel=1e-6)
+    for seed in range(20):
+        image = np.random.default_rng(seed).integers(0, 256, (1, 3, 32, 32)).astype(np.uint8)
+        assert quality.mean_distance(quality.thumbnails(np.repeat(image, 600, axis=0))) == 1.0
+
+
+def test_duplicates_count_for_the_sizes_only(tmp_path: Path) -> None:
+    images, labels = make_images(120)
+    worker = np.arange(120) % 3
+    neighbourhoods = np.where(np.arange(120) < 2, 2, np.arange(120) % 2)
+    alone = measured(tmp_path / "a", commit(tmp_path / "a", images, labels, worker, 3, neighbourhoods))
+    copied = np.array([0, 1])
+    both = measured(tmp_path / "b", commit(tmp_path / "b", images, labels, worker, 3, neighbourhoods, copied))
+    assert both.copies == 4
+    assert both.duplicate_share == pytest.approx(4 / 120)
+    assert [shard.rows - shard.owners for shard in both.shards] == [1, 1, 2]
+    assert (both.max_rows, both.min_rows) == (42, 41)
+    assert both.classes == alone.classes
+    assert both.mmd_ratio == pytest.approx(alone.mmd_ratio)
+
+
+def test_sparse_neighbourhoods_are_left_out_of_the_test(tmp_path: Path) -> None:
+    images, labels = make_images(120)
+    neighbourhoods = np.where(np.arange(120) < 2, 2, np.arange(120) // 2 % 2)
+    worker = np.where(np.arange(120) < 2, 0, np.arange(120) % 3)
+    result = measured(tmp_path, commit(tmp_path, images, labels, worker, 3, neighbourhoods))
+    assert result.neighbourhoods is not None
+    assert result.neighbourhoods.dof == 2  # 3 workers, 2 dense neighbourhoods
+    assert result.neighbourhood_table is not None
+    assert result.neighbourhood_table[0, 2] == 2
+
+
+def test_the_order_of_files_and_how_rows_are_split_over_them_do_not_matter(tmp_path: Path) -> None:
+    images, labels = make_images(200)
+    worker = np.random.default_rng(2).permutation(200) % 3
+    one = measured(tmp_path / "1", commit(tmp_path / "1", images, labels, worker, 3, files_per_worker=1))
+    manifest = commit(tmp_path / "7", images, labels, worker, 3, files_per_worker=7)
+    for entry in manifest["workers"]:
+        entry["files"].reverse()
+    seven = measured(tmp_path / "7", manifest)
+    assert seven.classes == one.classes
+    assert [s.mmd2 for s in seven.shards] == pytest.approx([s.mmd2 for s in one.shards], rel=1e-5)
+    assert [s.mean_ratio for s in seven.shards] == pytest.approx([s.mean_ratio for s in one.shards], rel=1e-5)
+
+
+def test_merging_moments_gives_those_of_all_rows_in_any_order() -> None:
+    images, labels = make_images(90)
+    features, groups = quality.thumbnails(images), labels % 2
+
+    def sums(rows: slice) -> quality.Moments:
+        return quality.moments(features[rows], labels[rows], groups[rows], 4, 2, 1.0)
+
+    whole, (a, b, c) = sums(slice(None)), (sums(slice(at, at + 30)) for at in (0, 30, 60))
+    for merged in (quality.merge(quality.merge(a, b), c), quality.merge(c, quality.merge(b, a))):
+        assert merged.rows == 90
+        for found, expected in zip(merged, whole, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)  # float32 inside
+
+
+def through_pickle(fn: Callable[[Any], Any], items: Any, /) -> list[Any]:
+    """What crosses to an executor and back: the function, each item and each result."""
+    return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(fn))(item))) for item in items]
+
+
+def test_local_steps_and_their_results_survive_the_way_to_an_executor(tmp_path: Path) -> None:
+    images, labels = make_images(100)
+    manifest = commit(tmp_path, images, labels, np.arange(100) % 2, 2)
+    here, there = measured(tmp_path, manifest), measured(tmp_path, manifest, run=through_pickle)
+    assert here.to_dict() == there.to_dict()
+
+
+def test_the_sample_is_the_same_whatever_the_sharding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.quality.measure.SAMPLE_ROWS", 50)
+    images, labels = make_images(500)
+    samples = []
+    for number, worker in enumerate([np.arange(500) % 3, np.arange(500) // 167]):
+        folder = tmp_path / str(number)
+        samples.append(measure(shard_set(folder, commit(folder, images, labels, worker, 3)))[1])
+    assert samples[0].ids.tolist() == list(range(0, 500, 10)) == samples[1].ids.tolist()
+    np.testing.assert_array_equal(samples[0].features, samples[1].features)
+    np.testing.assert_array_equal(samples[0].groups, labels[::10])
+
+
+def test_figures_that_nothing_can_be_compared_with_are_none_not_numbers(tmp_path: Path) -> None:
+    images, labels = make_images(20)
+    one = measured(tmp_path / "1", commit(tmp_path / "1", images, labels * 0, np.zeros(20, int), 1))
+    assert (one.classes, one.mmd_ratio, one.mmd_ratio_sd, one.size_ratio) == (None, None, None, 1)
+    empty = measured(tmp_path / "2", commit(tmp_path / "2", images, labels, np.zeros(20, int), 2))
+    assert (empty.size_ratio, empty.min_rows, empty.shards[1].mmd_ratio) == (None, 0, None)
+    same = np.broadcast_to(images[:1], images.shape)
+    equal = measured(tmp_path / "3", commit(tmp_path / "3", same, labels, np.arange(20) % 2, 2))
+    assert (equal.mmd_ratio, equal.mean_ratio) == (None, None)
+    json.dumps([one.to_dict(), empty.to_dict(), equal.to_dict()], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda t: t.slice(1), "has 29 rows of .*, the manifest says 30"),
+        (
+            lambda t: t.drop_columns(["copy"]),
+            "30 rows of id, label, image, the manifest says 30 of id, copy, label, image",
+        ),
+        (lambda t: t.set_column(1, "label", pa.array([9] * 30)), r"label that is null or not in \[0, 4\)"),
+        (lambda t: t.set_column(2, "image", pa.array([b"x"] * 30)), "row 0: the image has 1 bytes, not 189"),
+        (lambda t: t.set_column(3, "copy", pa.array([1] * 30)), "own 30 examples, the manifest says 60"),
+        (lambda t: t.set_column(0, "id", pa.array([None] * 30, pa.int64())), r"id that is null or not in \[0, 60\)"),
+    ],
+)
+def test_a_file_that_disagrees_with_the_manifest_is_named(
+    tmp_path: Path, harm: Callable[[pa.Table], pa.Table], message: str
+) -> None:
+    images, labels = make_images(60)
+    manifest = commit(tmp_path, images, labels, np.arange(60) % 2, 2, files_per_worker=1)
+    path = tmp_path / "worker=001/part-00000.parquet"
+    # ParquetFile, not read_table: the latter would add a column from the folder's name.
+    pq.write_table(harm(pq.ParquetFile(path).read()), path)
+    with pytest.raises(DataError, match=message):
+        measured(tmp_path, manifest)
+
+
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
+    images, labels = make_images(60)
+    manifest = commit(tmp_path, images, labels, np.arange(60) % 2, 2, files_per_worker=1)
+    (tmp_path / "worker=001/part-00000.parquet").write_bytes(b"torn")
+    with pytest.raises(DataError, match=r"worker=001/part-00000.parquet is not a whole Parquet file"):
+        measured(tmp_path, manifest)

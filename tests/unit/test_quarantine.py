@@ -1,0 +1,178 @@
+"""What a stream leaves out and puts aside: broken records, files that are gone, messages that were deleted."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.input.dataset import serial
+from pipeline.input.formats import DataFile
+from pipeline.shardset.layout import Layout
+from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
+from pipeline.stream.checkpoint import planned_files, planned_offsets
+from pipeline.stream.kafka import lost_messages
+from pipeline.stream.look import LookJob, look
+from pipeline.stream.quarantine import path_of, put_aside
+from tests.spark.test_stream import IMAGES, LABELS, files
+from tests.support.places import STORE, put
+from tests.support.stream_runs import SHAPE
+
+__all__ = ["files"]  # a fixture
+
+
+def aside(output: Path) -> list[dict[str, Any]]:
+    paths = sorted((output / "_quarantine").glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def images_with(broken: set[int], labels: dict[int, int], rows: int, path: Path) -> Path:
+    """A file of Parquet of the first rows: some images that cannot be decoded, some labels of one's own."""
+    images = [b"\x89PNG broken" if row in broken else IMAGES[row].tobytes() for row in range(rows)]
+    held = [labels.get(row, int(LABELS[row])) for row in range(rows)]
+    pq.write_table(pa.table({"image": images, "label": held}), path)
+    return path
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7, 40])
+def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path, pieces: int) -> None:
+    """Three files: of as many undecodable records as are left out one by one, of one more, and of no label in range."""
+    spread = set(range(3, 3 + 2 * MOST_BROKEN, 2))
+    files = [
+        images_with(spread, {0: -7, 1: 10, 299: 11}, 300, tmp_path / "0.parquet"),
+        images_with(spread | {299}, {0: 12, 50: 12}, 300, tmp_path / "1.parquet"),
+        images_with(set(), dict.fromkeys(range(300), 13), 300, tmp_path / "2.parquet"),
+    ]
+    data, problems = survey(
+        STORE, "in", [STORE.info(str(file)) for file in files], run=serial, first=50, format=None, shape=SHAPE,
+        expected=None, unlabelled=False,
+    )  # fmt: skip
+    assert data
+    assert not problems
+    bounds = [(50, 500), (500, 950)]  # a border of chunks in the second file
+    found = look(LookJob(data, 10, None), bounds, pieces, serial).broken
+    whole = "the image cannot be decoded"
+    assert [(entry.first - 50, entry.end - 50) for entry in found] == [
+        (0, 2),
+        *[(row, row + 1) for row in sorted(spread)],
+        (299, 300),
+        (300, 600),
+        (600, 900),
+    ]
+    assert found[0].reason == f"{files[0]}, row 0: label -7 is not in 0..9"
+    assert all(whole in entry.reason for entry in found[1:-3])
+    assert f"{files[1]}, row 3: {whole}" in found[-2].reason
+    assert found[-2].reason.endswith("; more than 100 records cannot be decoded, so all of the file is left out")
+    assert found[-1] == Found(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
+    again = data.without((entry.first, entry.end) for entry in found)
+    assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).broken == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    kinds=st.lists(st.sampled_from(["good", "good", "label", "undecodable"]), min_size=36, max_size=36),
+    cuts=st.sets(st.integers(1, 35)),
+    most=st.integers(0, 3),
+)
+def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
+    lengths: list[int], kinds: list[str], cuts: set[int], most: int
+) -> None:
+    segments = tuple(Segment(DataFile(f"{at}", 0, 0, rows), 0, rows) for at, rows in enumerate(lengths))
+    data = Arrivals(STORE, "in", "parquet", (), Layout(SHAPE), segments, 0)
+    borders = sorted({0, sum(lengths), *(cut for cut in cuts if cut < sum(lengths))})
+    found = [
+        entry
+        for low, high in pairwise(borders)
+        for entry in joined(
+            data,
+            [Found(at, at + 1, f"{at}", kinds[at] == "label") for at in range(low, high) if kinds[at] != "good"],
+        )
+    ]
+    expected: list[tuple[int, int, str]] = []
+    for low, high in pairwise([0, *np.cumsum(lengths).tolist()]):
+        broken = [row for row in range(low, high) if kinds[row] == "undecodable"]
+        if len(broken) > most:
+            expected.append((low, high, f"{broken[0]}"))
+            continue
+        for row in range(low, high):
+            if kinds[row] == "label" and row > low and kinds[row - 1] == "label":
+                expected[-1] = (expected[-1][0], row + 1, expected[-1][2])
+            elif kinds[row] != "good":
+                expected.append((row, row + 1, f"{row}"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stream.arrivals.MOST_BROKEN", most)
+        got = left_out(data, found)
+    assert [(entry.first, entry.end, entry.reason.partition(";")[0]) for entry in got] == expected
+
+
+def test_the_bytes_of_messages_outlive_a_try_that_finds_them_gone(tmp_path: Path) -> None:
+    path = path_of(str(tmp_path), 3, 0)
+    messages: list[dict[str, object]] = [
+        {"source": f"partition 0, offset {number}", "value": "AA=="} for number in range(3)
+    ]
+    put_aside(STORE, path, messages)
+    put_aside(STORE, path, messages)
+    assert aside(tmp_path) == messages
+    put_aside(STORE, path, messages[2:])
+    assert aside(tmp_path) == [messages[2], *messages[:2]]
+    put_aside(STORE, path, [])
+    assert len(aside(tmp_path)) == 3
+    other = path_of(str(tmp_path), 4)
+    put_aside(STORE, other, [{"source": "a file", "record": None}])
+    put_aside(STORE, other, [])
+    assert not Path(other).exists()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    bad=st.sets(st.integers(0, 53)),
+    joined=st.booleans(),
+)
+def test_rows_are_left_out_of_files_wherever_they_are(lengths: list[int], bad: set[int], joined: bool) -> None:
+    """joined: neighbours as one range, over the ends of files too."""
+    segments = tuple(Segment(DataFile(f"{at}", 0, 0, rows + 2), 1, rows + 1) for at, rows in enumerate(lengths))
+    data = Arrivals(STORE, "in", "cifar10-binary", (), Layout(SHAPE), segments, 100)
+    rows = sorted(row for row in bad if row < sum(lengths))
+    ranges = [(100 + row, 101 + row) for row in rows]
+    if joined:
+        starts_at = [row for row in rows if row - 1 not in rows]
+        ends = [row + 1 for row in rows if row + 1 not in rows]
+        ranges = [(100 + low, 100 + high) for low, high in zip(starts_at, ends, strict=True)]
+    every = [(segment.file.path, record) for segment in segments for record in range(segment.start, segment.stop)]
+    left = data.without(reversed(ranges)).segments
+    kept = [(segment.file.path, record) for segment in left for record in range(segment.start, segment.stop)]
+    assert kept == [place for row, place in enumerate(every) if row not in bad]
+
+
+def test_what_is_gone_from_a_topic_is_what_was_planned_before_the_first_message_of_each_partition(
+    tmp_path: Path,
+) -> None:
+    """As Spark notes offsets: those it began with after a byte of zero, then those at the end of each batch."""
+    for name, text in {
+        "sources/0/0": '\0v1\n{"rows":{"0":3,"1":0}}',
+        "offsets/0": 'v1\n{"batchWatermarkMs":0}\n{"rows":{"0":9,"1":4}}',
+        "offsets/1": 'v1\n{"batchWatermarkMs":0}\n{"rows":{"0":9,"1":8,"2":5}}',
+        "offsets/2": "v1\n-",
+    }.items():
+        put(f"{tmp_path}/{name}", text.encode())
+    place = f"file://{tmp_path}"
+    assert planned_offsets(STORE, place, 0) == {0: (3, 9), 1: (0, 4)}
+    planned = planned_offsets(STORE, place, 1)
+    assert planned == {0: (9, 9), 1: (4, 8), 2: (0, 5)}
+    assert planned_offsets(STORE, place, 2) == planned_offsets(STORE, place, 7) == {}
+    assert planned_files(STORE, place, 0) == []
+    lost = [(entry.source, entry.records) for entry in lost_messages(planned, [(1, 6), (1, 4), (2, 2)])]
+    assert lost == [("partition 2, offsets 0 to 1", 2)]
+    assert [(entry.source, entry.records) for entry in lost_messages(planned, [(2, 0)])] == [
+        ("partition 1, offsets 4 to 7", 4)
+    ]
+    assert lost_messages({}, [(0, 5)]) == []

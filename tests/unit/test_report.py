@@ -1,0 +1,271 @@
+"""The report page, parsed as a browser would: what it says, what it must never contain."""
+
+import json
+import re
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.errors import DataError
+from pipeline.quality import figures, report
+from pipeline.quality.measure import measure
+from pipeline.quality.verdict import verdict
+from tests.unit.test_quality import commit, make_images, shard_set
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{1}$ {{ 7*7 }}"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside <style>."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.in_style = False
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.in_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.in_style = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.in_style else data
+
+    def sources(self) -> list[str]:
+        return [str(attributes["src"]) for tag, attributes in self.tags if tag == "img"]
+
+    def alts(self) -> list[str]:
+        return [str(attributes["alt"]) for tag, attributes in self.tags if tag == "img"]
+
+
+def committed(folder: Path, rows: int = 240, num_workers: int = 4, **changes: Any) -> dict[str, Any]:
+    """A set with two dense neighbourhoods and two sparse ones (ids 0, 1 and 2), which every worker holds."""
+    images, labels = make_images(rows, changes.pop("shape", (3, 9, 7)))
+    groups = np.arange(rows) % 2
+    groups[:2], groups[2] = 2, 3
+    manifest = commit(folder, images, labels, np.arange(rows) % num_workers, num_workers, groups, np.array([0, 1, 2]))
+    return {**manifest, **changes}
+
+
+def page_of(folder: Path, manifest: dict[str, Any]) -> Page:
+    return Page(report.render(manifest, *measure(shard_set(folder, manifest))))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of a usual set of one interval."""
+    folder = tmp_path_factory.mktemp("usual")
+    return page_of(folder, committed(folder, interval={"ds": "2024-05-01"}))
+
+
+def test_the_report_shows_every_section_of_a_set_with_sparse_neighbourhoods(page: Page) -> None:
+    headings = (
+        "Shard quality",
+        "Classes on each worker",
+        "Neighbourhoods",
+        "in two dimensions",
+        "Time",
+        "Workers",
+        "Versions",
+    )
+    for heading in headings:
+        assert heading in page.text
+    for text in ("distribution_aware", "hdfs://name/data", "2024-05-01", "clusters", "9 rows are duplicates"):
+        assert text in page.text
+    assert "2 sparse ones, with 3 images in all" in page.text
+    assert "Left: images picked evenly" in page.text
+    assert "Right: the mean of each whole shard" in page.text
+
+
+def test_the_facts_are_those_a_person_asks_for(tmp_path: Path) -> None:
+    files = [{"path": "_eval/part-00000.parquet", "rows": 1234}]
+    manifest = committed(tmp_path, eval={"rows": 1234, "files": files}, model={"files": [{"path": "_model/pca"}]})
+    manifest["params"]["inertia"] = 923067657.3
+    text = page_of(tmp_path, {**manifest, "identity": "0fbc", "generation": "5f9a", "asked": {"tol": 1}}).text
+    assert re.search(r"evaluation\s*1,234 rows", text)
+    assert "hdfs://name/data (cifar10-binary, 5 files, 1 Byte)" in text
+    assert "923,067,657" in text
+    for machinery in ("part-00000", "_model", "0fbc", "5f9a", "asked"):
+        assert machinery not in text
+
+
+def test_the_report_opens_offline_and_runs_no_script(page: Page) -> None:
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "iframe", "object", "a", "base"}
+    assert page.sources()
+    assert all(source.startswith("data:image/") for source in page.sources())
+
+
+def test_every_picture_is_a_readable_image_with_a_description(page: Page) -> None:
+    for source, alt in zip(page.sources(), page.alts(), strict=True):
+        kind, data = source.split(";base64,")
+        if kind.endswith("svg+xml"):
+            assert ElementTree.fromstring(b64decode(data)).tag.endswith("svg")
+        else:
+            Image.open(BytesIO(b64decode(data))).verify()
+        assert alt
+
+
+def test_sparse_images_are_shown_pixel_for_pixel_from_the_smallest_neighbourhood(page: Page) -> None:
+    images, _ = make_images(240)
+    assert [alt for alt in page.alts() if alt.startswith("image ")] == ["image 2", "image 0", "image 1"]
+    shown = next(source for source in page.sources() if source.startswith("data:image/png"))
+    pixels = np.asarray(Image.open(BytesIO(b64decode(shown.split(",")[1]))))
+    np.testing.assert_array_equal(np.moveaxis(pixels, -1, 0), images[2])
+
+
+def test_no_more_than_24_sparse_images_are_collected(tmp_path: Path) -> None:
+    images, labels = make_images(200)
+    manifest = commit(tmp_path, images, labels, np.arange(200) % 50, 50, np.arange(200) // 40)
+    *_, sparse = measure(shard_set(tmp_path, manifest))
+    assert [image.id for image in sparse] == list(range(160, 184))
+
+
+def test_hostile_strings_stay_text(tmp_path: Path) -> None:
+    manifest = committed(tmp_path, strategy=HOSTILE, params={HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE})
+    manifest["input"]["uri"] = manifest["input"]["fingerprint"] = HOSTILE
+    manifest["seconds"] = {HOSTILE: 1.0}
+    page = page_of(tmp_path, {**manifest, "interval": {"ds": HOSTILE}})
+    tags = [tag for tag, _ in page.tags]
+    assert "script" not in tags
+    assert "b" in tags  # the page's own, so that the next line means something
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert all(source.startswith("data:image/") for source in page.sources())
+    assert page.text.count(HOSTILE) >= 6
+    measured, *_ = measure(shard_set(tmp_path, manifest))
+    row = report.comparison_row(manifest, measured)
+    assert "script" not in {tag for tag, _ in Page(report.render_comparison([row])).tags}
+
+
+@pytest.mark.full
+def test_the_same_set_gives_the_same_bytes(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+    collected = measure(shard_set(tmp_path, manifest))
+    assert report.render(manifest, *collected) == report.render(manifest, *collected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(1, 28, 28), (2, 5, 5), (4, 6, 6), (3, 1, 1)])
+def test_grey_and_odd_images_are_reported(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    page = page_of(tmp_path, committed(tmp_path, 60, shape=shape))
+    assert f"{shape[0]} x {shape[1]} x {shape[2]} uint8" in page.text
+
+
+def test_one_worker_is_reported_without_comparisons(tmp_path: Path) -> None:
+    images, labels = make_images(40)
+    page = page_of(tmp_path, commit(tmp_path, images, labels * 0, np.zeros(40, int), 1))
+    assert "One worker holds all 40 examples" in page.text
+    assert "Shard quality" not in page.text
+    assert "Images picked evenly" in page.text
+    assert "of each whole shard" not in page.text
+
+
+@pytest.mark.full
+def test_an_empty_shard_and_a_single_example_are_reported(tmp_path: Path) -> None:
+    images, labels = make_images(1)
+    manifest = commit(tmp_path, images, labels * 0, np.zeros(1, int), 2)
+    assert "At least one shard is empty" in page_of(tmp_path, manifest).text
+
+
+@pytest.mark.full
+def test_many_workers_and_classes_fold_the_table_and_stay_small(tmp_path: Path) -> None:
+    images, _ = make_images(1200)
+    labels = np.arange(1200) % 120
+    manifest = commit(tmp_path, images, labels, np.arange(1200) // 3 % 60, 60, files_per_worker=1)
+    manifest["labels"]["num_classes"] = 120
+    collected = measure(shard_set(tmp_path, manifest))
+    source = report.render(manifest, *collected)
+    assert len(source) < 3_000_000
+    assert "Table of 60 workers" in Page(source).text
+    assert "the 100 of 120 classes that stray farthest" in Page(source).text
+
+
+def test_the_verdict_tells_better_from_random_from_worse(tmp_path: Path) -> None:
+    images, labels = make_images(600)
+    order = np.argsort(labels, kind="stable")
+    even, sorted_ = np.empty(600, int), np.empty(600, int)
+    even[order], sorted_[order] = np.arange(600) % 4, np.arange(600) // 150
+    chance = np.random.default_rng(3).permutation(600) % 4
+    levels = []
+    for name, worker in (("even", even), ("chance", chance), ("sorted", sorted_)):
+        manifest = commit(tmp_path / name, images, labels, worker, 4)
+        measured, *_ = measure(shard_set(tmp_path / name, manifest))
+        levels.append([finding.level for finding in verdict(measured) if finding.text.startswith("Classes")])
+    assert levels == [["better"], ["as random"], ["worse"]]
+    assert verdict(measured)[-1].level == "worse"  # the images of the sorted split
+
+
+def test_the_verdict_warns_of_more_than_one_percent_duplicates(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+    measured, *_ = measure(shard_set(tmp_path, manifest))
+    few = replace(measured, duplicate_share=0.01)
+    assert [f.level for f in verdict(measured) if "duplicates" in f.text] == ["worse"]
+    assert [f.level for f in verdict(few) if "duplicates" in f.text] == ["note"]
+
+
+@pytest.mark.full
+def test_write_report_stores_the_page_the_figures_and_the_words(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+
+    def write(path: str, data: bytes) -> None:
+        (tmp_path / path).write_bytes(data)
+
+    measured = report.write_report(shard_set(tmp_path, manifest), write)
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    stored = json.loads((tmp_path / "quality.json").read_text())
+    words = [finding._asdict() for finding in verdict(measured)]
+    assert stored == {**measured.to_dict(), "verdict": words}
+    assert {"level", "text"} == set(words[0])
+
+
+def test_nothing_is_written_for_a_damaged_set(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+    manifest["rows"] += 1
+    written: list[str] = []
+    with pytest.raises(DataError, match="the shards own 240 examples"):
+        report.write_report(shard_set(tmp_path, manifest), lambda path, _: written.append(path))
+    assert written == []
+
+
+def test_the_comparison_shows_every_strategy_beside_a_random_split(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+    measured, *_ = measure(shard_set(tmp_path, manifest))
+    first = report.comparison_row(manifest, measured)
+    second = {
+        **first,
+        "name": "stratified",
+        "neighbourhood_chi_square_per_dof": None,
+        "seconds": {"fit": 2.5},
+    }
+    page = Page(report.render_comparison(json.loads(json.dumps([first, second]))))
+    for text in ("distribution_aware", "stratified", "random split", "scan", "write", "fit"):
+        assert text in page.text
+    assert re.search(r"stratified\s*-\s*-\s*2\.5\s*2\.50", page.text)  # no scan, no write, fit, total
+    assert len(page.sources()) == 4  # seconds, distance, classes, neighbourhoods
+
+
+def test_the_classes_that_stray_farthest_are_drawn_under_their_own_numbers() -> None:
+    table = np.full((4, 120), 10)
+    table[:, 110:] = [[40], [0], [0], [0]]  # ten classes that one worker holds alone
+    (ax,) = figures.class_boxes(table).axes
+    drawn = ax.xaxis.get_major_formatter()
+    assert [drawn(position, None) for position in range(90, 100)] == [str(label) for label in range(110, 120)]
+    assert drawn(100, None) == ""
+
+
+def test_the_band_of_a_random_split_never_promises_negative_counts() -> None:
+    (ax,) = figures.class_boxes(np.array([[1, 9], [0, 8], [0, 9]])).axes
+    assert ax.get_ylim()[1] > 8
+    assert min(band.get_y() for band in ax.containers[0]) == 0

@@ -1,0 +1,208 @@
+"""What the folder of a run allows a start to do, and what a refusal leaves there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DataError, JobError, UsageError
+from tests.clusters.machine import ROOT
+from tests.support.configs import change, make_config
+from trainer.home.place import listing
+from trainer.runlog.run_folder import RunRecord, Start, locked, resolve_output, settled
+
+ASKED = RunRecord(make_config(steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
+RESULTS = ("metrics.jsonl", "pushes.csv", "checkpoints/00000007/state.json", "checkpoints/00000007/slice-000-of-002.st")
+
+
+def asking(run: RunRecord = ASKED, **values: Any) -> RunRecord:
+    return replace(run, config=change(run.config, **values))
+
+
+def start(output: Path, run: RunRecord = ASKED, *, resume: bool = False, overwrite: bool = False) -> Start:
+    with settled(output, run, resume=resume, overwrite=overwrite) as found:
+        return found
+
+
+def fill(output: Path, *names: str) -> None:
+    for name in names:
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_text(name)
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    output = tmp_path / "run"
+    assert start(output) is Start.NEW
+    fill(output, *RESULTS)
+    return output
+
+
+@pytest.fixture
+def finished(unfinished: Path) -> Path:
+    (unfinished / "result.json").write_text('{"cause": "finished"}')
+    return unfinished
+
+
+def content(output: Path) -> dict[str, bytes]:
+    return {name: (output / name).read_bytes() for name in listing(output)}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "empty").mkdir()
+    assert start(tmp_path / "a" / "b", resume=resume) is Start.NEW
+    assert start(tmp_path / "empty", resume=resume) is Start.NEW
+    fill(tmp_path / "early", "logs/worker-3.log")  # of a host that was faster
+    assert start(tmp_path / "early", resume=resume) is Start.NEW
+    assert (tmp_path / "early" / "logs" / "worker-3.log").exists()
+
+
+def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished: Path) -> None:
+    before = content(unfinished)
+    with pytest.raises(UsageError, match=r"--resume goes on with it, --overwrite starts anew"):
+        start(unfinished)
+    assert content(unfinished) == before
+    assert start(unfinished, resume=True) is Start.GO_ON
+    (unfinished / "result.json").write_text('{"cause": "interrupted"}')
+    assert start(unfinished, asking(steps=20), resume=True) is Start.GO_ON
+    assert json.loads((unfinished / "config.json").read_text())["config"]["run"]["steps"] == 20
+    assert {name: content(unfinished)[name] for name in RESULTS} == {name: before[name] for name in RESULTS}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: bool) -> None:
+    before = content(finished)
+    assert start(finished, resume=resume) is Start.FINISHED
+    moved = replace(asking(device="cpu", shards="elsewhere", steps=None, epochs=1), rows=10 * 128)
+    assert start(finished, moved, resume=resume) is Start.FINISHED  # an epoch of ten steps
+    with pytest.raises(UsageError, match="10 steps a worker, more than the 9 asked for"):
+        start(finished, asking(steps=9), resume=resume)
+    assert content(finished) == before
+
+
+def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished: Path) -> None:
+    with pytest.raises(UsageError, match=r"10 steps a worker; --resume goes on to the 30"):
+        start(finished, asking(steps=30))
+    assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
+    assert not (finished / "result.json").exists()
+    with pytest.raises(UsageError, match="has not ended"):
+        start(finished, asking(steps=30))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        (replace(ASKED, num_workers=5, shards="beef"), "worker count 4, not 5"),
+        (replace(ASKED, shards="beef"), "shard digest f00d, not beef"),
+        (asking(seed=7), "--seed 0, not 7"),
+        (asking(batch_size=64), "--batch-size 128, not 64"),
+        (asking(protocol="bsp"), "--protocol asp, not bsp"),
+    ],
+)
+def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(
+    finished: Path, other: Any, part: Any, resume: bool
+) -> None:
+    before = content(finished)
+    with pytest.raises(UsageError, match="--overwrite") as refused:
+        start(finished, other, resume=resume)
+    assert part in str(refused.value)
+    assert ("--resume cannot change it" in str(refused.value)) == resume
+    assert content(finished) == before
+
+
+def test_where_and_on_how_many_servers_a_run_goes_on_is_free(finished: Path) -> None:
+    assert start(finished, asking(steps=30, servers=1), resume=True) is Start.GO_ON
+
+
+def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished: Path) -> None:
+    fill(finished, "logs/server-0.log", "tensorboard/events.out.tfevents.1.host.2.0", ".best.safetensors.0a1b2c3d.tmp",
+         "report.html.tmp", ".result.json.tmp", "checkpoints/.void/state.json", "checkpoints/generations.json",
+         "checkpoints/.generations.json.0a1b2c3d.tmp")  # fmt: skip
+    assert start(finished, asking(seed=7), overwrite=True) is Start.NEW
+    assert sorted(path.name for path in finished.iterdir()) == [".lock", "config.json"]
+    assert json.loads((finished / "config.json").read_text())["config"]["run"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "foreign", ["thesis.tex", "logs/notes.txt", "checkpoints/best.pt", "checkpoints/00000007/a/b", "x.tmp", "x/y.json"]
+)
+def test_overwrite_refuses_a_folder_with_files_of_others(finished: Path, foreign: Any) -> None:
+    fill(finished, foreign)
+    before = content(finished)
+    with pytest.raises(UsageError, match="which no run wrote") as refused:
+        start(finished, overwrite=True)
+    assert foreign in str(refused.value)
+    assert content(finished) == before
+
+
+def test_overwrite_follows_no_link_out_of_the_folder(finished: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "scratch", "00000009/state.json")
+    (finished / "tensorboard").symlink_to(tmp_path / "scratch")
+    with pytest.raises(UsageError, match="tensorboard, which no run wrote"):
+        start(finished, overwrite=True)
+    assert listing(tmp_path / "scratch") == ["00000009/state.json"]
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path: Path) -> None:
+    fill(tmp_path, "thesis.tex")
+    for resume in (False, True):
+        with pytest.raises(UsageError, match=r"thesis\.tex, which no run wrote"):
+            start(tmp_path, resume=resume)
+    assert listing(tmp_path) == ["thesis.tex"]
+
+
+def test_a_start_that_failed_before_its_first_update_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -> None:
+    assert start(tmp_path, asking(model="net:missing")) is Start.NEW
+    fill(tmp_path, "logs/prepare.log", "checkpoints/00000000/state.json", "checkpoints/00000000/slice-000-of-001.st")
+    assert start(tmp_path) is Start.NEW
+    assert not (tmp_path / "checkpoints").exists()  # the other model's first numbers
+
+
+def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished: Path) -> None:
+    (unfinished / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"without its config\.json"):
+        start(unfinished, resume=True)
+    (unfinished / "config.json").write_text('{"config": {"model": 1}')
+    with pytest.raises(DataError, match=r"config\.json is damaged"):
+        start(unfinished, resume=True)
+    assert start(unfinished, overwrite=True) is Start.NEW
+
+
+def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished: Path) -> None:
+    before = content(unfinished)
+    program = "from pathlib import Path; import sys; from trainer.runlog.run_folder import locked\n"
+    program += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(unfinished)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        for flag in ("resume", "overwrite"):
+            with pytest.raises(JobError, match="in use by a run that has not ended") as refused:
+                start(unfinished, resume=flag == "resume", overwrite=flag == "overwrite")
+            assert refused.value.exit_code == 1, "nothing is wrong with the command"
+        assert content(unfinished) == before
+        other.kill()  # a lock never outlives its process
+    with locked(unfinished):
+        pass
+
+
+def test_a_folder_is_held_from_the_decision_to_the_end_of_the_run(tmp_path: Path) -> None:
+    with settled(tmp_path / "run", ASKED, resume=False, overwrite=False) as found:
+        assert found is Start.NEW
+        with pytest.raises(JobError, match="in use"):
+            start(tmp_path / "run", overwrite=True)
+    assert start(tmp_path / "run", overwrite=True) is Start.NEW
+
+
+@pytest.mark.parametrize("text", ["", "s3://bucket/run", "hdfs:/x"])
+def test_an_output_that_is_no_local_folder_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--output"):
+        resolve_output(text)

@@ -1,0 +1,197 @@
+"""What the log of a run is read back and summed up to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.configs import make_config
+from trainer.run_files import METRICS
+from trainer.runlog.events import COLUMNS
+from trainer.runlog.read import best, read_events, read_pushes, surviving
+from trainer.runlog.result import summarise
+
+
+def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Path) -> None:
+    log = tmp_path / METRICS
+    assert read_events(log) == []
+    log.write_bytes(
+        b'{"event": "start", "time": 1}\n'
+        b'\n{"event": "train", "ti{"event": "eval", "version": 3}\n'
+        b'{"event": "tr\xff\n'
+        b"[1]\n3\n"
+        b'{"event": "end", "time": 2}\n{"event": "late'
+    )
+    assert read_events(log) == [
+        {"event": "start", "time": 1},
+        {"event": "eval", "version": 3},
+        {"event": "end", "time": 2},
+    ]
+
+
+def test_going_back_voids_what_came_after() -> None:
+    log: list[dict[str, Any]] = [
+        {"event": "start", "resumed_from": None},
+        {"event": "eval", "version": 10},
+        {"event": "train", "version": 12},
+        {"event": "restart", "role": "server"},
+        {"event": "rollback", "to_version": 10},
+        {"event": "eval", "version": 20},
+        {"event": "end", "cause": "interrupted"},
+        {"event": "start", "resumed_from": 15},
+        {"event": "eval", "version": 20, "accuracy": 1},
+    ]
+    assert surviving(log) == [log[i] for i in (0, 1, 3, 4, 6, 7, 8)]
+    assert surviving([log[1], {"event": "start", "resumed_from": None}]) == [{"event": "start", "resumed_from": None}]
+
+
+def test_what_is_logged_late_of_a_history_that_was_left_does_not_count() -> None:
+    log: list[dict[str, Any]] = [
+        {"event": "generation", "generation": 5, "version": 0},
+        {"event": "eval", "generation": 5, "version": 10},
+        {"event": "generation", "generation": 8, "version": 10},
+        {"event": "eval", "generation": 5, "version": 20},
+        {"event": "eval", "generation": 5, "version": 10},
+        {"event": "generation", "generation": 9, "version": 30},
+        {"event": "eval", "generation": 5, "version": 20},
+        {"event": "eval", "generation": 8, "version": 20},
+    ]
+    assert surviving(log) == [log[i] for i in (0, 1, 2, 4, 5, 7)]
+
+
+def test_the_best_evaluation_is_the_earliest_of_equals() -> None:
+    evaluated = [{"version": v, "accuracy": a} for v, a in ((1, 0.5), (2, None), (3, 0.75), (4, 0.75))]
+    assert best(evaluated) == evaluated[2]
+    assert best([]) is None
+
+
+updates = st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=8)  # (accepted pushes, whether one is refused)
+histories = st.lists(st.tuples(st.integers(0, 30), st.booleans(), updates))  # (back to, refused at once, updates)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories)
+def test_pushes_that_a_rollback_took_away_are_dropped(
+    tmp_path_factory: pytest.TempPathFactory, generations: Any
+) -> None:
+    """Against a history kept as it happens: a list that is cut at every roll-back."""
+    lines, kept, version = [COLUMNS], [], 0
+    for generation, (back, refused_at_once, updates) in enumerate(generations):
+        version = min(version, back)
+        went_back = False
+        rows = [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused_at_once
+        kept += rows
+        lines += [",".join(map(str, row)) for row in rows]
+        for pushes, refused in updates:
+            if not went_back:  # it shows in the file with the first push that was accepted
+                kept = [row for row in kept if row[1] <= version]
+                went_back = True
+            version += 1
+            rows = [(generation, version, w, 5, 0, 0, 10, 0.5, 3, 1.5, 1, 0.05, 0.001) for w in range(pushes)]
+            rows += [(generation, version, 9, 5, 0, 0, 10, 0.5, 3, 1.5, 0, 0.05, 0.001)] * refused
+            kept += rows
+            lines += [",".join(map(str, row)) for row in rows]
+    path = tmp_path_factory.mktemp("pushes") / "pushes.csv"
+    path.write_text("\n".join(lines) + "\n")
+    found = read_pushes(path)
+    assert [tuple(row) for row in found.itertuples(index=False)] == kept
+
+
+def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "pushes.csv"
+    good = "0,1,0,0,0,0,10,nan,3,1.5,1,0.05,0.001"
+    path.write_text(
+        f"{COLUMNS}\n{good}\n0,2,1,0,0,2{good}\n0,2,1,0,x,2,10,0.5,3,2.5,1\n{good}\n0,3,1,0,0,2,10,0.5,3,2."
+    )
+    found = read_pushes(path)
+    assert len(found) == 2
+    assert found["loss"].isna().all()
+    assert read_pushes(tmp_path / "absent").columns.tolist() == COLUMNS.split(",")
+    assert summarise([], read_pushes(tmp_path / "absent"))["updates"] == 0
+    path.write_text("")
+    assert len(read_pushes(path)) == 0
+
+
+def pushes_of(rows: list[tuple[int, int, int, int]]) -> pd.DataFrame:
+    """(version, worker, staleness, accepted) of ten examples each."""
+    columns = COLUMNS.split(",")
+    return pd.DataFrame([(0, v, w, v, 0, s, 10, 0.5, 3, 1.5, a, 0.05, 0.001) for v, w, s, a in rows], columns=columns)
+
+
+def test_a_run_is_summed_up() -> None:
+    log: list[dict[str, Any]] = [
+        {
+            "event": "start",
+            "config": make_config(model="cnn", seed=4, servers=2).to_json(),
+            "plan": {"num_workers": 3},
+        },
+        {"event": "epoch", "epoch": 1, "version": 2, "loss": 1.5, "accuracy": 0.25, "seconds": 1.0},
+        {"event": "eval", "version": 2, "epoch": 1, "loss": 1.0, "accuracy": 0.75, "seconds": 1.0, "train_loss": 0.5},
+        {"event": "restart", "role": "worker", "index": 1},
+        {"event": "restart", "role": "worker", "index": 1},
+        {"event": "restart", "role": "evaluator", "index": 0},
+        {"event": "rollback", "from_version": 3, "to_version": 2},
+        {"event": "epoch", "epoch": 2, "version": 4, "loss": 0.75, "accuracy": 0.5, "seconds": 2.0},
+        {"event": "end", "cause": "finished", "seconds": 4.0, "updates": 4},
+        {
+            "event": "eval",
+            "version": 4,
+            "epoch": 2,
+            "loss": None,
+            "accuracy": 0.5,
+            "seconds": 2.0,
+            "train_accuracy": 1.0,
+        },
+    ]
+    pushes = pushes_of([(1, 0, 0, 1), (2, 1, 1, 1), (2, 2, 9, 0), (3, 0, 1, 1), (4, 2, 2, 1)])
+    assert summarise(log, pushes) == {
+        "protocol": "asp",
+        "model": "cnn",
+        "seed": 4,
+        "num_workers": 3,
+        "num_servers": 2,
+        "converged": False,
+        "cause": "finished",
+        "updates": 4,
+        "examples": 40,
+        "seconds": 4.0,
+        "images_per_second": 10.0,
+        "final_accuracy": 0.5,
+        "final_loss": None,
+        "best_accuracy": 0.75,
+        "best_loss": 1.0,
+        "best_epoch": 1.0,
+        "train_accuracy": 1.0,
+        "train_loss": None,
+        "learned": None,
+        "running_train_accuracy": 0.5,
+        "running_train_loss": 0.75,
+        "staleness": {"mean": 1.0, "max": 2, "histogram": {"0": 1, "1": 2, "2": 1}},
+        "rejected": 1,
+        "passes": {"whole": 0, "true": 0, "fingerprint": None, "expected": None},
+        "restarts": {"worker": 2, "server": 0, "evaluator": 1},
+        "rollbacks": 1,
+        "evaluations_given_up": 0,
+        "simulated": None,
+    }
+
+
+def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:
+    log: list[dict[str, Any]] = [
+        {"event": "start", "config": {}, "plan": None},
+        {"event": "end", "cause": "interrupted", "seconds": 1.0},
+        {"event": "start", "config": {}, "plan": None, "resumed_from": 3},
+        {"event": "train", "version": 4, "seconds": 2.0},
+    ]
+    assert summarise(log, pushes_of([(1, 0, 0, 1)]))["cause"] is None
+
+
+def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan() -> None:
+    text = json.dumps(summarise([], pushes_of([])), allow_nan=False)
+    assert json.loads(text)["staleness"] == {"mean": None, "max": None, "histogram": {}}

@@ -1,0 +1,264 @@
+"""The log of a run whose home is elsewhere: copied as segments, joined by whoever starts next."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import JobError
+from pipeline.storage.store import Store
+from tests.support.configs import make_config
+from trainer.home.folders import Folders
+from trainer.home.place import StorePlace, listing, write_whole
+from trainer.home.segments import Log, Superseded, begin, copy, joined, settle
+from trainer.home.work import Work, due, working
+from trainer.run_files import METRICS, PUSHES, SEGMENTS
+from trainer.runlog.event_tail import HomeTail
+from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=40), cuts=st.lists(st.integers(0, 40), max_size=6), have=st.integers(0, 40))
+def test_segments_put_in_their_places_twice_change_nothing(data: bytes, cuts: list[int], have: int) -> None:
+    ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    parts = [(first, data[first:last]) for first, last in itertools.pairwise(ends)]
+    assert joined(data[:have], parts) == data
+    assert joined(joined(b"", parts), parts) == data
+
+
+def test_where_two_starts_wrote_the_later_one_counts_and_what_is_missing_is_told() -> None:
+    assert joined(b"base", [(4, b"-late-old"), (4, b"-new")]) == b"base-new"
+    with pytest.raises(ValueError, match="bytes 4 to 9 are missing"):
+        joined(b"base", [(9, b"x")])
+
+
+def test_the_segments_of_starts_are_in_their_order_and_settled_ones_do_not_count() -> None:
+    names = {
+        "000010-000000000000.metrics.jsonl": 5,
+        "000009-000000000007.metrics.jsonl": 3,
+        "000009-000000000000.metrics.jsonl": 7,
+        "000008-000000000000.metrics.jsonl": 2,
+        "000008.settled": 0,
+        "000010.begun": 9,
+        "host-0a-000000000000.metrics.jsonl": 4,
+        ".000010-000000000005.metrics.jsonl.0123abcd.tmp": 4,
+    }
+    log = Log.of(names)
+    assert [(part.source, part.offset) for part in log.of_leaders(METRICS)] == [
+        ("000009", 0),
+        ("000009", 7),
+        ("000010", 0),
+    ]
+    assert (log.begun, log.settled) == (10, 8)
+    assert (log.end("000009", METRICS), log.end("000009", PUSHES)) == (10, None)
+    assert [part.source for part in log.of_others()] == ["host-0a"]
+    assert all(OWNED.fullmatch(f"{SEGMENTS}/{name}") for name in names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lease/.000003.0123abcd.tmp", "logs/.server-0.log.0123abcd.tmp", "segments/.000001.settled.0123abcd.tmp",
+        "checkpoints/00000001/.state.json.0123abcd.tmp", "tensorboard/.events.out.tfevents.1.vm.1.0.0123abcd.tmp",
+        ".result.json.0123abcd.tmp", "checkpoints/.generations.json.0123abcd.tmp",
+    ],
+)  # fmt: skip
+def test_a_draft_that_a_killed_writer_left_is_a_runs_own(name: str) -> None:
+    assert OWNED.fullmatch(name)
+
+
+def folder(tmp_path: Path, name: str) -> Path:
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+def add(folders: Folders, file: str, *lines: str) -> None:
+    with open(folders.work / file, "a") as found:
+        found.writelines(f"{line}\n" for line in lines)
+
+
+def log_of(folders: Folders) -> dict[str, bytes]:
+    return {file: (folders.work / file).read_bytes() for file in (METRICS, PUSHES) if (folders.work / file).exists()}
+
+
+def test_a_start_begins_with_the_log_of_those_before_it_wherever_they_were_killed(
+    home: StorePlace, tmp_path: Path
+) -> None:
+    first = begin(home, folder(tmp_path, "first"))
+    add(first, METRICS, "a", "b")
+    copy(first)
+    add(first, METRICS, "c")
+    add(first, PUSHES, "columns", "1")
+    copy(first)
+    copied = log_of(first)
+    (first.work / METRICS).write_bytes(copied[METRICS] + b"torn")
+    copy(first)
+    second = begin(home, folder(tmp_path, "second"))
+    assert log_of(second) == copied
+    add(second, PUSHES, "2")
+    settle(second)
+    third = begin(home, folder(tmp_path, "third"))
+    assert log_of(third) == log_of(second)
+    assert (home / PUSHES).read_bytes() == b"columns\n1\n2\n"
+    assert [name for name in listing(home) if name.startswith(SEGMENTS)] == [
+        f"{SEGMENTS}/000002.settled",
+        f"{SEGMENTS}/000003.begun",
+    ]
+
+
+def test_a_log_that_was_being_made_whole_is_whole_wherever_that_ended(
+    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [0]
+    for step in itertools.count():
+        root = near / str(step)
+        folders = begin(root, folder(tmp_path, f"a{step}"))
+        for line in "abc":
+            add(folders, METRICS, line)
+            add(folders, PUSHES, line)
+            copy(folders)
+        with monkeypatch.context() as patched:
+            changes[0] = step
+            for name in ("replace", "put_new", "delete"):
+                patched.setattr(Store, name, failing(changes, getattr(Store, name)))
+            try:
+                settle(folders)
+                done = True
+            except JobError:
+                done = False
+        assert log_of(begin(root, folder(tmp_path, f"b{step}"))) == log_of(folders)
+        if done:
+            break
+    assert step > 6
+
+
+def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise JobError("killed")
+        return change(*args, **more)
+
+    return call
+
+
+def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near: StorePlace, tmp_path: Path) -> None:
+    frozen = Work(begin(near, folder(tmp_path, "frozen")))
+    add(frozen.folders, METRICS, "a")
+    frozen.copy()
+    later = begin(near, folder(tmp_path, "later"))
+    add(frozen.folders, METRICS, "of the frozen one")
+    add(later, METRICS, "b")
+    before = listing(near)
+    for act in (frozen.copy, frozen.settle):
+        with pytest.raises(Superseded, match="later start"):
+            act()
+    assert listing(near) == before
+    frozen.close()
+    # one that was already past the question
+    late = f"{int(frozen.folders.source):06d}-000000000002.{METRICS}"
+    write_whole(near / SEGMENTS / late, b"of the frozen one\n")
+    copy(later)
+    assert log_of(begin(near, folder(tmp_path, "last")))[METRICS] == b"a\nb\n"
+    settle(later_of := begin(near, folder(tmp_path, "settling")))
+    write_whole(near / SEGMENTS / late, b"of the frozen one\n")
+    assert log_of(begin(near, folder(tmp_path, "after")))[METRICS] == log_of(later_of)[METRICS] == b"a\nb\n"
+
+
+def test_a_run_that_begins_anew_has_nothing_of_a_frozen_start_of_the_run_before(
+    near: StorePlace, tmp_path: Path
+) -> None:
+    frozen = begin(near, folder(tmp_path, "frozen"))
+    add(frozen, METRICS, "a")
+    copy(frozen)
+    record = RunRecord(make_config(), 2, 80, "digest")
+    with settled(near, record, resume=False, overwrite=True) as start:
+        assert start is Start.NEW
+        anew = begin(near, folder(tmp_path, "anew"))
+        add(anew, METRICS, "new")
+        add(frozen, METRICS, "b")
+        with pytest.raises(Superseded):
+            copy(frozen)
+        write_whole(near / SEGMENTS / f"{frozen.source}-000000000002.{METRICS}", b"b\n")  # it had asked before
+        settle(anew)
+    assert (near / METRICS).read_bytes() == b"new\n"
+
+
+def test_a_host_copies_half_a_minute_after_server_0_has_but_at_least_each_minute() -> None:
+    assert due(100.0, -math.inf) == 130.0
+    assert due(100.0, 110.0) == 140.0
+    assert [due(100.0, heard) for heard in (130.0, 159.0, 400.0)] == [160.0] * 3
+
+
+def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: StorePlace, tmp_path: Path) -> None:
+    folders = begin(near, folder(tmp_path, "work"))
+    errors: list[BaseException] = []
+
+    def add_and_copy(who: int) -> None:
+        try:
+            for at in range(25):
+                add(folders, METRICS, f"{who} {at}")
+                copy(folders)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=add_and_copy, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert log_of(begin(near, folder(tmp_path, "next"))) == log_of(folders)
+
+
+def test_what_other_hosts_log_is_taken_over_once_though_the_host_that_leads_starts_again(
+    near: StorePlace, tmp_path: Path
+) -> None:
+    other = Work(Folders(near, folder(tmp_path, "other"), "host-0a"))
+    lead = Work(begin(near, folder(tmp_path, "lead")))
+    add(lead.folders, METRICS, '{"event": "start"}')
+    add(other.folders, METRICS, '{"event": "eval", "version": 3}')
+    other.copy()
+    lead.copy()
+    lead.copy()
+    lead.close()
+    again = Work(begin(near, folder(tmp_path, "again")))
+    add(other.folders, METRICS, '{"event": "eval", "version": 4}')
+    other.close()
+    again.settle()
+    events = [json.loads(line) for line in (near / METRICS).read_bytes().splitlines()]
+    assert [event.get("version") for event in events] == [None, 3, 4]
+    again.close()
+
+
+def test_an_evaluator_on_another_host_reads_the_events_of_the_one_that_leads(near: StorePlace, tmp_path: Path) -> None:
+    lead = begin(near, folder(tmp_path, "lead"))
+    other = Folders(near, folder(tmp_path, "other"), "host-0a")
+    write_whole(near / METRICS, b"")
+    tail = HomeTail(other)
+    add(lead, METRICS, '{"event": "generation", "version": 1}')
+    add(other, METRICS, '{"event": "eval", "version": 2}')
+    assert [event["version"] for event in tail.new()] == [2]
+    copy(lead)
+    assert [event["version"] for event in tail.new()] == [1]
+    assert list(tail.new()) == []
+    assert [event["version"] for event in HomeTail(other).new()] == [1, 2]
+
+
+def test_a_work_folder_goes_with_its_run_and_its_logs_stay(near: StorePlace, tmp_path: Path) -> None:
+    with working(near, leads=True, scratch=folder(tmp_path, "scratch")) as work:
+        (work.folders.work / "logs").mkdir()
+        (work.folders.work / "logs" / "server-0.log").write_text("said\n")
+        assert str(work.folders.at_home(work.folders.work / "logs" / "server-0.log")) == f"{near}/logs/server-0.log"
+        work.settle()
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert (near / "logs" / "server-0.log").read_bytes() == b"said\n"

@@ -1,0 +1,426 @@
+"""Runs in virtual time: repeatable to the bit, held against theory, plain loops and scripted failures."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import JobError, UsageError
+from pipeline.seeds import Purpose, generator
+from tests.support.configs import make_config
+from tests.support.trainer_runs import ROOT, until
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from trainer import Options, Result
+from trainer.checkpoints.read import newest, read_vector
+from trainer.data.deal import deal
+from trainer.data.shards import load_worker, open_shards
+from trainer.runlog.read import read_events
+from trainer.simulate import main, simulate
+from trainer.simulation.compare import compare, parse_protocols
+from trainer.simulation.engine import Engine
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.network import Network
+from trainer.simulation.options import Simulated
+from trainer.simulation.profiles import PROFILES, parse_profile
+from trainer.simulation.replay import replay
+
+QUIET = Options(silent=True, report=False)
+TOY: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "steps": 30, "epoch_checkpoints": False}
+
+
+def virtual(output: Path, protocol: str = "asp", options: Options = QUIET, **values: Any) -> Result:
+    """A toy run of four workers; values: of the configuration, and of what stands for the machines."""
+    machines: dict[str, Any] = {"compute": "quadratic", "workers": 4, "rows": 400}
+    machines |= {key: values.pop(key) for key in list(values) if key in Simulated.__dataclass_fields__}
+    shards = values.pop("shards", "")
+    return simulate(make_config(shards, output, protocol=protocol, **TOY | values), Simulated(**machines), options)
+
+
+def final(result: Result) -> np.ndarray:
+    version = newest(result.output / "checkpoints", verify=True)
+    assert version is not None
+    return read_vector(result.output / "checkpoints", version)
+
+
+def bits_of(result: Result) -> tuple[bytes, bytes]:
+    """All that happened, and the parameters that came of it."""
+    return (result.output / "pushes.csv").read_bytes(), final(result).tobytes()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("virtual"), [rows_of(60, 2), rows_of(50, 3, 2000)], EVAL_ROWS)
+
+
+HARD: dict[str, Any] = {
+    "servers": 3,
+    "profile": parse_profile("lognormal:0.5"),
+    "latency_ms": 5.0,
+    "bandwidth_mbps": 0.5,
+    "failures": parse_failures("worker:2@1+2,server@2+3"),
+}
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ssp", "bsp", "k-batch-asp", "k-bsp"])
+def test_the_same_command_gives_the_same_bits(tmp_path: Path, protocol: str) -> None:
+    own: dict[str, Any] = {"cancel": "preempt"} if protocol == "k-bsp" else {}
+    first, second = (virtual(tmp_path / name, protocol, **HARD, **own) for name in "ab")
+    assert bits_of(first) == bits_of(second)
+    assert first.seconds == second.seconds
+    assert virtual(tmp_path / "c", protocol, seed=1, **HARD, **own).seconds != first.seconds
+
+
+def test_one_worker_is_a_loop_of_plain_gradient_descent(tmp_path: Path) -> None:
+    done = virtual(tmp_path / "run", workers=1, batch_size=10, steps=20, momentum=0.5, recipe="constant")
+    curvature = np.geomspace(1, 0.01, 64).astype(np.float32)
+    values, velocity = np.ones(64, np.float32), np.zeros(64, np.float32)
+    for step in range(20):
+        noise = generator(0, Purpose.TOY, 0, step).standard_normal(64, np.float32)
+        velocity = 0.5 * velocity + 0.1 * (curvature * values + noise / np.sqrt(10))
+        values = values - velocity
+    np.testing.assert_allclose(final(done)[:64], values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rate", "own"),
+    [
+        ("bsp", 4 / 8, {}),
+        ("asp", 3 + 1 / 8, {}),
+        ("ssp", 4 / 8, {}),
+        ("k-bsp", 3, {"k": 3}),
+        ("k-batch-asp", 3 + 1 / 8, {"k": 4}),
+    ],
+)
+def test_a_straggler_costs_what_the_theory_says(tmp_path: Path, protocol: str, rate: float, own: Any) -> None:
+    """One of 4 workers is 8 times slower: accepted gradients in the time of an ordinary step."""
+    done = virtual(
+        tmp_path / "run", protocol, compute="none", steps=300, profile=parse_profile("one-slow:8"), step_ms=20, **own
+    )
+    assert done.seconds
+    assert 300 * 4 / done.seconds * 0.02 == pytest.approx(rate, rel=0.05)
+
+
+def test_messages_share_a_server_s_link_and_wait_for_each_other() -> None:
+    network = Network(latency_s=0.25, megabits_per_s=8, message_bytes=1e6)  # a second a message
+    assert [network.push(now) for now in (0.0, 0.0, 0.5, 10.0)] == [1.25, 2.25, 3.25, 11.25]
+    assert network.reply(0.0) == 1.25  # the other direction is free
+
+
+def test_on_a_slow_link_more_workers_are_no_faster(tmp_path: Path) -> None:
+    """64 parameters are 2,048 bits: at 0.02048 Mbit/s a message takes 0.1 s, so ten gradients a second are all there can
+    be."""
+    for workers in (4, 8):
+        done = virtual(tmp_path / str(workers), workers=workers, bandwidth_mbps=0.02048, step_ms=10, steps=100)
+        assert done.seconds
+        assert 100 * workers / done.seconds == pytest.approx(10, rel=0.05)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "bsp", "k-asp"])
+def test_scripted_failures_cost_time_and_no_gradient(tmp_path: Path, protocol: str) -> None:
+    calm = virtual(tmp_path / "calm", protocol)
+    failures = parse_failures("worker:1@0.95+2,server@1.5+4")
+    hit = virtual(tmp_path / "hit", protocol, failures=failures, checkpoint_every_s=0.5)
+    assert hit.restarts == {"worker": 1, "server": 1, "evaluator": 0}
+    assert hit.rollbacks == 1
+    assert hit.examples == calm.examples == 30 * 40
+    accepted = hit.pushes()[hit.pushes()["accepted"] == 1]
+    assert not accepted.duplicated(["worker", "clock"]).any()
+    if protocol == "bsp":
+        np.testing.assert_array_equal(final(hit), final(calm))
+
+
+def test_a_worker_that_is_dead_stays_so_when_the_servers_come_back(tmp_path: Path) -> None:
+    done = virtual(tmp_path / "run", "bsp", failures=parse_failures("worker:1@0.5+20,server@1+2"))
+    assert done.rollbacks == 1
+    assert (done.pushes()["worker"] == 1).sum() == 30
+    events = [json.loads(line) for line in (done.output / "metrics.jsonl").read_bytes().splitlines()]
+    end = next(event for event in events if event["event"] == "end")
+    assert end["time"] == pytest.approx(20.5 + 30 * 0.1)
+
+
+def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(tmp_path: Path) -> None:
+    whole, part = (
+        virtual(tmp_path / name, "bsp", steps=steps, recipe="constant") for name, steps in (("whole", 20), ("part", 8))
+    )
+    resume = Options(silent=True, report=False, resume=True)
+    longer = virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant")
+    assert (part.updates, longer.updates) == (8, 20)
+    np.testing.assert_array_equal(final(longer), final(whole))
+    with pytest.raises(UsageError, match="virtual machines"):
+        virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant", step_ms=7.0)
+
+
+def test_the_report_and_the_result_say_that_seconds_are_virtual(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = virtual(tmp_path / "run", options=Options(quiet=True))
+    assert done.simulated
+    assert done.simulated["compute"] == "quadratic"
+    assert "In virtual time" in (tmp_path / "run" / "report.html").read_text()
+    assert "of virtual time" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C is looked for between two events, so that no update is cut in half."""
+    flags = ["--compute", "quadratic", "--workers", "4", "--batch-size", "40", "--protocol", "bsp", "--output"]
+    command = [sys.executable, "-m", "trainer.simulate", *flags, str(tmp_path / "run"), "--no-report", "--quiet"]
+    command += ["--steps", "100000", "--recipe", "constant"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    until(lambda: (tmp_path / "run" / "pushes.csv").exists(), "it has begun")
+    process.send_signal(signal.SIGINT)
+    assert "--resume goes on" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    version = newest(tmp_path / "run" / "checkpoints", verify=True)
+    assert version
+    left = simulate(
+        make_config("", tmp_path / "whole", protocol="bsp", batch_size=40, steps=version, recipe="constant"),
+        Simulated(compute="quadratic", workers=4),
+        QUIET,
+    )
+    np.testing.assert_array_equal(read_vector(tmp_path / "run" / "checkpoints", version), final(left))
+
+
+def test_a_toy_run_that_diverges_says_so(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="diverged"):
+        virtual(tmp_path / "run", learning_rate=1e20)
+
+
+# --- profiles and failures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["exponential:20", "lognormal:0.7", "homogeneous"])
+def test_a_profile_s_steps_have_their_mean_and_are_the_same_every_time(text: str) -> None:
+    profile = parse_profile(text)
+    drawn = np.array([profile.seconds(0.05, 3, worker, clock) for worker in range(20) for clock in range(500)])
+    assert drawn.mean() == pytest.approx(0.05, rel=0.03)
+    assert profile.seconds(0.05, 3, 7, 11) == profile.seconds(0.05, 3, 7, 11)
+    assert len(set(drawn)) == (1 if text == "homogeneous" else len(drawn))
+
+
+def test_mixed_machines_are_those_of_the_thesis() -> None:
+    steps = [parse_profile("mixed").seconds(1.0, 0, worker, 0) for worker in range(18)]
+    assert steps == [1.0] * 5 + [2.0] * 2 + [4.0] * 2 + [1.0] * 5 + [2.0] * 2 + [4.0] * 2
+
+
+def test_a_trace_gives_the_times_of_the_run_s_steps_again_and_again(tmp_path: Path) -> None:
+    run = virtual(tmp_path / "run", workers=2, batch_size=20, profile=parse_profile("lognormal:0.5"), steps=5)
+    logged = run.pushes()
+    times = logged.loc[logged["worker"] == 1, "step_s"].to_list()
+    trace = parse_profile(f"trace:{tmp_path / 'run'}")
+    assert [trace.seconds(9.0, 0, 3, clock) for clock in range(2 * len(times))] == times * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["one-slow", "one-slow:0", "one-slow:x", "exponential:-1", "nope", "mixed:3", "trace:/nowhere", "lognormal:inf"],
+)
+def test_a_profile_that_cannot_be_is_one_clear_line(text: str) -> None:
+    with pytest.raises(UsageError, match="--profile") as refused:
+        parse_profile(text)
+    assert "\n" not in str(refused.value)
+    assert len(PROFILES) == 6
+
+
+@pytest.mark.parametrize("text", ["worker@1+1", "worker:1@1", "server:0@1+1", "worker:1@1.2.3+1", ""])
+def test_a_failure_that_cannot_be_is_one_clear_line(text: str) -> None:
+    with pytest.raises(UsageError, match="--failures"):
+        parse_failures(text)
+
+
+# --- real gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 100])
+def test_dealing_gives_every_row_to_one_virtual_worker_and_nobody_nothing(shards: Path, count: int) -> None:
+    found = open_shards(str(shards))
+    dealt = deal(found, count)
+    ids = np.concatenate([rows.ids for rows in dealt])
+    held = np.concatenate([load_worker(found, shard).ids for shard in range(2)])
+    assert sorted(ids) == sorted(held)
+    assert all(len(rows) for rows in dealt)
+    if count == 2:
+        for worker, rows in enumerate(dealt):
+            np.testing.assert_array_equal(rows.ids, load_worker(found, worker).ids)
+    if count == 5:  # more workers than shards: each sees one shard
+        assert [set(rows.ids >= 2000) for rows in dealt] == [{False}, {True}] * 2 + [{False}]
+
+
+def test_more_workers_than_rows_are_refused(shards: Path) -> None:
+    with pytest.raises(UsageError, match="--workers 300"):
+        deal(open_shards(str(shards)), 300)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "own"), [("bsp", {}), ("asp", {}), ("k-batch-asp", {"k": 3}), ("n-softsync", {}), ("dssp", {})]
+)
+def test_a_replay_of_a_virtual_run_ends_with_its_bits(shards: Path, tmp_path: Path, protocol: str, own: Any) -> None:
+    """With mini-batches, augmentation, dropout and BatchNorm of the model, a worker that dies, and servers that go back."""
+    real = {"compute": "real", "model": "cnn", "shards": str(shards), "workers": 3, "batch_size": 12, "steps": 6}
+    done = virtual(tmp_path / "run", protocol, **HARD | real | own | {"servers": 2, "bandwidth_mbps": None})
+    again = replay(done.output)
+    assert again.pushes == 18
+    assert again.is_equal
+    assert done.final_accuracy is not None
+    assert not np.array_equal(again.replayed, np.zeros_like(again.replayed))
+
+
+def test_a_replay_notices_another_seed(tmp_path: Path) -> None:
+    done = virtual(tmp_path / "run")
+    config = json.loads((done.output / "config.json").read_bytes())
+    config["config"]["run"]["seed"] = 5
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert not replay(done.output).is_equal
+    with pytest.raises(JobError, match="differ"):
+        main(["--replay", str(done.output)])
+
+
+# --- comparison and the command line --------------------------------------------------------------------------------------
+
+
+def test_protocols_of_a_comparison_are_written_with_their_parameters() -> None:
+    found = parse_protocols("asp, ssp:3,dssp:2:9,k-bsp:4:preempt")
+    assert [repr(protocol.to_json()) for protocol in found.values()] == [
+        "{'name': 'asp'}",
+        "{'name': 'ssp', 'staleness_bound': 3}",
+        "{'name': 'dssp', 'staleness_bound': 2, 'staleness_upper_bound': 9}",
+        "{'name': 'k-bsp', 'k': 4, 'cancel': 'preempt', 'micro_batches': 4}",
+    ]
+    for wrong in ("nope", "asp:1", "ssp:x", "", "ssp:-1"):
+        with pytest.raises(UsageError):
+            parse_protocols(wrong)
+
+
+def test_a_comparison_has_a_table_and_a_picture_and_says_who_reaches_the_loss_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config("", tmp_path / "all", **TOY | {"steps": 100, "momentum": 0.0})
+    machines = Simulated(compute="quadratic", workers=4, rows=400, profile=parse_profile("one-slow:8"))
+    protocols = parse_protocols("bsp,asp,k-bsp:3")
+    runs = {run.label: run for run in compare(config, machines, protocols, QUIET)}
+    assert (tmp_path / "all" / "comparison.png").stat().st_size > 10_000
+    table = json.loads((tmp_path / "all" / "comparison.json").read_text())
+    for label, run in runs.items():
+        assert run.to_loss is not None
+        below = run.seconds[run.loss <= table["loss"]]
+        assert run.to_loss == below[0]
+        assert (tmp_path / "all" / label.replace(":", "-") / "result.json").exists()
+    assert runs["asp"].to_loss < runs["bsp"].to_loss  # type: ignore[operator]
+    before = (tmp_path / "all" / "asp" / "result.json").stat().st_mtime_ns
+    compare(config, machines, protocols, Options(quiet=True, report=False), loss=-1.0)
+    assert (tmp_path / "all" / "asp" / "result.json").stat().st_mtime_ns == before, "what is finished is not done again"
+    said = capsys.readouterr().out
+    assert "k-bsp:3" in said
+    assert "s to loss -1" in said
+
+
+def test_each_protocol_of_a_comparison_has_the_rate_that_it_has_alone(tmp_path: Path) -> None:
+    """Or the one that was given, for all of them."""
+    toy = ["--compute", "none", "--workers", "4", "--batch-size", "8", "--steps", "2", "--no-report", "--quiet"]
+
+    def rates(*argv: str) -> tuple[float, float]:
+        folder = tmp_path / "-".join(argv)
+        assert main([*toy, *argv, "--output", str(folder)]) == 0
+        optimisers = [
+            json.loads(path.read_text())["config"]["optimiser"] for path in sorted(folder.glob("**/config.json"))
+        ]
+        return optimisers[-1]["learning_rate"], optimisers[-1]["momentum"]
+
+    assert rates("--compare", "asp,bsp") == rates("--protocol", "bsp") != rates("--protocol", "asp")
+    assert rates("--compare", "asp,bsp", "--learning-rate", "0.5")[0] == 0.5
+
+
+def test_where_nothing_is_computed_no_loss_is_compared(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "all", **TOY)
+    runs = compare(config, Simulated(compute="none", workers=4, rows=400), parse_protocols("asp,bsp"), QUIET)
+    assert [(len(run.loss), run.to_loss) for run in runs] == [(0, None)] * 2
+    assert json.loads((tmp_path / "all" / "comparison.json").read_text())["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--compute", "real"], "give --shards"),
+        (["--compute", "quadratic"], "give --workers N"),
+        (["--compute", "quadratic", "--workers", "9", "--batch-size", "8"], "at least 9"),
+        (["--compute", "none", "--workers", "2", "--failures", "worker:2@1+1"], "workers 0..1"),
+        (["--compute", "none", "--workers", "2", "--protocol", "k-bsp", "--k", "3"], "--k 3"),
+        (["--compute", "none", "--workers", "2", "--sampling", "bernoulli"], "--compute real"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_clear_line_and_leaves_nothing(
+    tmp_path: Path, flags: list[str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        main([*flags, "--output", str(tmp_path / "run"), "--steps", "1"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_replaying_what_is_no_run_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="holds no run"):
+        main(["--replay", str(tmp_path)])
+
+
+class Killed(Exception):
+    """The process of a virtual run ends, and nothing is tidied up."""
+
+
+def kill_at(second: float, monkeypatch: pytest.MonkeyPatch, output: Path, **values: Any) -> None:
+    handle = Engine._handle
+
+    def killed(engine: Engine, event: Any) -> None:
+        if engine.now >= second:
+            raise Killed
+        handle(engine, event)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "_handle", killed)
+        patched.setattr("trainer.simulation.run.conclude", lambda *_: None)
+        with pytest.raises(Killed):
+            virtual(output, **values)
+
+
+def test_a_killed_run_that_is_resumed_counts_every_gradient_once_and_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was logged after the last checkpoint is void; the virtual clock goes on, and a failure befalls once."""
+    values: dict[str, Any] = {"steps": 40, "failures": parse_failures("worker:1@0.5+0.3")}
+    kill_at(1.55, monkeypatch, tmp_path, **values)
+    result = virtual(tmp_path, options=Options(silent=True, report=False, resume=True), **values)
+    pushes = result.pushes()
+    assert len(pushes) == result.updates == 160
+    assert replay(tmp_path).is_equal
+    events = read_events(tmp_path / "metrics.jsonl")
+    assert [event["event"] for event in events].count("restart") == 1
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+
+
+def test_a_worker_that_dies_again_while_it_is_away_is_away_for_the_longer_of_both(tmp_path: Path) -> None:
+    for name, script in (("later", "worker:0@1+0.5,worker:0@1.2+2"), ("sooner", "worker:0@1+2.2,worker:0@1.2+0.3")):
+        pushes = virtual(tmp_path / name, steps=60, failures=parse_failures(script)).pushes()
+        seconds = pushes.loc[pushes["worker"] == 0, "seconds"]
+        assert not seconds.between(1.05, 3.25).any()
+
+
+def test_a_dead_server_writes_no_checkpoint(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"steps": 60, "profile": parse_profile("one-slow:12"), "checkpoint_every_s": 1.0}
+    virtual(tmp_path, failures=parse_failures("server@2.05+1.5"), **values)
+    events = read_events(tmp_path / "metrics.jsonl")
+    (rollback,) = (event for event in events if event["event"] == "rollback")
+    assert rollback["to_version"] < rollback["from_version"]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--servers", "100"], ["--compare", "asp,k-bsp:9"], ["--compare", "asp", "--loss", "nan"]]
+)
+def test_what_cannot_be_simulated_is_refused_before_a_run_is_logged(tmp_path: Path, flags: list[str]) -> None:
+    toy = ["--compute", "quadratic", "--workers", "4", "--batch-size", "4", "--steps", "4", "--quiet"]
+    with pytest.raises(UsageError):
+        main([*toy, *flags, "--output", str(tmp_path / "run")])
+    assert not list(tmp_path.rglob("metrics.jsonl"))

@@ -1,0 +1,297 @@
+"""File systems behind the store: clients that may wait for ever, disks without room, and which places URIs name."""
+
+from __future__ import annotations
+
+import errno
+import io
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.storage import hdfs as storage
+from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
+from pipeline.storage.local import DurableWriter
+from pipeline.storage.retries import is_transient, within
+from pipeline.storage.store import Store
+from tests.support.places import STORE, files_below, put
+
+
+def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
+    assert within(10, lambda: 42) == 42
+    assert within(10, lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        within(10, lambda: 1 // 0)
+
+
+PROGRAM = """
+import sys, time
+from hdfs_native import Client
+from pipeline.command_line import execute
+from pipeline.errors import DataError
+from pipeline.storage.retries import within
+
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(2)  # Python takes its time to end
+
+sys.late = Late()
+
+def main():
+    try:
+        within(2, lambda: Client(sys.argv[1]).get_file_info("/x"))
+    except TimeoutError:
+        print("left behind", flush=True)
+        raise DataError("it did not answer") from None
+
+execute(main, interrupted="")
+"""
+
+
+def test_a_call_of_a_client_that_comes_back_while_python_ends_changes_no_exit_code() -> None:
+    """What was left behind takes a lock that is no more, in native code, which would abort the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"hdfs://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", PROGRAM, address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+            connection, _ = server.accept()
+            assert program.stdout is not None
+            assert program.stdout.readline() == "left behind\n"
+            time.sleep(0.3)
+            with suppress(OSError):
+                connection.sendall(b"\x00\x00\x00\x05\x04\x08\x00\x10\x00")  # no answer of a NameNode, at last
+            connection.close()
+            _, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (3, "error: it did not answer\n")
+
+
+class Stuck(io.RawIOBase):
+    """A client's file that takes nothing, as hdfs-native's sometimes does after a DataNode died under it. Like that one it
+    never says that it is closed."""
+
+    def __init__(self) -> None:
+        self.wait, self.closes = threading.Event(), 0
+
+    def write(self, data: Any) -> int:
+        self.wait.wait()
+        return len(data)
+
+    def close(self) -> None:
+        self.closes += 1
+        self.wait.wait()
+
+
+def test_a_write_that_never_ends_becomes_an_error_that_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "STALL_S", 0.1)
+    inner, files = Stuck(), HdfsFiles.__new__(HdfsFiles)  # without a client, which would ask for a NameNode
+    files.root = "hdfs://host"
+    writer = HdfsWriter(files, "hdfs://host/file", inner)
+    began = time.monotonic()
+    for action in (lambda: writer.write(b"data"), writer.close):
+        with pytest.raises(OSError, match=r"hdfs://host/file: no answer in 0\.1 s") as caught:
+            action()
+        assert is_transient(caught.value)
+    assert time.monotonic() - began < 10
+    inner.__del__()  # once more, in the middle of somebody else's garbage collection, and with no limit
+    assert inner.closes == 1
+    inner.wait.set()
+
+
+def test_a_local_file_that_cannot_be_flushed_is_closed_all_the_same(tmp_path: Path) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    raw = Full(tmp_path / "f", "xb")
+    file = DurableWriter(raw)
+    file.write(b"data")
+    with pytest.raises(OSError, match="No space left"):
+        file.close()
+    assert raw.closed
+    file.close()  # a second time there is nothing to do
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("/a#b?c;d", "/a#b?c;d"),
+        ("file:///a#b", "/a#b"),
+        ("file:/a/../b/", "/b"),
+        ("//tmp//x", "/tmp/x"),
+        ("/data/a:b/c", "/data/a:b/c"),
+        ("hdfs://h:1/a?b#c;d", "hdfs://h:1/a?b#c;d"),
+        ("hdfs:///a", "hdfs://n:9/a"),
+        ("s3://b/x//y/", "s3://b/x/y"),
+        ("s3a://b-1.c/x#y", "s3://b-1.c/x#y"),
+        ("s3n://b", "s3://b/"),
+        ("gs://b/x", "gs://b/x"),
+        ("abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x"),
+    ],
+)
+def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
+    assert Store((("fs.defaultFS", "hdfs://n:9"),)).resolve(uri) == expected
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "dbfs:/x",
+        "s3:/b/x",
+        "s3:b/x",
+        "s3:///x",
+        "s3://b:1/x",
+        "abfs://c/x",
+        "ftp://h/x",
+        "file://host/x",
+        "hdfs://h:abc/x",
+        "hdfs:///x",
+    ],
+)
+def test_uris_that_name_no_place_are_refused(uri: str) -> None:
+    with pytest.raises(UsageError):
+        Store().resolve(uri)
+
+
+class LostReader:
+    """hdfs-native's file, when every DataNode that has a block is gone."""
+
+    def read(self, size: int = -1) -> bytes:
+        node = 'DatanodeInfoProto { id: DatanodeIdProto { ip_addr: "127.0.0.1" }, capacity: Some(270553174016) }'
+        raise RuntimeError(f'DataTransferError("All DataNodes failed: [{", ".join([node] * 9)}]")')
+
+
+def test_a_read_that_fails_is_an_error_of_the_file_system_in_one_short_line() -> None:
+    files = HdfsFiles.__new__(HdfsFiles)
+    files.root = "hdfs://host"
+    reader = storage.HdfsReader(files, "hdfs://host/file", LostReader())
+    with pytest.raises(OSError, match=r"hdfs://host/file: DataTransferError.*All DataNodes failed") as caught:
+        reader.read()
+    assert len(str(caught.value)) < 200
+    assert is_transient(caught.value)
+
+
+def test_what_is_read_of_hdfs_can_be_sought_as_parquet_does() -> None:
+    files = HdfsFiles.__new__(HdfsFiles)
+    files.root = "hdfs://host"
+    table = pa.table({"a": list(range(100))})
+    data = io.BytesIO()
+    pq.write_table(table, data)
+    reader = storage.HdfsReader(files, "hdfs://host/file", data)
+    assert pq.ParquetFile(reader).read().equals(table)
+    reader.seek(-4, io.SEEK_END)
+    assert reader.read() == b"PAR1"
+    assert reader.tell() == len(data.getvalue())
+
+
+# What every kind of store must offer
+
+
+def test_a_file_is_written_once_and_read_whole_in_part_and_from_any_place(place: str) -> None:
+    path, data = f"{place}/folder/file", bytes(range(256)) * 1000
+    STORE.makedirs(f"{place}/folder")
+    STORE.write_new(path, data)
+    with pytest.raises(FileExistsError):
+        STORE.write_new(path, b"other")
+    assert STORE.read(path) == data
+    found = STORE.info(path)
+    assert (found.path, found.name, found.bytes, found.is_dir) == (path, "file", len(data), False)
+    assert abs(found.modified_ms / 1000 - time.time()) < 60
+    ranges = [(0, 10), (255, 3), (len(data) - 5, 5), (len(data) - 5, 50), (7, 0)]
+    assert [STORE.read_range(path, at, length) for at, length in ranges] == [data[at : at + n] for at, n in ranges]
+    with STORE.open(path) as file:
+        file.seek(-4, io.SEEK_END)
+        assert (file.read(), file.tell()) == (data[-4:], len(data))
+        file.seek(200_000)
+        assert file.read(100) == data[200_000:200_100]
+        file.seek(5)
+        assert file.read() == data[5:]
+
+
+def test_a_file_of_no_bytes_is_one(place: str) -> None:
+    STORE.makedirs(place)
+    STORE.write_new(f"{place}/empty", b"")
+    assert STORE.info(f"{place}/empty").bytes == 0
+    assert STORE.read(f"{place}/empty") == b""
+
+
+def test_what_is_not_there_is_told_as_such(place: str) -> None:
+    STORE.makedirs(place)
+    put(f"{place}/file", b"here")
+    for action in (STORE.info, STORE.read, STORE.open, lambda path: STORE.rename(path, f"{place}/x", overwrite=True)):
+        with pytest.raises(FileNotFoundError):
+            action(f"{place}/none")
+    assert not STORE.exists(f"{place}/none")
+    assert not STORE.exists(f"{place}/file/below")
+    assert STORE.list(f"{place}/none") == []
+    STORE.delete(f"{place}/none")
+    STORE.remove_empty(f"{place}/none")
+
+
+def test_a_folder_lists_its_files_and_folders_and_is_deleted_with_them(place: str) -> None:
+    for name in ("a", "sub/b", "sub/deep/c", "subway"):
+        put(f"{place}/{name}", name.encode())
+    assert [(entry.name, entry.is_dir, entry.bytes) for entry in STORE.list(place)] == [
+        ("a", False, 1),
+        ("sub", True, 0),
+        ("subway", False, 6),
+    ]
+    assert STORE.info(f"{place}/sub").is_dir
+    assert files_below(place) == {"a", "sub/b", "sub/deep/c", "subway"}
+    STORE.remove_empty(f"{place}/sub")
+    assert STORE.exists(f"{place}/sub/b")
+    STORE.delete(f"{place}/sub")
+    assert files_below(place) == {"a", "subway"}
+    assert not STORE.exists(f"{place}/sub")
+
+
+@pytest.mark.parametrize("name", ["day=01", "a b", "a#b", "a%20b", "\u00fc", "a+b", "[x]", "a?b", "a*b", "~"])
+def test_names_are_kept_to_the_letter(name: str, place: str) -> None:
+    put(f"{place}/{name}/{name}", name.encode())
+    assert files_below(place) == {f"{name}/{name}"}
+    STORE.rename(f"{place}/{name}/{name}", f"{place}/{name}/2", overwrite=True)
+    assert STORE.read(f"{place}/{name}/2").decode() == name
+
+
+def test_a_rename_overwrites_only_when_told(place: str) -> None:
+    put(f"{place}/new", b"new")
+    put(f"{place}/old", b"old")
+    with pytest.raises(FileExistsError):
+        STORE.rename(f"{place}/new", f"{place}/old")
+    assert (STORE.read(f"{place}/new"), STORE.read(f"{place}/old")) == (b"new", b"old")
+    STORE.rename(f"{place}/new", f"{place}/old", overwrite=True)
+    assert files_below(place) == {"old"}
+    STORE.rename(f"{place}/old", f"{place}/free")
+    assert STORE.read(f"{place}/free") == b"new"
+    assert files_below(place) == {"free"}
+
+
+def test_no_folder_is_made_where_that_which_is_to_hold_it_is_gone(place: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        STORE.makedir(f"{place}/attempt/task")
+    put(f"{place}/attempt/beat", b"here")
+    STORE.makedir(f"{place}/attempt/task")
+    STORE.makedir(f"{place}/attempt/task")
+    STORE.delete(f"{place}/attempt")
+    with pytest.raises(FileNotFoundError):
+        STORE.makedir(f"{place}/attempt/task")
+
+
+def test_parquet_is_written_and_read_in_place(place: str) -> None:
+    table = pa.table({"a": list(range(300_000)), "b": ["x" * (i % 50) for i in range(300_000)]})
+    STORE.makedirs(place)
+    with STORE.create(f"{place}/t.parquet") as file:
+        pq.write_table(table, file, row_group_size=50_000)
+    with STORE.open(f"{place}/t.parquet") as file:
+        parquet = pq.ParquetFile(file)
+        assert parquet.read_row_group(3).equals(table.slice(150_000, 50_000))
+        assert parquet.read().equals(table)

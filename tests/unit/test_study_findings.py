@@ -1,0 +1,313 @@
+"""What a study's findings say of made-up ledgers whose truth is known."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from tests.support.made_up_study import WAYS, made, made_steadier, make_plan, make_records, normal, said
+from trainer.study.analysis import PRIMARY, Analysis, analyse
+from trainer.study.findings import findings
+from trainer.study.plan import Run
+from trainer.study.statistics import PERMUTATIONS, adjust, power, smallest_ratio
+from trainer.study.tables import to_markdown
+
+
+@pytest.fixture(scope="module")
+def alike() -> Analysis:
+    return made(normal(dict.fromkeys(WAYS, 0.01)))
+
+
+@pytest.fixture(scope="module")
+def steadier() -> Analysis:
+    return made_steadier()
+
+
+def test_where_nothing_differs_nothing_is_said_to(alike: Analysis) -> None:
+    text = said(alike)
+    assert "Spread: no difference from random could be shown for stratified and round_robin." in text
+    smallest = smallest_ratio(19, 0.05 / 2)
+    assert smallest is not None
+    assert (
+        f"With 19 seeds a true ratio of standard deviations of {smallest:.1f} is shown with a probability of 0.8"
+        in text
+    )
+    assert not re.search("Steadier|Less steady|Mean: other", text)
+    assert "Mean: neither a difference from random nor equality within 0.5 points could be shown for" in text
+    assert text.count("no difference could be shown") >= 2
+    assert "Provisional" not in text
+
+
+def test_a_planted_difference_is_found_and_named(steadier: Analysis) -> None:
+    text = said(steadier)
+    assert "Steadier than random: from seed to seed the final accuracy varies less with stratified." in text
+    assert re.search(r"Mean: other than random's with round_robin \(-\d+\.\d\d points\)\.", text)
+    levels = {finding.text.partition(":")[0]: finding.level for finding in findings(steadier)}
+    assert (levels["stratified"], levels["round_robin"]) == ("better", "worse")
+
+
+def test_what_is_steadier_and_ends_much_lower_is_not_painted_as_better() -> None:
+    draw = normal({"random": 0.02, "stratified": 0.004}, means={"stratified": 0.4})
+    found = made(draw, ways=("random", "stratified"))
+    levels = {finding.text.partition(":")[0]: finding.level for finding in findings(found)}
+    assert "Steadier than random" in said(found)
+    assert levels["stratified"] == "worse"
+
+
+def test_members_that_were_not_compared_are_named_and_in_no_answer() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    some = [record for record in records if "round_robin" not in record["run"] or record["run"].endswith(("/0", "/1"))]
+    text = said(analyse(plan, some))
+    assert "no difference from random could be shown for stratified." in text
+    assert "round_robin: not compared: fewer than 3 seeds that random has too." in text
+
+
+def test_runs_that_are_copies_of_each_other_are_told() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    for record in records:
+        if "round_robin" in record["run"]:
+            record["parameters"] = "same"
+    text = said(analyse(plan, records))
+    assert "round_robin: 5 of its runs ended with the bits of another" in text
+    assert "stratified: 5 of its runs" not in text
+
+
+def test_equal_numbers_are_said_and_not_divided() -> None:
+    constant = made(lambda run: 0.1 + 0.2 if run.cell.sharding == "random" else 0.4)
+    text = said(constant)
+    assert "stratified: neither it nor random varies from seed to seed." in text
+    assert "infinitely" not in text
+    assert "p < 0.001" not in text
+    still = made(lambda run: 0.5 + 0.01 * run.seed if run.cell.sharding == "random" else 0.4)
+    assert "stratified: it does not vary from seed to seed, random does." in said(still)
+
+
+def test_equivalence_is_adjusted_over_the_family_too() -> None:
+    found = made(normal(dict.fromkeys(WAYS, 0.01)), margin=0.01)
+    comparisons = [c for m in found.settings[0].members.values() if (c := m.comparisons[PRIMARY])]
+    assert [c.adjusted_equivalence_p for c in comparisons] == pytest.approx(
+        adjust([c.equivalence_p for c in comparisons])
+    )
+    assert any(c.adjusted_equivalence_p > c.equivalence_p for c in comparisons)
+
+
+def test_a_member_that_varies_more_is_less_steady() -> None:
+    text = said(made(normal({"random": 0.004, "stratified": 0.02, "round_robin": 0.004})))
+    assert "Less steady than random: the final accuracy varies more with stratified." in text
+
+
+def test_means_that_are_equal_within_the_margin_are_said_to_be() -> None:
+    text = said(made(normal(dict.fromkeys(WAYS, 0.001)), margin=0.01))
+    assert "Mean: equal to random's within 1 points with stratified and round_robin." in text
+    assert text.count("equal within 1 points (p < 0.001)") == 2
+
+
+def test_two_seeds_say_nothing() -> None:
+    text = said(made(normal(dict.fromkeys(WAYS, 0.01)), seeds=2))
+    assert text.startswith("Nothing can be said yet: a comparison needs 3 seeds of random and of another.")
+
+
+def test_a_study_in_progress_says_how_far_it_is() -> None:
+    plan = make_plan(WAYS, seeds=10)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))[:17]
+    found = analyse(plan, records)
+    assert said(found).startswith("Provisional: 17 of 30 runs are done.")
+    assert "This rests on 17 of 30 runs" in said(found)
+    assert {m.name: m.summaries[PRIMARY].n for m in found.settings[0].members.values()} == {
+        "random": 6,
+        "stratified": 6,
+        "round_robin": 5,
+    }
+    assert found.seeds == 5  # pairs of the member that has the fewest
+
+
+def test_runs_that_diverged_are_counted_and_in_no_mean() -> None:
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+
+    def some_diverge(run: Run) -> float | None:
+        return None if run.cell.sharding == "stratified" and run.seed in (2, 5) else draw(run)
+
+    found = made(some_diverge)
+    member = found.settings[0].members["stratified"]
+    comparison = member.comparisons[PRIMARY]
+    assert comparison is not None
+    assert (member.diverged, member.summaries[PRIMARY].n, comparison.n) == (2, 17, 17)
+    assert "stratified: 2 of 19 runs diverged, and are in no mean." in said(found)
+
+
+def test_what_diverges_is_not_painted_as_better_and_its_answer_says_of_which_runs_it_is() -> None:
+    draw = normal({"random": 0.02, "stratified": 0.002, "round_robin": 0.02})
+    found = made(lambda run: None if run.cell.sharding == "stratified" and run.seed < 9 else draw(run))
+    assert (
+        "Steadier than random: from seed to seed the final accuracy varies less with stratified (by the 10 of 19 runs that"
+        " did not diverge)." in said(found)
+    )
+    levels = {finding.text.partition(":")[0]: finding.level for finding in findings(found)}
+    assert levels["stratified"] == "worse"
+    assert found.seeds == 19  # pairs of the comparison that showed nothing
+
+
+def test_runs_that_learned_nothing_are_told() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    for record in records:
+        record["learned"] = record["run"] != "made-up/stratified/cnn/asp/3"
+    text = said(analyse(plan, records))
+    assert "stratified: 1 of 6 runs learned nothing" in text
+    assert text.count("learned nothing") == 1
+
+
+def test_runs_of_other_programs_or_machines_are_told_with_their_numbers() -> None:
+    plan = make_plan(WAYS, seeds=6)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    assert "Not all runs were made alike" not in said(analyse(plan, records))
+    for record in records[:4]:
+        record["environment"] = record["environment"] | {"code": "abc", "torch": "3"}
+    found = analyse(plan, records)
+    assert (
+        "Not all runs were made alike: versions of this program: abc (4 runs) and unknown (14 runs); torch: 3 (4 runs)"
+        " and 2 (14 runs)." in said(found)
+    )
+    page = to_markdown(found)
+    assert "- python 3.11, torch 2, cores 2 (14 runs)" in page or "- cores 2, python 3.11, torch 2 (14 runs)" in page
+
+
+def test_differences_are_of_equal_seeds() -> None:
+    """A difference that a common seed hides from unpaired tests: each pair differs by the same."""
+
+    def draw(run: Run) -> float:
+        base = 0.6 + 0.05 * float(np.random.default_rng(run.seed).standard_normal())
+        return base + (0.002 + 1e-4 * (run.seed % 3) if run.cell.sharding == "stratified" else 0)
+
+    comparison = made(draw, ways=("random", "stratified")).settings[0].members["stratified"].comparisons[PRIMARY]
+    assert comparison is not None
+    assert comparison.difference_p < 1e-10
+    assert comparison.correlation > 0.99
+
+
+def test_p_values_are_adjusted_over_the_whole_study() -> None:
+    plan = make_plan(WAYS, seeds=9, models={"a": {"model": "cnn"}, "b": {"model": "resnet20"}})
+    found = analyse(plan, make_records(plan, normal({"random": 0.02, "stratified": 0.005, "round_robin": 0.02})))
+    comparisons = [c for s in found.settings for m in s.members.values() if (c := m.comparisons[PRIMARY])]
+    assert found.family == len(comparisons) == 4
+    assert [c.adjusted_spread_p for c in comparisons] == pytest.approx(adjust([c.spread_p for c in comparisons]))
+
+
+def test_protocols_are_compared_as_ways_of_sharding_are() -> None:
+    plan = make_plan(
+        ("random", "stratified"),
+        seeds=9,
+        compare="protocol",
+        baseline="bsp",
+        protocols={"asp": {"protocol": "asp"}, "bsp": {"protocol": "bsp"}},
+    )
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    found = analyse(plan, make_records(plan, lambda run: draw(run) or 0))
+    assert [setting.name for setting in found.settings] == ["made-up, random, cnn", "made-up, stratified, cnn"]
+    assert list(found.settings[0].members) == ["asp", "bsp"]
+    assert (
+        "no difference from bsp could be shown for asp (made-up, random, cnn) and asp (made-up, stratified, cnn)"
+        in said(found)
+    )
+
+
+def test_a_planted_ratio_of_three_is_reported_by_as_many_studies_as_the_power_says() -> None:
+    """From the ledger to the words."""
+    seeds, studies, found = 7, 200, 0
+    for study in range(studies):
+        draw = normal({"random": 0.03, "stratified": 0.01}, seed=study)
+        found += "Steadier than random" in said(made(draw, seeds, ("random", "stratified")))
+    assert found / studies == pytest.approx(power(seeds, 3.0), abs=4 * math.sqrt(0.25 / studies))
+
+
+def test_of_many_studies_without_a_difference_few_report_one() -> None:
+    """From the ledger to the words: what is said of spread, and of means, is wrong in a twentieth of the studies at most."""
+    studies, wrong = 200, {"teadier than|Less steady": 0, "Mean: other": 0}
+    for study in range(studies):
+        text = said(made(normal(dict.fromkeys(WAYS, 0.01), seed=study), seeds=7))
+        for words in wrong:
+            wrong[words] += bool(re.search(words, text))
+    assert all(0 < times <= studies * 0.05 + 4 * math.sqrt(studies * 0.05 * 0.95) for times in wrong.values())
+
+
+def test_evenness_that_goes_with_spread_is_seen() -> None:
+    """Seeds with less even shards end farther from the median."""
+    signs = {seed: (-1) ** (seed // 7) for seed in range(28)}
+    found = made(lambda run: 0.6 + 0.01 * (run.seed % 7) * signs[run.seed], seeds=28, ways=("random", "stratified"))
+    test = next(test for test in found.qualities if test.quality == "mmd_ratio")
+    assert test.within.rho > 0.8
+    assert test.within.p == pytest.approx(1 / (1 + PERMUTATIONS))
+    assert test.within.runs == 56
+    assert test.within.adjusted_p == pytest.approx(adjust([t.within.p for t in found.qualities])[0])
+    assert "Evenness of shards by MMD2 goes with how far a run ends from the median of its way of sharding" in said(
+        found
+    )
+
+
+def test_ways_that_differ_in_evenness_and_in_spread_are_no_sign_that_one_predicts_the_other() -> None:
+    """Two ways of three are two clusters of points, whatever is left out."""
+    plan = make_plan(WAYS, seeds=28)
+    records = make_records(plan, normal({"random": 0.02, "stratified": 0.004, "round_robin": 0.1}))
+    shift = {"random": 2.0, "stratified": 0.0, "round_robin": 300.0}
+    for record in records:
+        added = shift[record["run"].split("/")[1]]
+        record["sharding"] = record["sharding"] | {"mmd_ratio": added + record["sharding"]["mmd_ratio"]}
+    found = analyse(plan, records)
+    test = next(test for test in found.qualities if test.quality == "mmd_ratio")
+    assert test.without.rho > 0.4
+    assert "Evenness of shards by MMD2 could not be shown to go with" in said(found)
+
+
+def test_a_member_whose_shards_are_all_alike_says_nothing_about_evenness() -> None:
+    """The mean of equal numbers differs from them by rounding."""
+    plan = make_plan(WAYS, seeds=28)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    for record in records:
+        if "stratified" in record["run"]:
+            record["sharding"] = record["sharding"] | {"mmd_ratio": 0.814292}
+    test = next(test for test in analyse(plan, records).qualities if test.quality == "mmd_ratio")
+    assert (test.over_all.runs, test.within.runs) == (84, 56)
+
+
+def test_one_very_uneven_member_is_no_sign_that_evenness_predicts_spread() -> None:
+    plan = make_plan(WAYS, seeds=28)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01, "round_robin": 0.1}))
+    for record in records:
+        if "round_robin" in record["run"]:
+            record["sharding"] = record["sharding"] | {"mmd_ratio": 300 + record["sharding"]["mmd_ratio"]}
+    found = analyse(plan, records)
+    test = next(test for test in found.qualities if test.quality == "mmd_ratio")
+    assert test.over_all.rho > 0.3
+    assert (test.least_even, test.without.runs) == ("round_robin", 56)
+    assert abs(test.without.rho) < 0.3
+    assert "Evenness of shards by MMD2 could not be shown to go with" in said(found)
+
+
+def test_a_way_that_is_close_but_for_one_run_far_off_is_neither_steadier_nor_less_steady() -> None:
+    """The test is of mean distances from the median, and the standard deviation is what that one makes it."""
+    rng = np.random.default_rng(3)
+    drawn = {"random": rng.normal(0, 0.004, 50), "stratified": rng.normal(0, 0.0008, 50)}
+    drawn["stratified"][0] -= 0.035
+    found = made(lambda run: 0.6 + drawn[run.cell.sharding][run.seed], seeds=50, ways=("random", "stratified"))
+    comparison = found.settings[0].members["stratified"].comparisons["final_accuracy"]
+    assert comparison is not None
+    assert comparison.sd_ratio < 1 < comparison.distance_ratio
+    assert comparison.adjusted_spread_p < 0.05
+    assert "Spread: other than random's with stratified, but neither more nor less" in said(found)
+    assert "teady" not in said(found)
+    (finding,) = [finding for finding in findings(found) if finding.text.startswith("stratified: ")]
+    assert "a few runs decide" in finding.text
+    assert finding.level == ("worse" if comparison.adjusted_difference_p < 0.05 else "plain")
+
+
+def test_the_curve_is_compared_over_all_epochs(steadier: Analysis) -> None:
+    members = steadier.settings[0].members
+    assert members["stratified"].curve_ratio > 2
+    assert members["stratified"].curve_adjusted_p < 0.01
+    assert math.isnan(members["random"].curve_p)
+    assert "Over the last of 3 epochs random's mean moved by +5.00 points." in said(steadier)

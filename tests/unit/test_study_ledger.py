@@ -1,0 +1,237 @@
+"""The ledger of a study: whole lines only, one a run, of one plan and one data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from tests.support.made_up_study import make_plan, make_records, normal
+from trainer.study.ledger import Contents, Ledger, dumps, environments, run_of
+from trainer.study.plan import Run, StudyPlan
+from trainer.study.runner import batches
+from trainer.study.sets import SetKey
+
+DRAW = normal({"random": 0.01, "stratified": 0.01})
+
+
+def contents_of(ledger: Ledger) -> Contents:
+    """As a study has it whose shards all change with the seed."""
+    return Contents(ledger.records.values(), lambda run: ("given", run.seed))
+
+
+def merge(mine: Ledger, other: Ledger, plan: StudyPlan) -> int:
+    return mine.merge(other, plan, contents_of(mine))
+
+
+def filled(path: Path, count: int | None = None, **changes: object) -> Ledger:
+    ledger = Ledger(path)
+    for record in make_records(make_plan(), DRAW, **changes)[:count]:
+        ledger.append(record)
+    return ledger
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    written = filled(tmp_path / "l")
+    assert Ledger(tmp_path / "l").records == written.records
+    plan = make_plan(seeds=3)
+    assert [str(run_of(record)) for record in written.of_plan(plan)] == [str(run) for run in plan.runs()]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 200])
+def test_a_line_that_a_killed_process_did_not_finish_is_no_run(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    filled(path, 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    ledger = Ledger(path, mine=True)
+    assert len(ledger.records) == 2
+    record = make_records(make_plan(), DRAW)[2]
+    ledger.append(record)
+    assert path.read_bytes() == whole
+
+
+def test_a_line_that_is_none_is_broken_data(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    filled(path, 2)
+    path.write_bytes(path.read_bytes() + b'{"run": 3}\n')
+    with pytest.raises(DataError, match="line 3 is no line of a ledger"):
+        Ledger(path)
+
+
+DAMAGES: list[dict[str, object]] = [
+    {"data": {}},
+    {"curve": {"epoch": [1, 2], "accuracy": [0.5]}},
+    {"curve": {"epoch": [1], "accuracy": ["half"]}},
+    {"curve": 3},
+    {"sharding": {"mmd_ratio": "x"}},
+    {"sharding": {"class_counts": [1, 2]}},
+    {"staleness": "x"},
+    {"wall_s": None},
+    {"seeds": {"model": 99}},
+    {"failed": "it diverged"},
+    {"final_accuracy": None},
+    {"final_accuracy": 1.5},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_line_with_what_no_run_wrote_is_broken_data(damage: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    whole = filled(path, 2)
+    line = dumps(list(whole.records.values())[1] | damage)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + line)
+    with pytest.raises(DataError, match="line 2 is no line of a ledger"):
+        Ledger(path)
+
+
+def test_a_line_without_what_every_run_writes_is_broken_data(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    record = next(iter(filled(path, 1).records.values()))
+    for key in ("run", "seeds", "data", "shards", "sharding", "wall_s", "failed", "curve", "parameters", "staleness"):
+        path.write_bytes(dumps({name: value for name, value in record.items() if name != key}))
+        with pytest.raises(DataError, match="line 1 is no line of a ledger"):
+            Ledger(path)
+    path.write_bytes(b"[" * 100_000 + b"\n")
+    with pytest.raises(DataError, match="line 1 is no line of a ledger"):
+        Ledger(path)
+
+
+def test_two_hosts_ledgers_become_one(tmp_path: Path) -> None:
+    whole = filled(tmp_path / "whole")
+    records = list(whole.records.values())
+    one, two = Ledger(tmp_path / "one"), Ledger(tmp_path / "two")
+    for at, record in enumerate(records):
+        (one if at % 2 else two).append(record)
+    two.append(records[1])  # both did it, with the same end
+    assert merge(one, two, make_plan()) == len(records) // 2
+    assert one.records == whole.records
+    assert Ledger(tmp_path / "one").records == whole.records
+    assert merge(one, two, make_plan()) == 0
+
+
+def test_a_run_that_ended_otherwise_elsewhere_is_refused_and_nothing_is_taken(tmp_path: Path) -> None:
+    one, two = filled(tmp_path / "one", 3), Ledger(tmp_path / "two")
+    for record in make_records(make_plan(), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
+        two.append(record)
+    before = (tmp_path / "one").read_bytes()
+    with pytest.raises(
+        DataError, match=r"with other final_accuracy: .* \(unknown processor, torch 2\) and .*seeds of its own"
+    ):
+        merge(one, two, make_plan())
+    assert (tmp_path / "one").read_bytes() == before
+
+
+def test_a_ledger_of_another_plan_is_refused(tmp_path: Path) -> None:
+    one, two = filled(tmp_path / "one", 1), filled(tmp_path / "two")
+    with pytest.raises(UsageError, match="which the plan has not"):
+        merge(one, two, make_plan(("random",)))
+
+
+@pytest.mark.parametrize(("side", "words"), [("train", "training images"), ("eval", "evaluation images")])
+def test_other_data_than_before_are_refused_whatever_the_way_of_sharding(side: str, words: str, tmp_path: Path) -> None:
+    ledger = filled(tmp_path / "l", 4)
+    record = make_records(make_plan(), DRAW)[5]
+    with pytest.raises(DataError, match=f"is of other {words} than made-up/random/cnn/asp/0"):
+        contents_of(ledger).add(record | {"data": record["data"] | {side: "other"}})
+    two, before = filled(tmp_path / "m"), (tmp_path / "l").read_bytes()
+    two.records[record["run"]]["data"][side] = "other"
+    with pytest.raises(DataError, match=words):
+        merge(ledger, two, make_plan())
+    assert (tmp_path / "l").read_bytes() == before
+
+
+def test_rows_in_another_order_may_have_another_fingerprint(tmp_path: Path) -> None:
+    """The fingerprint is over ids too."""
+    records = make_records(make_plan(), DRAW)
+    for record in records:
+        record["data"] = {"train": f"of {run_of(record).cell.sharding}", "eval": "e"}
+    Contents(records, lambda run: (run.cell.sharding, run.seed))
+    with pytest.raises(DataError, match="training images"):
+        Contents(records, lambda run: ("given", run.seed))
+
+
+def test_shards_that_no_seed_changes_are_the_same_in_every_run() -> None:
+    """A ready set that was changed for another, or one that was made again otherwise."""
+    records = make_records(make_plan(), DRAW)
+    with pytest.raises(DataError, match=r"is of other shards than made-up/random/cnn/asp/0 \(random-1 and random-0\)"):
+        Contents(records, lambda run: ("ready", None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"final_accuracy": "high"},
+        {"final_accuracy": 7.5},
+        {"final_accuracy": float("nan")},
+        {"environment": None},
+        {"data": 3},
+        {"run": "a/b/c/d"},
+    ],
+)
+def test_a_line_that_no_run_wrote_is_broken_data(change: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    filled(path, 1)
+    path.write_text(path.read_text() + json.dumps(make_records(make_plan(), DRAW)[1] | change) + "\n")
+    with pytest.raises(DataError, match="line 2 is no line of a ledger"):
+        Ledger(path)
+
+
+def test_a_run_that_is_there_twice_must_have_ended_alike(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    filled(path, 2)
+    first = path.read_text().splitlines()[0]
+    path.write_text(path.read_text() + first + "\n")
+    assert len(Ledger(path).records) == 2
+    path.write_text(path.read_text() + json.dumps(json.loads(first) | {"parameters": "other"}) + "\n")
+    with pytest.raises(DataError, match="line 4 has the run made-up/random/cnn/asp/0 again, with another end"):
+        Ledger(path)
+
+
+def test_only_the_owner_of_a_ledger_cuts_an_unfinished_line_off(tmp_path: Path) -> None:
+    """Another study may read it while its own writes."""
+    path = tmp_path / "l"
+    filled(path, 2)
+    torn = path.read_bytes() + b'{"run":"made-up/ra'
+    path.write_bytes(torn)
+    assert len(Ledger(path).records) == 2
+    assert path.read_bytes() == torn
+    assert len(Ledger(path, mine=True).records) == 2
+    assert len(path.read_bytes()) < len(torn)
+
+
+def test_machines_are_told_once_each(tmp_path: Path) -> None:
+    first = make_records(make_plan(), DRAW)
+    second = make_records(make_plan(), DRAW, environment={"torch": "3"})
+    assert environments([*first, *second]) == [
+        (first[0]["environment"], len(first)),
+        ({"torch": "3"}, len(second)),
+    ]
+
+
+def test_runs_go_in_their_order_some_sets_at_a_time() -> None:
+    """Where one set serves all seeds of a member, that member is no farther than the others."""
+    runs = list(make_plan(seeds=5).runs())
+
+    def key(run: Run) -> SetKey:
+        return SetKey("made-up", run.cell.sharding, run.seed if run.cell.sharding == "random" else None)
+
+    parts = list(batches(runs, key, 3))
+    assert [run for part in parts for run in part] == runs
+    assert [len(set(map(key, part))) for part in parts] == [3, 3, 2]
+    assert list(batches([], key, 3)) == []
+
+
+def test_runs_on_real_processes_end_otherwise_on_every_host_and_ones_own_stay(tmp_path: Path) -> None:
+    one, two = filled(tmp_path / "one", 3), Ledger(tmp_path / "two")
+    for record in make_records(make_plan(backend="processes"), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
+        two.append(record)
+    before = dict(one.records)
+    assert merge(one, two, make_plan(backend="processes")) == 7
+    assert {name: one.records[name] for name in before} == before
+    changed = make_records(make_plan(), DRAW)[0]
+    two.records[changed["run"]] = changed | {"shards": "others"}
+    with pytest.raises(DataError, match="with other shards"):
+        merge(one, two, make_plan(backend="processes"))

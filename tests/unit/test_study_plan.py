@@ -1,0 +1,323 @@
+"""Plans of studies: what they multiply out to, and the line for each way in which one can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from tests.support.made_up_study import make_plan
+from trainer.config import Config
+from trainer.study.__main__ import find_plan, main, share, shared, shipped
+from trainer.study.cases import case_of, check, essentials
+from trainer.study.plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
+from trainer.study.sets import SetKey
+
+PLAN = """
+seeds = {seeds}
+{more}
+[datasets.sample]
+input = "{data}"
+[shardings.random]
+strategy = "random"
+[shardings.other]
+{other}
+[models.cnn]
+model = "cnn"
+[protocols.asp]
+protocol = "asp"
+[training]
+{training}
+"""
+
+
+def write_plan(folder: Path, **values: str) -> Path:
+    usual = {"seeds": "3", "more": "", "data": "nowhere", "other": 'strategy = "stratified"', "training": "epochs = 1"}
+    path = folder / "plan.toml"
+    path.write_text(PLAN.format(**usual | values))
+    return path
+
+
+def test_runs_are_every_combination_seed_after_seed() -> None:
+    plan = make_plan(seeds=2, protocols={"asp": {"protocol": "asp"}, "bsp": {"protocol": "bsp"}})
+    names = [str(run) for run in plan.runs()]
+    assert names[:4] == [
+        "made-up/random/cnn/asp/0",
+        "made-up/random/cnn/bsp/0",
+        "made-up/stratified/cnn/asp/0",
+        "made-up/stratified/cnn/bsp/0",
+    ]
+    assert len(names) == len(set(names)) == 8
+    assert names[4:] == [name.removesuffix("0") + "1" for name in names[:4]]
+
+
+def test_cells_can_be_left_out() -> None:
+    plan = make_plan(("random", "stratified", "round_robin"), skip=["*/stratified/*", "made-up/round*"])
+    assert [cell.sharding for cell in plan.cells()] == ["random"]
+
+
+def test_seeds_of_sources_that_do_not_vary_are_zero() -> None:
+    plan = make_plan(vary=["order", "schedule"])
+    run = Run(plan.cells()[0], 4)
+    assert [plan.seed_of(source, run) for source in ("model", "order", "sharding", "schedule")] == [0, 4, 0, 4]
+
+
+def test_each_source_of_randomness_has_its_own_seed_in_the_run() -> None:
+    for source, where in (("model", "model_seed"), ("order", "seed"), ("schedule", "schedule_seed")):
+        plan = make_plan(vary=[source])
+        case = case_of(plan, Run(plan.cells()[0], 7), "s", Path("o"))
+        assert case.simulated is not None
+        found = {
+            "seed": case.config.run.seed,
+            "model_seed": case.config.model_seed,
+            "schedule_seed": case.simulated.schedule_seed,
+        }
+        assert found == {key: 7 if key == where else 0 for key in found}
+
+
+def test_a_cell_is_trained_as_its_tables_say() -> None:
+    plan = make_plan(
+        models={"small": {"model": "cnn", "norm": "group"}},
+        protocols={"slow": {"protocol": "ssp", "staleness_bound": 2}},
+        training={"epochs": 4, "batch_size": 60, "augment": False},
+        virtual={"profile": "one-slow:3"},
+    )
+    case = case_of(plan, Run(plan.cells()[0], 1), "s", Path("o"))
+    values = case.config.to_json()
+    assert values["model"] == {"name": "cnn", "norm": "group"}
+    assert values["protocol"] == {"name": "ssp", "staleness_bound": 2}
+    assert (values["run"]["epochs"], values["data"]["batch_size"], values["data"]["augment"]) == (4, 60, False)
+    assert case.simulated is not None
+    assert case.simulated.to_json()["profile"] == "one-slow:3"
+    assert case.config.processes.threads == 1
+
+
+def test_on_real_processes_a_case_is_a_configuration_alone() -> None:
+    plan = make_plan(backend="processes", training={"epochs": 2, "servers": 2})
+    case = case_of(plan, Run(plan.cells()[0], 1), "s", Path("o"))
+    assert isinstance(case.config, Config)
+    assert case.simulated is None
+    assert case.config.processes.servers == 2
+
+
+def test_what_decides_the_training_holds_defaults_and_no_seeds() -> None:
+    plan = make_plan()
+    found = essentials(plan, plan.cells()[0])
+    assert found["--learning-rate"] == 0.01
+    assert not {"--seed", "--model-seed", "--output", "--shards"} & set(found)
+
+
+def test_keys_are_flags() -> None:
+    keys = {"batch_size": 12, "norm": "group", "augment": False, "start": True, "learning_rate": 1e-05}
+    flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help"}
+    said = ["--batch-size=12", "--norm=group", "--no-augment", "--start", "--learning-rate=1e-05"]
+    assert argv_of(keys, flags) == said
+    for key in ("batch", "other", "help"):  # an abbreviation is no flag, nor is one that is not about a run
+        with pytest.raises(UsageError, match=f"{key} = 1: there is no such flag"):
+            argv_of({key: 1}, flags)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_plan_names_strategies_models_and_flags_that_there_are(name: str) -> None:
+    """All but the data, which are not here: no other line may come."""
+    plan = find_plan(name)
+    with pytest.raises(DataError, match=r"does not exist; check --input"):
+        check(plan)
+    for cell in plan.cells():
+        case_of(plan, Run(cell, 0), "s", Path("o"))
+    assert len(list(plan.runs())) > 1
+
+
+BAD_PLANS: list[tuple[dict[str, str], str]] = [
+    ({"seeds": "0"}, "seeds must be from 1 to 100000, got 0"),
+    ({"seeds": "[1, 2, 1]"}, "seeds names 1 twice"),
+    ({"seeds": '"many"'}, "seeds = 'many' is neither a number of seeds nor a list of them"),
+    ({"seeds": "[-1]"}, "seeds = [-1] is neither a number of seeds nor a list of them"),
+    ({"more": "workers = 0"}, "workers must be at least 1, got 0"),
+    ({"more": 'workers = "12"'}, "workers = '12' is not a whole number"),
+    ({"more": 'backend = "spark"'}, "backend must be one of virtual, processes, got 'spark'"),
+    ({"more": 'vary = ["weather"]'}, "vary must be one of model, order, sharding, schedule, got 'weather'"),
+    ({"more": "vary = []"}, "vary names nothing: every seed would be the same run"),
+    ({"more": 'vary = "model"'}, "vary = 'model' is not a list of texts"),
+    ({"more": 'baseline = "nobody"'}, "baseline must be one of random, other, got 'nobody'"),
+    ({"more": 'compare = "datasets"'}, "compare must be one of sharding, protocol, model, got 'datasets'"),
+    ({"more": "margin = 2"}, "margin must be an accuracy more than 0 and below 1, got 2"),
+    ({"more": 'beside = "../x"'}, "beside must be the name of a study's folder next to this one's, got '../x'"),
+    ({"more": "beside = 2"}, "beside = 2 is not a text"),
+    ({"more": "margim = 0.1"}, "unknown key 'margim'"),
+    ({"more": 'skip = ["*/random/*"]'}, "skip leaves out the baseline, random, which the others are held against"),
+    ({"more": 'skip = ["nothing"]'}, "skip: no cell is named nothing"),
+    ({"more": 'skip = ["*"]'}, "skip leaves nothing to train"),
+    ({"training": "epochs = [1]"}, "training.epochs = [1] is not the value of a flag"),
+    ({"training": 'epochs = 1\n"model-seed" = 5'}, "training.model-seed is not the name of a flag"),
+    ({"training": 'epochs = 1\n"" = 5'}, "training. is not the name of a flag"),
+    ({"seeds": "[true]"}, "seeds = [True] is neither a number of seeds nor a list of them"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), BAD_PLANS)
+def test_a_plan_that_cannot_be_is_one_line(values: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_plan(write_plan(tmp_path, **values))
+    assert said in str(raised.value)
+    assert str(raised.value).count("\n") == 0 or "cannot be read" in str(raised.value)
+
+
+@pytest.mark.parametrize("table", ["datasets", "shardings", "models", "protocols"])
+def test_what_should_be_a_table_of_tables_is_one_line(table: str) -> None:
+    for value in (3, {"name": 3}):
+        with pytest.raises(UsageError, match=rf"^{table}(\.name)? = 3 is not a table: write \[{table}\.NAME\]$"):
+            plan_of({"seeds": 2, table: value})
+
+
+BAD_TABLES: list[tuple[dict[str, Any], str]] = [
+    ({"shardings": {"x": {"strategy": "magic"}}}, "[shardings.x]: argument --strategy: invalid choice: 'magic'"),
+    ({"shardings": {"x": {"strategy": "random", "clusters": 3}}}, "--strategy random has no --clusters 3"),
+    ({"shardings": {"x": {}}}, "[shardings.x]: the following arguments are required: --strategy"),
+    ({"shardings": {"x": {"strategy": "random", "seed": 3}}}, "[shardings.x]: seed is what the study itself chooses"),
+    ({"shardings": {"x": {"strategy": "random", "order": "odd"}}}, "order must be given or class-blocks, got 'odd'"),
+    ({"training": {"epochs": 0}}, "--epochs must be at least 1, got 0"),
+    ({"training": {}}, "give the length of the run"),
+    ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is what the study itself chooses"),
+    ({"models": {"m": {"model": "vgg"}}}, "--model vgg is none of"),
+    (
+        {"models": {"m": {"model": "no_module_here:net"}}},
+        "--model no_module_here:net: there is no module no_module_here",
+    ),
+    ({"models": {"m": {"model": "json:net"}}}, "has no function net"),
+    ({"training": {"epochs": 1, "tensorboard": True}}, "[training]: tensorboard is what the study itself chooses"),
+    ({"shardings": {"x": {"strategy": "random", "unlabelled": True}}}, "[shardings.x]: unlabelled = true"),
+    ({"protocols": {"p": {"protocol": "later"}}}, "argument --protocol: invalid choice: 'later'"),
+    ({"protocols": {"p": {"protocol": "asp", "speed": 1}}}, "speed = 1: there is no such flag"),
+    ({"training": {"epochs": 1, "outp": "/x"}}, "outp = '/x': there is no such flag"),
+    ({"training": {"epochs": 1, "help": True}}, "help = True: there is no such flag"),
+    ({"shardings": {"x": {"strategy": "random", "config": "y"}}}, "config = 'y': there is no such flag"),
+    ({"workers": 401}, "workers = 401 is more than the 400 rows"),
+    ({"vary": ["sharding"]}, "[shardings.stratified]: its shards are the same for every seed"),
+    ({"virtual": {"compute": "quadratic"}}, "a study trains on its shards: leave out compute and workers"),
+    ({"virtual": {"profile": "slow"}}, "made-up/random/cnn/asp:"),
+    ({"virtual": {"failures": "worker:20@1+1"}}, "--failures worker:20@1+1: the run has workers 0..11"),
+    ({"training": {"epochs": 1, "batch_size": 2}}, "--batch-size 2 is the mini-batch of all 12 workers together"),
+    ({"protocols": {"p": {"protocol": "k-bsp", "k": 40}}}, "made-up/random/cnn/p: --k 40"),
+    ({"shardings": {"x": {"strategy": "random", "ratios": "1,2"}}}, "[shardings.x]: --ratios"),
+]
+
+
+@pytest.mark.parametrize(("tables", "said"), BAD_TABLES)
+def test_a_table_that_no_command_takes_is_one_line_before_anything_runs(
+    tables: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
+    with pytest.raises(UsageError) as raised:
+        check(make_plan(datasets={"made-up": {"input": str(data)}}, **tables))
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"shrink": 7}, "--shrink 7 must divide the images' height and width, 32 and 32"),
+        ({"labels": "coarse"}, "--labels coarse: "),
+        ({"order": "class-blocks"}, "order is what the study itself chooses"),
+        ({"shrunk": 2}, "shrunk = 2: there is no such flag"),
+    ],
+)
+def test_a_data_set_that_cannot_be_derived_is_one_line_before_anything_runs(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
+    with pytest.raises(UsageError) as raised:
+        check(make_plan(datasets={"made-up": {"input": str(data), **keys}}))
+    assert f"[datasets.made-up]: {said}" in str(raised.value)
+
+
+def test_a_ready_set_is_of_one_data_set(tmp_path: Path) -> None:
+    plan = make_plan(datasets={"a": {}, "b": {}}, shardings={"mine": {"shards": "x"}})
+    with pytest.raises(UsageError, match=r"\[shardings.mine\]: a ready set is of one data set, not of a, b: use skip"):
+        check(plan)
+
+
+def main_of_pipeline(argv: list[str]) -> int:
+    from pipeline.__main__ import main
+
+    return main(argv)
+
+
+def test_data_that_are_not_there_or_have_no_evaluation_rows_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        check(make_plan())
+    assert main_of_pipeline(["sample", "--to", str(tmp_path / "d"), "--rows", "400", "--test-rows", "0"]) == 0
+    with pytest.raises(UsageError, match=r"\[datasets.made-up\]: .* has no evaluation rows"):
+        check(make_plan(datasets={"made-up": {"input": str(tmp_path / "d")}}))
+
+
+def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path) -> None:
+    plan = str(write_plan(tmp_path))
+    out = str(tmp_path / "study")
+    for argv, said in (
+        ([plan, "--output", out, "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        ([plan, "--output", out, "--seeds", "0"], "seeds must be from 1 to 100000, got 0"),
+        ([plan, "--output", out, "--share", "3/2"], "--share 3/2 is not I/N"),
+        ([plan, "--output", out, "--merge", str(tmp_path / "no")], "there is no ledger.jsonl in it"),
+        ([plan, "--output", str(tmp_path)], "holds other files; choose a folder that is empty"),
+        ([plan, "--output", out, "--report-only"], "holds no ledger"),
+        (["nobody", "--output", out], "the plan nobody is neither a TOML file nor one of"),
+        ([str(tmp_path / "no.toml"), "--output", out], "does not exist"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            main(argv)
+        assert said in str(raised.value)
+    assert not (tmp_path / "study").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_names_of_sets_and_runs_never_meet() -> None:
+    """Whatever the parts are called: what joins them is in no name."""
+    keys = {
+        str(SetKey(dataset, sharding, seed))
+        for dataset in ("s", "s-x")
+        for sharding in ("x-random", "random")
+        for seed in (0, None)
+    }
+    assert len(keys) == 8
+    with pytest.raises(UsageError, match="a name has letters"):
+        make_plan(models={"a,b": {"model": "cnn"}})
+    with pytest.raises(UsageError, match="at most 60"):
+        make_plan(models={"m" * 61: {"model": "cnn"}})
+    with pytest.raises(UsageError, match="a run's files bear its name: at most 200 go"):
+        make_plan(
+            models={"m" * 60: {"model": "cnn"}},
+            shardings={"s" * 60: {}, "r": {}},
+            datasets={"d" * 60: {}},
+            protocols={"p" * 60: {}},
+        )
+
+
+def test_hosts_share_all_seeds_and_none_twice_and_each_has_every_cell() -> None:
+    """Or a comparison of two members would be one of two hosts."""
+    plan = make_plan(seeds=5)
+    parts = [shared(plan, part, 3) for part in (1, 2, 3)]
+    assert sorted(run for part in parts for run in part) == sorted(plan.runs())
+    assert [sorted({run.seed for run in part}) for part in parts] == [[0, 3], [1, 4], [2]]
+    assert all({run.cell for run in part} == set(plan.cells()) for part in parts)
+    with pytest.raises(UsageError, match="--share 6/6: the plan has 5 seeds only"):
+        shared(plan, 6, 6)
+    assert share("2/3") == (2, 3)
+
+
+def test_a_number_of_seeds_is_the_first_ones() -> None:
+    assert seeds_of(3) == (0, 1, 2)
+    assert seeds_of([5, 2]) == (5, 2)
+
+
+def test_a_name_that_would_be_two_folders_is_refused() -> None:
+    with pytest.raises(UsageError, match="a name has letters"):
+        make_plan(models={"a/b": {"model": "cnn"}})
+
+
+def test_a_cell_is_named_by_its_axes() -> None:
+    assert str(Run(Cell("d", "s", "m", "p"), 3)) == "d/s/m/p/3"

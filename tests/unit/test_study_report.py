@@ -1,0 +1,240 @@
+"""The report of a study: its files say the same, beside the published figures and other studies."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.made_up_study import WAYS, Draw, ledger_of, made_steadier, make_plan, make_records, normal, said
+from trainer.study.analysis import PRIMARY, Analysis, analyse
+from trainer.study.folder import claim
+from trainer.study.ledger import Ledger, Record, read_beside
+from trainer.study.plan import StudyPlan
+from trainer.study.published import published_of
+from trainer.study.report import write_report, written
+from trainer.study.tables import tables, to_csv, to_latex, to_markdown
+
+
+def report_of(plan: StudyPlan, root: Path, records: list[Record]) -> str:
+    """The report that a study leaves in its folder."""
+    claim(plan, root)
+    return write_report(plan, root, ledger_of(root, records))
+
+
+@pytest.fixture(scope="module")
+def steadier() -> Analysis:
+    return made_steadier()
+
+
+def test_every_file_says_the_same(steadier: Analysis) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(steadier))))
+    stored = json.loads(written(steadier)["results.json"])
+    members = {member["name"]: member for member in stored["settings"][0]["members"]}
+    for row in rows:
+        summary = members[row["member"]]["summaries"][row["measure"]]
+        assert float(row["mean"]) == summary["mean"]
+        assert float(row["sd"]) == summary["sd"]
+        comparison = members[row["member"]]["comparisons"][row["measure"]]
+        assert (row["adjusted_spread_p"] == "") == (comparison is None)
+        if comparison:
+            assert float(row["sd_ratio"]) == comparison["sd_ratio"]
+            assert float(row["adjusted_spread_p"]) == comparison["adjusted_spread_p"]
+            equal = comparison["adjusted_equivalence_p"]  # of accuracies: the margin is none of losses
+            assert (row["adjusted_equivalence_p"] == "") == (equal is None) == ("accuracy" not in row["measure"])
+    found = steadier.settings[0].members["stratified"]
+    mean = f"{found.summaries[PRIMARY].mean:.4f}"
+    assert mean in to_markdown(steadier)
+    assert mean in to_latex(steadier)
+    assert to_latex(steadier).count(r"\resizebox{\linewidth}") == to_latex(steadier).count(r"\end{tabular}}") > 3
+    assert r"round\_robin" in to_latex(steadier)
+    for table in tables(steadier):
+        assert all(len(row) == len(table.header) for row in table.rows), table.caption
+
+
+def test_the_published_figures_stand_beside_ours() -> None:
+    plan = make_plan(("random", "stratified"), seeds=5, datasets={"cifar10-16x16": {"input": "nowhere"}})
+    found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
+    table = next(table for table in tables(found) if "Table II, CIFAR-10" in table.caption)
+    rows = {row[0]: row[1:] for row in table.rows}
+    ratio = found.settings[0].members["stratified"].comparisons[PRIMARY]
+    assert ratio is not None
+    assert rows["stratified"][3] == f"{ratio.sd_ratio:.3g}"
+    assert rows["stratified"][-5:] == ("0.935396", "0.000284", "3.04", "0.981 to 9.42", "0.4441 (0.0054)")
+    assert rows["distribution_aware-k30"][:6] == ("-",) * 6
+    low, high = ratio.sd_ratio_f
+    meets = "which overlap" if low <= 9.42 and high >= 0.981 else "which do not overlap"
+    assert (
+        "The paper's ratios of standard deviations, ResNet-56, 5 runs a side: 3.04 for stratified (95 %: 0.981 to 9.42),"
+        f" here {low:.3g} to {high:.3g}, {meets}." in said(found)
+    )
+
+
+@pytest.mark.parametrize(("dataset", "times"), [("cifar10-16x16", 1), ("cifar100-coarse", 0)])
+def test_sparse_neighbourhoods_are_published_of_one_data_set(dataset: str, times: int) -> None:
+    name = "distribution_aware-k30"
+    plan = make_plan(("random", name), seeds=5, datasets={dataset: {"input": "nowhere"}})
+    found = analyse(plan, make_records(plan, normal({"random": 0.01, name: 0.01})))
+    assert sum("Sparse neighbourhoods" in table.caption for table in tables(found)) == times
+
+
+@pytest.mark.parametrize(
+    ("dataset", "title"),
+    [
+        ("cifar10", "Table II,"),
+        ("cifar10-16x16", "Table II,"),
+        ("cifar100-coarse", "Table IV,"),
+        ("cifar100-fine", "Table V,"),
+        ("cifar100-fine-16x16", "Table V,"),
+        ("cifar100", None),
+        ("cifar10k", None),
+    ],
+)
+def test_each_data_set_has_its_own_published_table(dataset: str, title: str | None) -> None:
+    found = published_of(dataset)
+    assert found.title.startswith(title) if found and title else found is title, dataset
+
+
+def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> None:
+    """Seeds of one study that the other has not, and runs of other shards, are in no pair."""
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    plan = make_plan(WAYS, seeds=9, beside="there")
+    theirs = [record | {"staleness": {"mean": 8.0, "max": 9}} for record in make_records(plan, draw)]
+    there = Ledger(tmp_path / "there" / "ledger.jsonl")
+    there.path.parent.mkdir()
+    for record in theirs:
+        uneven = record["sharding"] | {"mmd_ratio": 7.0, "seconds": 9.0}
+        changed = {"sharding": uneven} if record["run"] == "made-up/stratified/cnn/asp/0" else {}
+        there.append(record | changed)
+    ours = make_records(make_plan(WAYS, seeds=11), lambda run: 0.003 + (draw(run) or 0))
+    found = analyse(make_plan(WAYS, seeds=11, beside="there"), ours, read_beside(plan, tmp_path / "here"))
+    assert [(twins.member, twins.found.n) for twins in found.twins] == [
+        ("random", 9),
+        ("stratified", 8),
+        ("round_robin", 9),
+        ("all", 9),
+    ]
+    for twins in found.twins:
+        assert twins.found.difference == pytest.approx(0.003)
+        assert twins.found.sd_ratio == pytest.approx(1) or twins.member == "all"
+        assert twins.mean.here - twins.mean.there == pytest.approx(0.003)
+        assert twins.staleness == (3.0, 8.0)
+    text = said(found)
+    assert (
+        "Beside the same seeds of there: random's mean is 0.30 points higher here (+0.30 to +0.30, 9 pairs), and"
+        in text
+    )
+    assert "of all together, averaged by seed, the mean is 0.30 points higher here (+0.30 to +0.30, 9 seeds)" in text
+    assert "were made by other" not in text
+    table = next(table for table in tables(found) if table.caption.startswith("The same runs in there"))
+    assert [row[:2] for row in table.rows] == [
+        ("random", "9"),
+        ("stratified", "8"),
+        ("round_robin", "9"),
+        ("all", "9"),
+    ]
+    assert all(len(row) == len(table.header) for row in table.rows)
+
+
+def test_a_study_that_stands_beside_none_says_so(tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=4, beside="nowhere")
+    text = report_of(plan, tmp_path, make_records(plan, normal(dict.fromkeys(WAYS, 0.01))))
+    assert "Beside nowhere nothing can be held: it has no 3 runs of equal images and shards, or is not there." in text
+    plain = report_of(
+        make_plan(WAYS, seeds=4), tmp_path / "alone", make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    )
+    assert "Beside" not in plain
+
+
+def test_members_ups_and_downs_of_one_seed_are_no_independent_pairs() -> None:
+    """Three seeds of two ways that go up and down together say as much as three seeds of one."""
+    off = {0: -0.01, 1: 0.004, 2: 0.005}
+    plan = make_plan(seeds=3, beside="there")
+    ours = make_records(plan, lambda run: 0.6 + off[run.seed])
+    found = analyse(plan, ours, make_records(plan, lambda run: 0.6))
+    one, _, together = found.twins
+    assert (together.member, together.found.n) == ("all", 3)
+    assert together.found.difference_interval == pytest.approx(one.found.difference_interval)
+
+
+def test_what_else_differs_from_a_study_beside_is_told() -> None:
+    """Of the other study one way has other shards, and all runs other seeds of the model, and another processor."""
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    plan = make_plan(WAYS, seeds=5, beside="there")
+    theirs = make_records(plan, draw)
+    for record in theirs:
+        record["environment"] = record["environment"] | {"processor": "another", "device": "cuda"}
+        record["seeds"] = record["seeds"] | {"model": 99}
+        if "/stratified/" in record["run"]:
+            record["sharding"] = record["sharding"] | {"mmd_ratio": 7.0}
+    ours = make_records(plan, draw)
+    for record in ours:
+        record["environment"] = record["environment"] | {"processor": "one"}  # and of devices it knows nothing
+    found = analyse(plan, ours, theirs)
+    assert [twins.member for twins in found.twins] == ["random", "round_robin", "all"]
+    text = said(found)
+    assert "Beside the runs of equal images and shards, but other seeds, of there: random's mean is" in text
+    assert "Of stratified there has no 3 runs of equal images and shards." in text
+    assert "Its runs were made by other processors than these: what differs may come from that too." in text
+    only = analyse(
+        make_plan(("random", "stratified"), seeds=5, beside="there"), make_records(make_plan(seeds=5), draw), theirs
+    )
+    assert [twins.member for twins in only.twins] == ["random"], "all together would be the same runs again"
+
+
+def test_ways_whose_shards_no_seed_changes_are_named() -> None:
+    plan = make_plan(WAYS, seeds=4)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    assert "Shards are the same" not in said(analyse(plan, records))
+    for record in records:
+        record["shards"] = record["shards"] if "/random/" in record["run"] else record["run"].rpartition("/")[0]
+    assert "Shards are the same for every seed with stratified and round_robin: their" in said(analyse(plan, records))
+
+
+def test_runs_of_seeds_that_were_left_out_and_other_numbers_of_seeds_are_told(tmp_path: Path) -> None:
+    draw = normal(dict.fromkeys(WAYS, 0.01))
+    whole, part = make_plan(WAYS, seeds=6), make_plan(WAYS, seeds=4)
+    claim(whole, tmp_path)
+    ledger = ledger_of(tmp_path, make_records(whole, draw))
+    assert "began with" not in write_report(whole, tmp_path, ledger)
+    text = write_report(part, tmp_path, ledger)
+    assert "This study began with 6 seeds and has 4 now: seeds that are added, or left out, after looking" in text
+    assert "6 runs of the ledger, of other seeds or of cells that are skipped, are in no number here." in text
+
+
+def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=5)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    text = report_of(plan, tmp_path, records)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 7
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert f"report: {tmp_path / 'report.html'}" in text
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    report_of(plan, tmp_path, records)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda run: None, id="all diverged"),
+        pytest.param(lambda run: 0.5, id="all alike"),
+        pytest.param(lambda run: 0.5 if run.cell.sharding == "random" else 0.6, id="no spread, two means"),
+    ],
+)
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=seeds)
+    assert "report:" in report_of(plan, tmp_path, make_records(plan, draw))
+    json.loads((tmp_path / "results.json").read_text())
+
+
+def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
+    text = report_of(make_plan(WAYS), tmp_path, [])
+    assert "Nothing can be said yet" in text
+    assert "adjusted over" not in text

@@ -1,0 +1,261 @@
+"""The trainer's command line: flags over TOML over defaults, and whole lives of runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import command_line
+from pipeline.errors import DataError, JobError, UsageError
+from pipeline.spark.session import PACKAGE
+from tests.support.configs import make_config
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.unit.test_run_folder import content, finished, unfinished
+from trainer.__main__ import main
+from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+from trainer.data.shards import open_shards
+from trainer.flags import config_of, flags, options_of
+from trainer.models import MODELS
+from trainer.options import Options, Role
+from trainer.plan import smallest_pass
+from trainer.protocols import PROTOCOLS
+from trainer.runlog.run_folder import RunRecord
+from trainer.simulate import main as simulate
+
+__all__ = ["finished", "unfinished"]  # fixtures
+ROOT = PACKAGE.parent
+NEEDED = ["--shards", "shards", "--output", "run"]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set for two workers, whose 80 examples are of the evaluator's tests."""
+    return write_shards(tmp_path_factory.mktemp("cli"), [rows_of(30, 2), rows_of(50, 3, 100)], EVAL_ROWS)
+
+
+def trainer(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def parsed(*args: object) -> tuple[Config, Options]:
+    args_of = command_line.parse(flags(), [*NEEDED, *map(str, args)])
+    return config_of(args_of), options_of(args_of)
+
+
+def test_help_names_every_model_and_a_flag_for_every_setting() -> None:
+    done = trainer("--help")
+    assert done.returncode == 0
+    for part in (Data, Optimiser, Processes, RunSpec, Options, *MODELS.values(), *PROTOCOLS.values()):
+        for field in fields(part):
+            assert f"--{field.name.replace('_', '-')}" in done.stdout or field.name == "silent"
+    for name in MODELS:
+        assert name in done.stdout
+    assert "Exit codes" in done.stdout
+
+
+def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    config, options = parsed("--epochs", 3, "--config", tmp_path / "empty.toml")
+    assert config == make_config(config.data.shards, config.run.output, epochs=3)
+    assert options == Options()
+    assert parsed("--epochs", 3) == (config, options)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('servers = 3\nmomentum = 0.5\naugment = false\nroles = "worker:1-2"\n'
+                                     'addresses = "tcp://a:1,tcp://b:2"\ntoken_file = "secret"\n')  # fmt: skip
+    config, options = parsed("--steps", 7, "--servers", 2, "--config", tmp_path / "c.toml")
+    assert (
+        config.processes.servers,
+        config.optimiser.momentum,
+        config.data.augment,
+        config.optimiser.learning_rate,
+    ) == (2, 0.5, False, 0.025)
+    assert options.roles == (Role("worker", 1), Role("worker", 2))
+    assert options.addresses == ("tcp://a:1", "tcp://b:2")
+    assert options.token_file == Path("secret")
+
+
+def test_a_flag_also_wins_over_a_key_of_the_file_that_it_excludes(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("epochs = 5\nresume = true\n")
+    config, options = parsed("--config", tmp_path / "c.toml")
+    assert (config.run.epochs, config.run.steps, options.resume) == (5, None, True)
+    config, options = parsed("--steps", 7, "--overwrite", "--config", tmp_path / "c.toml")
+    assert (config.run.epochs, config.run.steps, options.resume, options.overwrite) == (None, 7, False, True)
+
+
+def test_paths_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, _ = parsed("--epochs", 1)
+    assert (config.data.shards, config.run.output) == (str(tmp_path / "shards"), str(tmp_path / "run"))
+    config, _ = parsed("--epochs", 1, "--shards", "hdfs://name:8020/s", "--output", "file:///x/y")
+    assert (config.data.shards, config.run.output) == ("hdfs://name:8020/s", "/x/y")
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ([], ["either --epochs or --steps"]),
+        (["--epochs", "1", "--steps", "1"], ["--steps", "not allowed with"]),
+        (["--epochs", "0"], ["--epochs must be at least 1, got 0"]),
+        (["--epochs", "1", "--protocol", "bps"], ["--protocol", "bps", "ssp"]),
+        (["--epochs", "1", "--learning-rate", "nan"], ["--learning-rate", "nan"]),
+        (["--epochs", "1", "--seed", "-1"], ["--seed", "'-1'"]),
+        (["--epochs", "1", "--resume", "--overwrite"], ["--overwrite", "not allowed with"]),
+        (["--epochs", "1", "--roles", "server:0"], ["--roles", "--addresses"]),
+        (["--epochs", "1", "--roles", "server:0", "--addresses", "tcp://a:1"], ["--token-file", "openssl"]),
+        (["--epochs", "1", "--roles", "boss"], ["'boss'", "worker:A-B"]),
+        (["--epochs", "1", "--output", "webhdfs://name/run"], ["--output webhdfs://name/run", "for reading"]),
+        (["--epochs", "1", "--output", f"{__file__}/run"], ["test_trainer_cli.py is not a folder"]),
+        (["--epochs", "1", "--shards", ""], ["an empty path"]),
+        (["--epochs", "1", "--config", "/nowhere.toml"], ["/nowhere.toml does not exist"]),
+        (["--epochs", "1", "--nonsense"], ["--nonsense", "--help"]),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_fact_value_and_next_step(args: Any, parts: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        main([*NEEDED, *args])
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def raising(error: BaseException) -> Any:
+    def fail() -> int:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("x must be\n1"), 2, "error: x must be 1"),
+        (DataError("broken"), 3, "error: broken"),
+        (JobError("failed"), 1, "error: failed"),
+        (KeyboardInterrupt(), 1, "error: interrupted; go on"),
+        (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device"),
+        (MemoryError(), 1, "error: MemoryError"),
+        (ValueError("odd\ntrace"), 1, "error: ValueError: odd (--debug shows the whole trace)"),
+        (AssertionError(), 1, "error: AssertionError (--debug shows the whole trace)"),
+    ],
+)
+def test_every_end_of_a_program_has_its_exit_code_and_one_line(
+    capsys: pytest.CaptureFixture[str], error: Any, code: Any, line: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        command_line.execute(raising(error), interrupted="go on")
+    assert end.value.code == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_debug_shows_the_trace_before_the_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--debug"])
+    with pytest.raises(SystemExit):
+        command_line.execute(raising(ValueError("odd")), interrupted="")
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_what_the_shards_forbid_is_refused_before_the_folder_is_touched(shards: Path, tmp_path: Path) -> None:
+    common = ["--shards", str(shards), "--output", str(tmp_path / "run"), "--steps", "1"]
+    for more, error, part in (
+        (["--batch-size", "1"], UsageError, "all 2 workers together"),
+        (["--shards", str(tmp_path)], DataError, "no shards were ever committed"),
+        (["--roles", "server:0,worker:2", "--addresses", "tcp://a:1", "--token-file", "t"], UsageError, "workers 0..1"),
+    ):
+        with pytest.raises(error) as refused:
+            main([*common, *more])
+        assert part in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+OWN = """
+from torch import nn
+def normalised(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
+"""
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no card": (["--device", "cuda"], "--device cuda: torch finds no GPU on this host; give --device cpu, or auto"),
+    "batch norm": (
+        ["--model", "cnn", "--batch-size", "2"],
+        "--model cnn has BatchNorm, which cannot normalise the 1 example of a worker's smallest mini-batch:"
+        " give --batch-size 4 or more, or --norm group",
+    ),
+    "micro-batches": (
+        ["--model", "cnn", "--batch-size", "8", "--protocol", "k-batch-bsp", "--k", "2", "--cancel", "preempt"],
+        "give --batch-size 16 or more",
+    ),
+    "bernoulli": (
+        ["--model", "cnn", "--batch-size", "8", "--sampling", "bernoulli"],
+        "--sampling bernoulli draws mini-batches of 1 example too: give --sampling shuffle, or --norm group",
+    ),
+    "own model": (
+        ["--model", "own_normalised:normalised", "--batch-size", "2"],
+        "--model own_normalised:normalised has BatchNorm",
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("way", [main, simulate])
+def test_what_no_worker_could_compute_is_refused_before_the_start_and_leaves_nothing(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: Any
+) -> None:
+    (tmp_path / "own_normalised.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    flags, line = REFUSED[kind]
+    with pytest.raises(UsageError) as refused:
+        way(["--shards", str(shards), "--output", "deep/run", "--steps", "1", "--quiet", "--batch-size", "8", *flags])
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_a_run_that_is_there_stays_as_it_is_when_the_next_start_is_refused(
+    shards: Path, finished: Path, flag: str
+) -> None:
+    more = ["--steps", "30", "--device", "cuda"]
+    config, _ = parsed("--shards", shards, "--output", finished, *more)
+    (finished / "config.json").write_text(json.dumps(RunRecord.of(config, open_shards(str(shards))).to_json()))
+    before = content(finished)
+    with pytest.raises(UsageError, match="no GPU"):
+        main(["--shards", str(shards), "--output", str(finished), *more, "--steps", "40", flag])
+    assert content(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        ({}, 10),
+        ({"batch_size": 12}, 1),
+        ({"batch_size": 23, "worker_batch": "exact"}, 1),
+        ({"sampling": "bernoulli"}, 1),
+        ({"protocol": "k-batch-bsp", "cancel": "preempt", "micro_batches": 3}, 3),
+    ],
+)
+def test_the_smallest_forward_pass_of_a_run_is_that_of_its_smallest_mini_or_micro_batch(
+    values: Any, least: int
+) -> None:
+    assert smallest_pass(make_config(**values), 12) == least
+
+
+@pytest.mark.parametrize("prog", ["python -m trainer", "train.py", "python -m trainer.simulate"])
+def test_every_command_that_trains_has_the_trainers_defaults(
+    prog: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As --help says; spark-submit's too."""
+    (tmp_path / "trainer.toml").write_text("batch_size = 77\n")
+    monkeypatch.setattr(command_line, "CONF", tmp_path)
+    assert command_line.parse(flags(prog), [*NEEDED, "--steps", "1"]).batch_size == 77

@@ -1,0 +1,461 @@
+"""What people see of a run: the report parsed as a browser would, the progress line, the curves for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import html
+import io
+import os
+import re
+import struct
+import sys
+import termios
+from base64 import b64decode
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import DataError, UsageError
+from tests.support.made_up_run import MadeUpRun, eventful_run
+from tests.unit.test_report import HOSTILE, Page
+from trainer.report import figures, history
+from trainer.report.page import write_report
+from trainer.report.progress import ProgressLine, line
+from trainer.report.tensorboard import TensorBoardWriter
+from trainer.report.terminal import duration
+from trainer.runlog.read import read_events, surviving
+
+STATUS: dict[str, Any] = {
+    "accepted": 50,
+    "total": 500,
+    "epoch": 0.5,
+    "loss": 1.25,
+    "accuracy": 0.375,
+    "images_per_s": 1234.4,
+    "staleness_mean": 10.93,
+    "alive": 11,
+    "num_workers": 12,
+    "eval_accuracy": None,
+}
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = eventful_run().save(tmp_path_factory.mktemp("eventful"))
+    write_report(folder)
+    return folder
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def rows_of(page: str) -> dict[str, list[str]]:
+    """The texts of every table row's cells, by the first one."""
+    rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    texts = [[html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]
+    return {name: rest for name, *rest in texts}
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_of_a_finished_run_has_every_section(eventful: Path) -> None:
+    page = Page((eventful / "report.html").read_text(encoding="utf-8"))
+    headings = ("Learning", "Staleness", "Speed", "Workers", "Incidents", "What was run", "Versions")
+    assert [text for text in page.text.splitlines() if text in headings] == list(headings)
+    assert "Training: resnet20 by ASP, 12 workers" in page.text
+    assert "Finished, at epoch 5.00" in page.text
+    assert "Rollbacks: 1, which took back 216 updates" in page.text  # 12 workers x 30 steps x 0.6 epochs
+    assert "worker 4 restarted" in page.text
+    assert "3.00rolled back from version 1,296 to 1,080" in page.text  # where training went on
+    assert "could not be pruned: Permission denied" in page.text
+    assert "hdfs://name/shards" in page.text
+    assert re.search(r"worker batches\s*12 x 10\s*drops\s*none", page.text)
+    assert len(page.sources()) == 7
+
+
+def test_the_report_opens_offline_and_runs_no_script(eventful: Path) -> None:
+    page = Page((eventful / "report.html").read_text(encoding="utf-8"))
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "a", "base"}
+    for source, alt in zip(page.sources(), page.alts(), strict=True):
+        kind, data = source.split(";base64,")
+        assert kind == "data:image/svg+xml"
+        assert ElementTree.fromstring(b64decode(data)).tag.endswith("svg")
+        assert alt
+
+
+def test_the_headline_is_what_counting_the_surviving_pushes_gives(eventful: Path) -> None:
+    with open(eventful / "pushes.csv", newline="") as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    rows = [row for row in rows if row["generation"] == 2 or row["version"] <= 1080]
+    staleness = [row["staleness"] for row in rows]
+    table = rows_of((eventful / "report.html").read_text(encoding="utf-8"))
+    assert table["updates"][0] == f"{len(rows):,}" == "1,800"
+    assert table["staleness, mean"][0] == f"{sum(staleness) / len(rows):.3g}"
+    assert table["staleness, most"][0] == f"{max(staleness):.0f}"
+    assert table["restarts"] == ["2", "1 worker, 1 server, 0 evaluator"]
+    assert table["rollbacks"][0] == "1"
+    assert table["final accuracy"][0] == f"{100 * (0.1 + 0.8 * (1 - np.exp(-3))):.2f}%"
+    mine = [row for row in rows if row["worker"] == 7]
+    accepted, rejected, images, _, mean, most, loss, restarts = table["7"]
+    assert (accepted, rejected, images, restarts) == (f"{len(mine)}", "0", f"{10 * len(mine)}", "0")
+    assert (mean, most) == (
+        f"{np.mean([r['staleness'] for r in mine]):.2f}",
+        f"{max(r['staleness'] for r in mine):.0f}",
+    )
+    assert loss == f"{np.mean([row['loss'] for row in mine]):.4f}"
+    assert table["4"][-1] == "1"
+
+
+def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
+    page = page_of(MadeUpRun().save(tmp_path))
+    assert "Not at its end" in page.text
+    assert "Nothing has been evaluated" in page.text
+    assert page.sources() == []
+    assert "resnet20 by ASP, 12 workers" in page.text
+
+
+@pytest.mark.parametrize(("num_workers", "pictures"), [(1, 4), (2, 7), (100, 7)])
+def test_any_number_of_workers_is_reported(tmp_path: Path, num_workers: int, pictures: int) -> None:
+    run = MadeUpRun(num_workers=num_workers, slow={}, epochs=2)
+    run.train(1)
+    run.end_epoch()
+    page = page_of(run.save(tmp_path))
+    assert len(page.sources()) == pictures
+    assert ("Table of 100 workers" in page.text) == (num_workers == 100)
+    assert sum(len(source) for source in page.sources()) < 2_000_000
+
+
+def test_a_run_without_evaluations_shows_how_training_went(tmp_path: Path) -> None:
+    run = MadeUpRun(num_workers=1, epochs=2)
+    run.train(1)
+    run.end_epoch(evaluate=False)
+    page = page_of(run.save(tmp_path))
+    assert "Nothing has been evaluated" in page.text
+    assert "Loss and accuracy over epochs" in page.alts()
+    assert "no evaluation yet" in page.text
+
+
+def test_a_log_cut_off_in_its_last_line_and_without_pushes_is_reported(tmp_path: Path) -> None:
+    run = eventful_run(epochs=2)
+    run.rows = []
+    folder = run.save(tmp_path)
+    whole = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(whole[:-40])
+    page = page_of(folder)
+    assert "Not at its end" in page.text  # the torn line was the end event
+    assert "Learning" in page.text
+    assert "seconds a step" not in page.text
+
+
+@pytest.mark.parametrize("bad", [None, float("inf")])
+def test_a_loss_that_is_no_number_is_named_and_the_rest_is_drawn(tmp_path: Path, bad: float | None) -> None:
+    run = eventful_run(epochs=2)
+    trains = [event for event in run.events if event["event"] == "train"]
+    trains[len(trains) // 2 - 1]["loss"] = 1e5  # on its way out
+    for event in trains[len(trains) // 2 :]:
+        event["loss"] = bad
+    for event in run.events:
+        if event["event"] == "eval":
+            event["loss"] = event["train_loss"] = bad
+    page = page_of(run.save(tmp_path))
+    first = trains[len(trains) // 2]
+    assert f"no finite number from epoch {first['epoch']:.2f} (version {first['version']:,})" in page.text
+    drawn = dict(zip(page.alts(), page.sources(), strict=True))
+    curves = b64decode(drawn["Loss and accuracy over seconds"].split(",")[1]).decode()
+    assert "loss (log scale)" in curves
+    assert "10,000" in curves
+    assert "mathdefault" not in curves
+
+
+def test_one_worker_may_have_pushed_nothing_and_another_have_been_rejected(tmp_path: Path) -> None:
+    run = MadeUpRun(num_workers=3, epochs=1)
+    run.train(0.8, idle=(1,))
+    run.rows += [f"1,{run.version},2,{30 + late},50,9,10,nan,0,{run.seconds:.3f},0" for late in range(5)]
+    table = rows_of(write_report(run.save(tmp_path)).read_text(encoding="utf-8"))
+    assert table["rejected gradients"][0] == "5"
+    assert table["1"] == ["0", "0", "-", "-", "-", "-", "-", "0"]
+    assert table["2"][1] == "5"
+
+
+def test_synchronous_updates_have_no_staleness_to_draw(tmp_path: Path) -> None:
+    run = MadeUpRun(num_workers=4, epochs=1, changes={"protocol": "bsp"})
+    run.train(1)
+    run.rows = [re.sub(r"^(\d+),(\d+),(\d+),(\d+),\d+,\d+,", r"\1,\2,\3,\4,0,0,", row) for row in run.rows]
+    page = page_of(run.save(tmp_path))
+    assert "Every gradient was used on the version that it was computed from" in page.text
+    assert not any("Staleness" in alt for alt in page.alts())
+
+
+def test_hostile_strings_stay_text(tmp_path: Path) -> None:
+    run = eventful_run(epochs=2)
+    for event in run.events:
+        if event["event"] == "start":
+            event["config"]["model"]["name"] = HOSTILE
+            event["plan"][HOSTILE] = event["versions"][HOSTILE] = HOSTILE
+        elif event["event"] in ("restart", "warning"):
+            event["cause" if event["event"] == "restart" else "message"] = HOSTILE
+    page = page_of(run.save(tmp_path))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert all(source.startswith("data:image/") for source in page.sources())
+    assert page.text.count(HOSTILE) >= 8
+
+
+def test_a_report_replaces_the_last_one_whole_and_is_the_same_for_the_same_log(tmp_path: Path) -> None:
+    run = MadeUpRun(num_workers=2, epochs=1)
+    run.train(0.5)
+    folder = run.save(tmp_path)
+    first = write_report(folder).read_bytes()
+    (folder / "report.html").write_bytes(b"old" * len(first))
+    assert write_report(folder).read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "pushes.csv", "report.html"]
+
+
+def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"metrics\.jsonl tells of no run") as refusal:
+        write_report(tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the arrays behind it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", ["seconds", "epoch"])
+def test_no_curve_runs_backwards_after_a_rollback(eventful: Path, axis: str) -> None:
+    live = surviving(read_events(eventful / "metrics.jsonl"))
+    drawn = history.curves(live, axis, "loss")
+    assert [curve.name for curve in drawn] == list(figures.CURVE_LOOKS)
+    for curve in drawn:
+        assert (np.diff(curve.x) > 0).all()
+    assert [len(curve.x) for curve in drawn[1:]] == [5, 5, 5]
+
+
+def test_a_rollback_is_marked_where_training_went_on(eventful: Path) -> None:
+    happened = history.incidents(surviving(read_events(eventful / "metrics.jsonl")))
+    assert [mark.kind for mark in history.marks(happened, "epoch")] == ["restart", "restart", "rollback"]
+    assert [mark.x for mark in history.marks(happened, "epoch")] == pytest.approx([1.4, 3.0, 3.0], abs=0.05)
+
+
+def test_clocks_stand_still_while_a_worker_is_away() -> None:
+    trains = [
+        {"workers": [{"index": 0, "clock": 3}, {"index": 2, "clock": 1}]},
+        {"workers": [{"index": 0, "clock": 5}]},
+        {"workers": [{"index": 2, "clock": 2}, {"index": 1, "clock": 1}]},
+    ]
+    assert history.clock_table(trains, 3).tolist() == [[3, 0, 1], [5, 0, 1], [5, 1, 2]]
+
+
+pushes_of_workers = st.lists(
+    st.tuples(st.integers(0, 4), st.floats(0, 1e4), st.integers(1, 64), st.integers(0, 50)), max_size=200
+)
+
+
+def frame(rows: list[tuple[int, float, int, int]]) -> pd.DataFrame:
+    kinds = {"worker": "int64", "seconds": "float64", "examples": "int64", "staleness": "int64"}
+    return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
+
+
+@settings(deadline=None, max_examples=50)
+@given(pushes_of_workers)
+def test_throughput_over_time_adds_up_to_every_workers_images(rows: list[tuple[int, float, int, int]]) -> None:
+    edges, images_per_s = history.throughput_table(frame(rows), 5)
+    if images_per_s.size == 0:
+        assert len(rows) < 5 * history.STEPS_A_BIN
+        return
+    images = [sum(examples for worker, _, examples, _ in rows if worker == w) for w in range(5)]
+    np.testing.assert_allclose(images_per_s @ np.diff(edges), images)
+
+
+@settings(deadline=None, max_examples=50)
+@given(pushes_of_workers)
+def test_the_spread_of_staleness_is_numpys_of_each_worker_alone(rows: list[tuple[int, float, int, int]]) -> None:
+    spread = history.staleness_spread(frame(rows), 5)
+    by_worker = defaultdict(list)
+    for worker, *_, staleness in rows:
+        by_worker[worker].append(staleness)
+    assert spread.shape == (5, 5)
+    for worker in range(5):
+        if by_worker[worker]:
+            np.testing.assert_allclose(spread[worker], np.quantile(by_worker[worker], figures.SPREAD))
+        else:
+            assert np.isnan(spread[worker]).all()
+
+
+@given(st.integers(0, 5000), st.integers(2, 700))
+def test_points_are_left_out_evenly_and_never_at_the_ends(count: int, limit: int) -> None:
+    chosen = figures.evenly(count, limit)
+    assert len(chosen) == min(count, limit)
+    if count > 1:
+        assert (chosen[0], chosen[-1]) == (0, count - 1)
+        steps = np.diff(chosen)
+        assert steps.min() >= 1
+        assert steps.max() - steps.min() <= 1
+
+
+@given(st.dictionaries(st.integers(0, 3000), st.integers(1, 10_000), min_size=1, max_size=30))
+def test_the_histogram_leaves_out_no_update_without_counting_it(counts: dict[int, int]) -> None:
+    histogram = np.bincount(list(counts), weights=list(counts.values())).astype(np.int64)
+    edges, bars, beyond = figures.cut_tail(histogram)
+    assert len(bars) <= figures.BARS
+    assert len(set(np.diff(edges).tolist())) == 1
+    for low, high, bar in zip(edges, edges[1:], bars, strict=False):
+        assert bar == sum(count for staleness, count in counts.items() if low <= staleness < high)
+    assert beyond == sum(count for staleness, count in counts.items() if staleness >= edges[-1])
+    assert beyond <= 0.005 * sum(counts.values())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 00 s"),
+        (3599.6, "1 h 00 min"),
+        (90061, "25 h 01 min"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# --- the progress line ------------------------------------------------------------------------------------------------
+
+
+def test_the_line_tells_what_is_known_and_dashes_what_is_not() -> None:
+    assert line(STATUS) == (
+        "epoch 0.50 of 5  loss 1.2500  accuracy 37.5%  1,234 images/s  staleness 10.9  workers 11/12"
+    )
+    assert "evaluation 61.0%" in line({**STATUS, "eval_accuracy": 0.61})
+    nothing = {"accepted": 0, "epoch": 0.0, "loss": None, "accuracy": None, "images_per_s": None}
+    text = line({**STATUS, **nothing, "staleness_mean": float("nan")})
+    assert text == "epoch 0.00  loss -  accuracy -  - images/s  staleness -  workers 11/12"
+
+
+def test_a_log_gets_a_line_every_ten_seconds_and_the_last_state() -> None:
+    log, clock = io.StringIO(), [0.0]
+    progress = ProgressLine(file=log, now=lambda: clock[0])
+    for second in range(25):
+        clock[0] = float(second)
+        progress.update({**STATUS, "epoch": second / 100})
+    progress.message("worker 3 restarted")
+    progress.close()
+    progress.close()
+    times = [re.findall(r"^\[ *([\d.]+) s\] (?:epoch ([\d.]+)|worker)", text) for text in log.getvalue().splitlines()]
+    assert times == [[("0.0", "0.00")], [("10.0", "0.10")], [("20.0", "0.20")], [("24.0", "")], [("24.0", "0.24")]]
+
+
+def test_quiet_says_nothing() -> None:
+    log = io.StringIO()
+    progress = ProgressLine(quiet=True, file=log)
+    progress.update(STATUS)
+    progress.message("worker 3 restarted")
+    progress.close()
+    assert log.getvalue() == ""
+
+
+def all_of(master: int) -> str:
+    """What was written to the other end of a terminal, which is closed by now."""
+    chunks = []
+    try:
+        while chunk := os.read(master, 1 << 16):
+            chunks.append(chunk)
+    except OSError:  # EIO: this is how a terminal ends
+        pass
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 160), (0, 0)])  # some terminals do not know their size
+def test_a_terminal_gets_one_line_that_is_rewritten(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    with open(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        progress = ProgressLine()
+        for accepted in (50, 400, 100):  # the last after a rollback
+            progress.update({**STATUS, "accepted": accepted, "epoch": accepted / 100})
+        progress.message("worker 3 restarted")
+        progress.update({**STATUS, "accepted": 450, "epoch": 4.5})
+        progress.close()
+    text = all_of(master)
+    assert text.split("\n")[0].split("\r")[-2:] == ["worker 3 restarted", ""]
+    assert text.count("\n") == 2  # the message's, and the one that leaves the last state standing
+    for share in ("10%", "80%", "20%", "90%"):
+        assert re.search(rf"\r *{share}", text)
+    assert "epoch 4.50 of 5" in text.split("\n")[-2]
+
+
+# --- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def curves_read_back(output: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every curve as TensorBoard itself reads it."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = accumulators.EventAccumulator(str(output / "tensorboard"), {"scalars": 0})
+    accumulator.Reload()
+    return {
+        tag: [(point.step, point.value) for point in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_the_surviving_points(eventful: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    events = read_events(eventful / "metrics.jsonl")
+    writer = TensorBoardWriter(tmp_path)
+    for event in events:
+        writer.add(event)
+    writer.close()
+    read = curves_read_back(tmp_path)
+    live = surviving(events)
+    for kind, key, tag in (
+        ("train", "loss", "train/loss"),
+        ("train", "staleness_max", "staleness/max"),
+        ("epoch", "accuracy", "train/epoch_accuracy"),
+        ("eval", "accuracy", "evaluation/accuracy"),
+        ("eval", "train_loss", "evaluation/train_loss"),
+    ):
+        points = [(event["version"], event[key]) for event in live if event["event"] == kind]
+        assert [step for step, _ in read[tag]] == [version for version, _ in points]
+        np.testing.assert_allclose([value for _, value in read[tag]], [value for _, value in points], rtol=1e-6)
+
+
+def test_tensorboard_goes_on_where_a_run_is_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    for resumed_from, versions in ((None, (10, 20, 30)), (20, (25, 40))):
+        writer = TensorBoardWriter(tmp_path)
+        writer.add({"event": "start", "time": 1.0, "resumed_from": resumed_from})
+        for version in versions:
+            writer.add({"event": "epoch", "time": 1.0, "version": version, "loss": 1.0, "accuracy": version / 100})
+        writer.close()
+    points = curves_read_back(tmp_path)["train/epoch_accuracy"]
+    assert points == [(version, pytest.approx(version / 100)) for version in (10, 20, 25, 40)]
+
+
+def test_tensorboard_skips_what_was_not_measured(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    writer = TensorBoardWriter(tmp_path)
+    writer.add({"event": "eval", "time": 1.0, "version": 7, "loss": None, "accuracy": 0.5})
+    writer.add({"event": "warning", "time": 1.0, "message": "x"})
+    writer.close()
+    assert curves_read_back(tmp_path) == {"evaluation/accuracy": [(7, 0.5)]}
+
+
+def test_a_missing_tensorboard_is_told_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=re.escape("pip install '.[tensorboard]'")):
+        TensorBoardWriter(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,600 @@
+"""Hostile bytes against real server processes: from peers that the token admits, and from those that it does not."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+import zmq.auth
+from zmq.utils.monitor import recv_monitor_message
+
+from pipeline.errors import UsageError
+from pipeline.spark.session import PACKAGE
+from tests.clusters import free_ports
+from tests.support.configs import change, make_config
+from tests.support.trainer_runs import until
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import write_slice, write_state
+from trainer.config import Facts, slice_bounds
+from trainer.coordination.orders import Measured
+from trainer.launch.control import Control
+from trainer.transport import sockets as transport
+from trainer.transport.addresses import local_addresses
+from trainer.transport.agreement import Agreement
+from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
+from trainer.transport.sockets import Secret, connect
+from trainer.worker.server_client import MustRejoin, ServerClient, Turn
+
+ROOT = PACKAGE.parent
+SECRET = Secret("the token of these tests")
+NUMBERS, WORKERS = 1000, 2
+FACTS = Facts(WORKERS, 100, NUMBERS, 0)
+WIRE = struct.Struct("<3sBBxxxiQQqqiidddQQi")  # written down once more: what is on the wire must not change by accident
+NO_ROWS = (0, 0, -1)
+RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
+EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
+START = """
+import json, sys
+from trainer.config import Config, Facts
+from trainer.server.process import main
+from trainer.transport.sockets import Secret
+config, facts, index, addresses, token = json.loads(sys.argv[1])
+main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token))
+"""
+
+
+def agreement(servers: int = 1, **values: Any) -> Agreement:
+    """Of a host of such a run."""
+    return Agreement.of(make_config("", "o", servers=servers, **RUN | values), FACTS)
+
+
+INTRODUCTION = agreement().introduction()
+
+
+class Served:
+    """Real server processes of a run without supervisor, and what can be asked of them."""
+
+    def __init__(self, folder: Path, servers: int, addresses: list[str], *, start: str = START, **values: Any) -> None:
+        """start: the program of a server; values: of the configuration."""
+        self.folder, self.addresses, self.servers, self.start = folder, addresses, servers, start
+        waits = {"start_wait_s": 0.1, "checkpoint_every_s": 1e6}
+        self.config = make_config("", folder, servers=servers, **RUN | waits | values)
+        self.agreement = agreement(servers, **values)
+        self._first_checkpoint()
+        self.processes = [self._start(index) for index in range(servers)]
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.asker = connect(self.context, addresses[0], SECRET)
+        until(lambda: self.status()["ready"], "the servers are ready")
+
+    def _first_checkpoint(self) -> None:
+        root = folder_of(self.folder / "checkpoints", 0)
+        zeros = np.zeros(NUMBERS, np.float32)
+        write_slice(root, 0, 1, 0, 0, NUMBERS, NUMBERS, zeros, zeros)
+        clocks = dict.fromkeys(range(WORKERS), 0)
+        write_state(root, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, NUMBERS, 0, self.config.identity()))
+
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        what = [self.config.to_json(), asdict(FACTS), index, self.addresses, SECRET.token]
+        with open(self.folder / f"server-{index}.txt", "wb") as text:
+            command = [sys.executable, "-c", self.start, json.dumps(what)]
+            return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
+
+    def status(self) -> dict[str, Any]:
+        self.asker.send_multipart([Header(Op.STATUS).pack(), self.agreement.introduction()])
+        assert self.asker.poll(60_000), self.said()
+        answer: dict[str, Any] = json.loads(self.asker.recv_multipart()[1])
+        return answer
+
+    def said(self) -> str:
+        return "\n".join((self.folder / f"server-{index}.txt").read_text() for index in range(self.servers))
+
+    def peer(self, server: int = 0) -> zmq.Socket[bytes]:
+        """A connection that the token admits."""
+        return connect(self.context, self.addresses[server], SECRET)
+
+    def worker(self, index: int = 0, *, use_memory: bool = True) -> Worker:
+        return Worker(self, self.client(index, use_memory=use_memory))
+
+    def client(
+        self, index: int = 0, secret: Secret = SECRET, of: Agreement | None = None, *, use_memory: bool = True
+    ) -> ServerClient:
+        """A worker's end, perhaps of a host that has another token or another configuration."""
+        return ServerClient(of or self.agreement, FACTS, index, self.addresses, secret, use_memory=use_memory)
+
+    def wait_for_malformed(self, count: int) -> None:
+        until(lambda: self._all_alive() and self.status()["malformed"] >= count, f"{count} malformed messages")
+        assert self.status()["malformed"] == count
+
+    def _all_alive(self) -> bool:
+        assert all(process.poll() is None for process in self.processes), self.said()
+        return True
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.context.destroy(linger=0)
+
+
+class Worker:
+    """An honest worker that pushes ones, so that every number tells how many gradients were applied."""
+
+    def __init__(self, served: Served, client: ServerClient) -> None:
+        self.served, self.client = served, client
+        self.turn: Turn | None = client.join()
+
+    def step(self) -> None:
+        """One gradient into the model, whatever it takes."""
+        version = self.served.status()["version"]
+        while self.served.status()["version"] == version:
+            assert self.turn
+            self.client.pushed[:] = 1.0
+            try:
+                self.turn = self.client.push(self.turn, Measured(1, 0.5, 1, 0.01))
+            except MustRejoin:
+                self.turn = self.client.join()
+
+    def check(self) -> None:
+        """Each update subtracts rate 1.0 / 2 workers from every number, on every server."""
+        self.step()
+        assert self.turn
+        np.testing.assert_array_equal(self.client.pulled, np.full(NUMBERS, -0.5 * self.turn.version))
+        assert self.served.status()["version"] == self.turn.version
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server."""
+    served = Served(tmp_path_factory.mktemp("alone"), 1, local_addresses(f"wire-{time.time_ns()}", 1))
+    yield served
+    served.end()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Served]:
+    """Two servers, for what only a follower hears."""
+    served = Served(tmp_path, 2, local_addresses(f"wire-{time.time_ns()}", 2))
+    yield served
+    served.end()
+
+
+@pytest.fixture
+def networked(tmp_path: Path) -> Iterator[Served]:
+    """One server that is reached through TCP, as by other hosts."""
+    served = Served(tmp_path, 1, [f"tcp://127.0.0.1:{free_ports(1)[0]}"])
+    yield served
+    served.end()
+
+
+@pytest.fixture
+def honest(alone: Served) -> Iterator[Worker]:
+    """A worker that has done a step before the test, and must be able to do another after it."""
+    worker = alone.worker()
+    worker.step()
+    yield worker
+    worker.check()
+    worker.client.close()
+
+
+def raw(op: int, index: int = 0, session: int = 0, generation: int = 0, clock: int = 0, version: int = 0) -> bytes:
+    return WIRE.pack(
+        b"PS1", op, 0, index, session % 2**64, generation % 2**64, clock, version, 0, 0, 0.0, 0.0, 0.0, *NO_ROWS
+    )
+
+
+def join(body: bytes, worker: int = 1, session: int = 5) -> list[bytes]:
+    return [raw(Op.JOIN, worker, session), body]
+
+
+def handle(**values: Any) -> bytes:
+    return agreement().introduction(**{"pid": os.getpid(), "descriptor": 0, "nonce": "0" * 64} | values)
+
+
+def huge(number: str) -> bytes:
+    return INTRODUCTION[:-1] + b',"pid":' + number.encode() + b',"descriptor":1,"nonce":""}'
+
+
+HEADER = raw(Op.STATUS)
+MALFORMED: dict[str, list[bytes]] = {
+    "nothing": [b""],
+    "one frame": [HEADER],
+    "three frames": [HEADER, b"", b""],
+    "fifty frames": [b"x"] * 50,
+    "an empty header": [b"", b""],
+    "a short header": [HEADER[:-1], b""],
+    "a long header": [HEADER + b"x", b""],
+    "another version's magic": [b"PS0" + HEADER[3:], b""],
+    "an operation that does not exist": [raw(99), b""],
+    "a megabyte of noise": [random.Random(0).randbytes(10**6), b""],
+    "an order from a worker": [raw(Op.ORDER), pack_json({"sequence": 1, "version": 9, "accepted": [[0, 1.0]]})],
+    "a load from a worker": [raw(Op.LOAD, generation=2**62), b""],
+    "an answer": [raw(Op.PARAMETERS), bytes(4 * NUMBERS)],
+    "a stop": [raw(Op.STOP), b""],
+    "a hello of server 0": [raw(Op.HELLO, 0), INTRODUCTION],
+    "a hello of a server too many": [raw(Op.HELLO, 1), INTRODUCTION],
+    "a hello of server -1": [raw(Op.HELLO, -1), INTRODUCTION],
+    "a loaded of a server too many": [raw(Op.LOADED, 1), b""],
+    "a held of a worker that does not exist": [
+        WIRE.pack(b"PS1", Op.HELD, 1, 1, 1, 1, 0, 0, 9, 0, 0, 0, 0, *NO_ROWS),
+        b"",
+    ],
+    "a loss of worker -1": [raw(Op.LOST, -1), INTRODUCTION],
+    "a heartbeat of worker 2": [raw(Op.HEARTBEAT, WORKERS), b""],
+    "a join of worker 2": [raw(Op.JOIN, WORKERS, 1), INTRODUCTION],
+    "a join of worker -1": [raw(Op.JOIN, -1, 1), INTRODUCTION],
+    "a join of a session that no clock has": [raw(Op.JOIN, 1, 2**64 - 1), INTRODUCTION],
+    "a generation that no clock has": [raw(Op.STATUS, generation=2**64 - 1), b""],
+    "a join without JSON": join(b"no"),
+    "a join with nothing": join(b""),
+    "a join with a list": join(b"[1]"),
+    "a join with half a handle": join(agreement().introduction(pid=1)),
+    "a join without an introduction": join(b"{}"),
+    "a join with a number for an introduction": join(b'{"run": 1}'),
+    "a status without an introduction": [raw(Op.STATUS), b""],
+    "a loss without an introduction": [raw(Op.LOST, 1), b"{}"],
+    "a join with a path": join(handle(pid="../../../etc", descriptor="passwd")),
+    "a join with endless numbers": join(huge("1e999")),
+    "a join with no number": join(huge("NaN")),
+    "a join with ten thousand digits": join(huge("9" * 10_000)),
+    "a join with half a character": join(huge("1").replace(b'""', b'"\\ud800"')),
+    "a join a hundred thousand deep": join(b'{"a":' * 100_000),
+    "a join of lists in lists": join(b"[" * 500_000),
+    "a join of a megabyte": join(b'{"a":"' + b"x" * (1 << 20) + b'"}'),
+    "a join in bytes that are no text": join(b"\xff\xfe\x00\xd8{}"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_what_no_peer_of_this_version_sends_is_counted_and_dropped(alone: Served, honest: Worker, kind: str) -> None:
+    before = alone.status()["malformed"]
+    peer = alone.peer()
+    peer.send_multipart(MALFORMED[kind])
+    alone.wait_for_malformed(before + 1)
+    assert not peer.poll(0), "it is not answered"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"pid": 1}, {"pid": 2**22 + 1}, {"pid": -1}, {"descriptor": 10**300}, {"pid": 0}, {"nonce": "x" * 10**5}],
+    ids=lambda values: str(values)[:30],
+)
+def test_a_handle_to_memory_that_is_not_the_workers_is_declined_and_numbers_travel_by_socket(
+    alone: Served, honest: Worker, values: dict[str, Any]
+) -> None:
+    peer = alone.peer()
+    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), handle(**values)])
+    assert peer.poll(60_000)
+    header, body = peer.recv_multipart()
+    assert header[3] == Op.PARAMETERS
+    assert header[4] & IN_MEMORY == 0
+    assert len(body) == 4 * NUMBERS
+
+
+def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, ...]:
+    """Take worker 1's place by hand; (index, session, generation, clock, version) of the answer."""
+    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), INTRODUCTION])
+    assert peer.poll(60_000)
+    return tuple(WIRE.unpack(peer.recv_multipart()[0])[3:8])
+
+
+def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
+    alone: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.worker.server_client.HEARTBEAT_S", 0.01)
+    client = alone.client(use_memory=False)
+    send_join = client._send_join
+
+    def late() -> None:
+        time.sleep(0.2)  # beats of this session come first, and are answered
+        send_join()
+
+    monkeypatch.setattr(client, "_send_join", late)
+    turn = client.join()
+    for _ in range(5):
+        assert turn
+        time.sleep(0.03)
+        client.pushed[:] = 1.0
+        turn = client.push(turn, Measured(1, 0.5, 1, 0.01))
+    client.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 * NUMBERS - 4, 4 * NUMBERS + 4, 4 * NUMBERS * 10])
+def test_a_gradient_of_another_size_is_not_taken(alone: Served, honest: Worker, size: int) -> None:
+    peer, before = alone.peer(), alone.status()
+    index, session, generation, clock, version = joined(alone, peer)
+    peer.send_multipart([raw(Op.PUSH, index, session, generation, clock, version), bytes(size)])
+    alone.wait_for_malformed(before["malformed"] + 1)
+    assert alone.status()["version"] == before["version"]
+
+
+def test_a_gradient_in_memory_that_was_never_opened_is_not_taken(alone: Served, honest: Worker) -> None:
+    peer, before = alone.peer(), alone.status()["malformed"]
+    index, session, generation, clock, version = joined(alone, peer)
+    header = Header(Op.PUSH, IN_MEMORY, index, session, generation, clock, version)
+    peer.send_multipart([header.pack(), b""])
+    alone.wait_for_malformed(before + 1)
+
+
+def test_a_gradient_of_another_time_is_not_taken_and_its_worker_is_told_to_join_again(
+    alone: Served, honest: Worker
+) -> None:
+    peer, before = alone.peer(), alone.status()
+    index, session, generation, clock, version = joined(alone, peer)
+    for header in (
+        raw(Op.PUSH, index, session - 1, generation, clock, version),
+        raw(Op.PUSH, index, session, generation - 1, clock, version),
+        raw(Op.PUSH, index, session, generation, clock + 1, version),
+        raw(Op.PUSH, index, session, generation, -1, version),
+        raw(Op.PUSH, 2**31 - 1, session, generation, clock, version),
+        raw(Op.PUSH, -(2**31), session, generation, clock, version),
+    ):
+        peer.send_multipart([header, np.full(NUMBERS, 99, np.float32).tobytes()])
+        assert peer.poll(60_000)
+        assert peer.recv_multipart()[0][3] == Op.REJOIN
+    assert alone.status()["version"] == before["version"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, honest: Worker, seed: int) -> None:
+    """Fields at their limits behind a valid header, then a random body; every operation is among them."""
+    rng, peer = random.Random(seed), alone.peer()
+    ops = [int(op) for op in Op]
+    for op in ops * 20:
+        ints = [rng.choice([*EXTREMES, rng.getrandbits(31)]) for _ in range(6)]
+        small = [max(-(2**31), min(2**31 - 1, value)) for value in (ints[0], ints[4], ints[5])]
+        floats = [rng.choice([0.0, -1.0, float("inf"), float("nan"), 1e308]) for _ in range(3)]
+        session, generation = (value % 2**64 for value in ints[1:3])
+        if op == Op.JOIN:  # a worker's place is taken by who joins last: not by a time that no honest worker reaches
+            session = rng.getrandbits(40)
+        head = (b"PS1", op, rng.getrandbits(8), small[0], session, generation, ints[3], ints[4], *small[1:], *floats)
+        head += (rng.getrandbits(64), rng.getrandbits(64), small[1])
+        body = rng.choice([b"", b"{}", INTRODUCTION, rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, handle()])
+        peer.send_multipart([WIRE.pack(*head), body])
+    for _ in range(200):
+        peer.send_multipart(
+            [
+                rng.randbytes(rng.choice([0, 1, WIRE.size - 1, WIRE.size, WIRE.size + 1]))
+                for _ in range(rng.randint(1, 5))
+            ]
+        )
+    before = alone.status()["malformed"]
+    peer.send_multipart([b"the last"])
+    until(lambda: alone.status()["malformed"] > before, "all of it has been read")
+    honest.check()
+
+
+def test_a_message_beyond_any_slice_ends_its_connection_and_no_other(alone: Served, honest: Worker) -> None:
+    peer = alone.peer()
+    monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    peer.send_multipart([raw(Op.PUSH), bytes(50 << 20)])
+    assert monitor.poll(60_000)
+    peer.disable_monitor()
+
+
+def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
+    worker, peer = pair.worker(), pair.peer(server=1)
+    worker.step()
+    order = {
+        "sequence": 3,
+        "version": 9,
+        "rate": 1.0,
+        "accepted": [[0, 1.0]],
+        "unblocked": [],
+        "stop": [],
+        "snapshot": None,
+    }
+    for op in (Op.ORDER, Op.LOAD, Op.HELLO, Op.HELD, Op.LOADED, Op.STATUS, Op.LOST, Op.END, Op.HEARTBEAT):
+        peer.send_multipart([raw(op, 1, 2**62, 2**62), pack_json(order)])
+    until(lambda: pair.said().count("malformed") == 9, "all of them are dropped")
+    worker.check()
+    worker.client.close()
+
+
+def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_nothing(pair: Served) -> None:
+    worker, peer = pair.worker(), pair.peer()
+    worker.step()
+    assert worker.turn
+    generation = worker.turn.generation
+    for index, count in itertools.product((0, 2, -1, 2**31 - 1), (0, 1, 2, -1)):
+        for op in (Op.HELD, Op.LOADED, Op.HELLO):
+            peer.send_multipart([WIRE.pack(b"PS1", op, 1, index, 7, 7, 0, 0, count, 0, 0.0, 0.0, 0.0, *NO_ROWS), b""])
+    for count in (-1, 0, 1, 2):
+        peer.send_multipart(
+            [WIRE.pack(b"PS1", Op.HELD, 2, 1, 7, generation, 0, 0, count, 0, 0.0, 0.0, 0.0, *NO_ROWS), b""]
+        )
+    peer.send_multipart([raw(Op.LOADED, 1, 7, 2**62), b""])
+    worker.check()
+    assert worker.turn.generation == generation, "no roll-back"
+    worker.client.close()
+
+
+def test_a_server_that_starts_hears_late_words_about_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    """A follower that outlived server 0 may tell the next one that it has loaded what the last one wanted."""
+    addresses = local_addresses(f"wire-{time.time_ns()}", 2)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    early = connect(context, addresses[0], SECRET)
+    for generation in (0, 1, 2**62):
+        early.send_multipart([raw(Op.LOADED, 1, 7, generation), b""])
+    served = Served(tmp_path, 2, addresses)
+    worker = served.worker()
+    worker.check()
+    worker.client.close()
+    served.end()
+    context.destroy(linger=0)
+
+
+def refused(peer: zmq.Socket[bytes], address: str) -> None:
+    """Connect, and wait until the server has ended the connection before hearing a word."""
+    monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | HANDSHAKE_FAILED)
+    peer.linger = 0
+    peer.connect(address)
+    peer.send_multipart([b"malformed, if it were heard"], zmq.NOBLOCK)
+    assert monitor.poll(60_000)
+    recv_monitor_message(monitor)
+    assert not peer.poll(0)
+    peer.disable_monitor()
+    peer.close()
+
+
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+def strangers(context: zmq.Context[zmq.Socket[bytes]]) -> Sequence[zmq.Socket[bytes]]:
+    """Peers without the token, by every mechanism of ZeroMQ."""
+    public, secret = zmq.curve_keypair()
+    nobody, unnamed, wrong, other, known = (context.socket(zmq.DEALER) for _ in range(5))
+    unnamed.plain_username, unnamed.plain_password = b"someone", b"?"
+    wrong.plain_username, wrong.plain_password = b"run", SECRET.password("ipc://@another-run").encode()
+    other.curve_serverkey, other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()[0], public, secret
+    known.curve_serverkey = SECRET.keys("server")[0]  # a public key may leak; it admits nobody
+    known.curve_publickey, known.curve_secretkey = public, secret
+    return nobody, unnamed, wrong, other, known
+
+
+def test_on_this_host_nobody_without_the_token_is_heard(alone: Served, honest: Worker) -> None:
+    before = alone.status()["malformed"]
+    for stranger in strangers(alone.context):
+        refused(stranger, alone.addresses[0])
+    assert alone.status()["malformed"] == before
+
+
+def test_over_a_network_nobody_without_the_token_is_heard(networked: Served) -> None:
+    worker = networked.worker(use_memory=False)
+    for stranger in strangers(networked.context):
+        refused(stranger, networked.addresses[0])
+    assert networked.status()["malformed"] == 0
+    worker.check()
+    worker.client.close()
+
+
+def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
+    client = alone.client(1, Secret("another token, of another run"))
+    time.sleep(0.5)  # the answer may be there before it has asked: then no message will ever leave it
+    with pytest.raises(UsageError, match="token"):
+        client.join()
+    client.close()
+
+
+def test_a_worker_with_another_token_is_told_so_over_a_network(
+    networked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)
+    client = networked.client(1, Secret("another token, of another run"))
+    with pytest.raises(UsageError, match="token"):
+        client.join()
+    client.close()
+
+
+def test_a_worker_of_another_configuration_is_told_what_differs_and_the_others_do_not_notice(
+    alone: Served, honest: Worker
+) -> None:
+    client = alone.client(0, of=agreement(batch_size=64))  # it takes the place of one that is there
+    with pytest.raises(UsageError) as refused:
+        client.join()
+    assert str(refused.value) == (
+        "--batch-size is 64 here and 128 on the host of server 0: give every host the same command"
+    )
+    client.close()
+    turn = honest.turn
+    honest.step()
+    assert turn
+    assert honest.turn
+    assert (honest.turn.generation, honest.turn.clock) == (turn.generation, turn.clock + 1)
+
+
+def test_a_supervisor_of_another_configuration_is_told_so_and_its_words_change_nothing(
+    alone: Served, honest: Worker
+) -> None:
+    control = Control(alone.addresses[0], SECRET, agreement(servers=2))
+    control.tell(Op.LOST, 0)
+    with pytest.raises(UsageError, match=r"^--servers is 2 here and 1 on the host of server 0: .* same command$"):
+        until(control.ask, "an answer")
+    control.close()
+    assert alone.status()["alive"] == 1
+
+
+def test_a_server_of_another_configuration_ends_with_a_line_and_the_others_wait_for_the_right_one(
+    pair: Served, tmp_path: Path
+) -> None:
+    worker = pair.worker()
+    worker.step()
+    pair.processes[1].kill()
+    pair.processes[1].wait()
+    right, pair.config = pair.config, change(pair.config, momentum=0.5)
+    wrong = pair._start(1)
+    wrong.wait(60)
+    assert "--momentum is 0.5 here and 0.0 on the host of server 0" in (tmp_path / "server-1.txt").read_text()
+    pair.config = right
+    pair.processes[1] = pair._start(1)
+    worker.check()
+    worker.client.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "line"),
+    [
+        ({"seed": 1}, "--seed is 0 here and 1 on the host of server 0: give every host the same command"),
+        (
+            {"protocol": "bsp"},
+            "--protocol is asp here and bsp on the host of server 0: give every host the same command",
+        ),
+        ({"model": "cnn", "norm": "group"}, "--model is resnet20 here and cnn on the host of server 0: give every"),
+        ({"protocol": "ssp"}, "--protocol is asp here"),
+        ({"device": "cpu", "threads": 3, "checkpoint_every_s": 5.0, "start_wait_s": 1.0}, None),
+    ],
+)
+def test_hosts_agree_on_what_decides_the_result_and_on_nothing_else(theirs: dict[str, Any], line: str | None) -> None:
+    mine, other = agreement(), agreement(**theirs)
+    assert (mine.digest == other.digest) == (line is None)
+    if line:
+        assert str(mine.refused(other.refusal())).startswith(line)
+
+
+def test_hosts_of_other_shards_do_not_agree() -> None:
+    config = make_config("", "o", **RUN)
+    mine, other = (Agreement.of(config, replace(FACTS, shards=digest)) for digest in ("f00d", "beef"))
+    assert mine.digest != other.digest
+    assert str(mine.refused(other.refusal())) == (
+        "shard digest is f00d here and beef on the host of server 0: give every host the same shards"
+    )
+
+
+def forbidden(tree: ast.AST) -> Iterator[str]:
+    """Names in a module that turn bytes into code or objects."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            yield from {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"} & {
+                n.split(".")[0] for n in names
+            }
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield from {"eval", "exec", "compile", "__import__"} & {node.func.id}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = {f"{ast.unparse(node.func.value)}.{node.func.attr}", f".{node.func.attr}"}
+            yield from {"torch.load", "np.load", ".recv_pyobj", ".recv_serialized", ".recv"} & called
+
+
+def test_nothing_in_the_trainer_turns_bytes_into_objects_or_code() -> None:
+    """``recv`` of a multiprocessing pipe unpickles; ``recv_bytes`` does not."""
+    for path in (ROOT / "trainer").rglob("*.py"):
+        assert list(forbidden(ast.parse(path.read_text()))) == [], path
+    assert list(forbidden(ast.parse("import pickle\neval('1')\ntorch.load(f)\npipe.recv()"))) != []
+
+
+def test_the_bounds_of_the_tests_are_those_of_the_servers() -> None:
+    assert WIRE.size == len(Header(Op.STATUS).pack())
+    assert slice_bounds(NUMBERS, 2) == [(0, 500), (500, 1000)]

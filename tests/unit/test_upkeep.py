@@ -1,0 +1,125 @@
+"""The commands about a committed set: inspect, verify, clean; and that a job mends what they find."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.shardset.attempt import Attempt
+from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.storage.store import Store
+from pipeline.upkeep.clean import clean, leftovers
+from pipeline.upkeep.contents import describe, details, workers_table
+from tests.support.commits import commit, files_of, killed_at, whole
+from tests.support.places import files_below
+
+Capture = pytest.CaptureFixture[str]
+
+
+def ended(*argv: object) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as left:
+        main([str(value) for value in argv])
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_of_many_workers_the_first_and_the_last_are_told(tmp_path: Path) -> None:
+    manifest: dict[str, Any] = {
+        "strategy": "random", "seed": 1, "rows": 4000, "copies": 0, "neighbourhoods": None, "eval": None, "interval": None,
+        "model": None, "generation": "g", "input": {"uri": "/in", "fingerprint": "f"}, "params": {}, "seconds": {},
+        "labels": {"num_classes": 2, "columns": ["label"]}, "versions": {"python": "3"},
+        "image": {"shape": [3, 8, 8], "dtype": "uint8", "mean": [1.0]},
+        "workers": [
+            {"index": w, "rows": 40, "copies": 0, "files": [{"path": "p", "rows": 40, "bytes": 10, "sha256": "s"}],
+             "label_histogram": [20, 20]} for w in range(100)
+        ],
+    }  # fmt: skip
+    made = ShardSet(Store(), "/o", manifest)
+    text = workers_table(made)
+    assert "... and 84 more" in text
+    assert text.splitlines()[-2].split()[0] == "99"
+    assert dict(describe(made))["workers"] == "100, 40 to 40 rows each"
+    assert dict(details(made))["parameters"] == "none"
+
+
+@pytest.mark.parametrize(("damage", "shallow", "deep"), [("none", 0, 0), ("byte", 0, 3), ("cut", 3, 3), ("gone", 3, 3)])
+def test_verify_finds_damage_by_size_and_deeply_by_content(
+    damage: str, shallow: int, deep: int, tmp_path: Path, capsys: Capture
+) -> None:
+    commit(Store(), tmp_path, "first", 2)
+    victim = tmp_path / open_committed(Store(), str(tmp_path)).files()[-1].path
+    data = victim.read_bytes()
+    if damage == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes({"none": data, "byte": data[:-1] + b"?", "cut": data[:-1]}[damage])
+    assert ended("verify", tmp_path) == shallow
+    assert ended("verify", tmp_path, "--deep") == deep
+    said = capsys.readouterr()
+    if deep:
+        assert str(victim) in said.out
+        assert "1 of 4 files are damaged; make the set again: its job with --overwrite" in said.err
+    else:
+        assert "every byte is what was committed" in said.out
+
+
+def test_a_place_without_a_set_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    assert ended("verify", tmp_path) == 3
+    assert ended("inspect", tmp_path / "no") == 3
+    assert ended("clean", tmp_path / "no") == 2
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def leave(output: Path) -> None:
+    """What an overwrite leaves that is killed after its commit and before it has deleted the old set."""
+    commit(Store(), output, "first", 2)
+    step = 0
+    while killed_at(output, "second", 3, step) and whole(output) == "first":
+        step += 1
+    for folder in (output / "_attempts").iterdir():  # one killed before its first heartbeat names no process
+        os.utime(folder, (1e9, 1e9))
+
+
+def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "o"
+    leave(output)
+    (output / "notes.txt").write_text("mine")
+    before = files_below(output)
+    assert before > files_of(output) - {"manifest.json"}
+    assert ended("verify", output) == 0
+    assert "killed runs have left files beside it: python -m pipeline clean" in capsys.readouterr().out
+    assert ended("clean", output) == 0
+    out = capsys.readouterr().out
+    assert "would be deleted; --yes does it" in out
+    assert "worker=000/part-00000-v1-" in out
+    assert files_below(output) == before
+    assert ended("clean", output, "--yes") == 0
+    assert files_below(output) == files_of(output) | {"notes.txt"}
+    assert whole(output) == "second"
+    assert ended("clean", output) == 0
+    assert "nothing is left over" in capsys.readouterr().out
+
+
+def test_clean_leaves_a_live_run_alone(tmp_path: Path) -> None:
+    commit(Store(), tmp_path, "first", 2)
+    with Attempt(Store(), str(tmp_path)) as live:
+        Store().write_new(f"{live.folder}/work", b"in progress")
+        Store().makedirs(f"{tmp_path}/worker=000")
+        (tmp_path / "worker=000" / f"part-00009-v2-{live.id}.parquet").write_bytes(b"about to be committed")
+        found = leftovers(Store(), str(tmp_path))
+        assert (found.files, found.attempts, found.live) == ([], [], [live.folder])
+        assert Store().read(f"{live.folder}/work") == b"in progress"
+
+
+def test_what_a_killed_first_run_moved_is_left_over_too(tmp_path: Path) -> None:
+    """No set was ever committed: its files would be a plain reader's rows."""
+    (tmp_path / "worker=000").mkdir()
+    (tmp_path / "worker=000" / "part-00000-0123abcd.parquet").write_bytes(b"x")
+    assert len(leftovers(Store(), str(tmp_path)).files) == 1
+    assert clean(Store(), str(tmp_path)) == 1
+    assert files_below(tmp_path) == set()
