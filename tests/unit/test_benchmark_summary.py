@@ -20,7 +20,7 @@ from pipeline.benchmark.results.cost_model import (
     fit_spark,
 )
 from pipeline.benchmark.results.findings import write_findings
-from pipeline.benchmark.results.forecast import average_gaps, fit_cost_models
+from pipeline.benchmark.results.forecast import average_gaps, collect_timings, fit_cost_models
 from pipeline.benchmark.results.summary import METRICS, judge_goals, summarise
 
 
@@ -119,6 +119,12 @@ def test_more_nodes_help_until_messages_are_all_there_is() -> None:
         assert server.mini_batch_s(10**9, 500, 28, on) > server.asynchronous_s(10**9, 500, 28, on)
     crowded, roomy = (server.split(9000, 500, 28, Cluster(cores, 8, 2))["workers"] for cores in (2, 8))
     assert crowded > 3.9 * roomy  # four workers take turns on a core
+
+
+def test_as_many_tasks_as_cores_tell_no_cost_of_a_task() -> None:
+    """A run with --tasks equal to the machine's cores has no second point for the driver's cost of one task more."""
+    table = [record("linear", 9000, 500, 20, "mllib", 30, tasks=tasks) for tasks in (None, 2)]
+    assert collect_timings(summarise(table), "linear", cores=2).task == 0.0
 
 
 def test_the_cost_model_is_validated_on_what_it_was_not_fitted_to() -> None:

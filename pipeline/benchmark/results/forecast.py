@@ -150,7 +150,11 @@ def _select_samples(summaries: Sequence[Summary], model: Model, system: System, 
 
 
 def _measure_driver_task(summaries: Sequence[Summary], model: Model, cores: int, most: int) -> float:
-    """The driver's CPU for one task more, from jobs of as many tasks as cores to those of the most."""
+    """The driver's CPU seconds per additional task, from jobs of as many tasks as cores to those of the most.
+
+    0 if no job has more tasks than there are cores."""
+    if most <= cores:
+        return 0.0
     mine = [each for each in summaries if (each.model, each.system) == (model, "mllib") and "driver_s" in each.metrics]
     few, many = ([each.metrics["driver_s"].median for each in mine if each.tasks == tasks] for tasks in (None, most))
     return max(0.0, median(many) - median(few)) / (most - cores) if few and many else 0.0
