@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline import command_line
 from pipeline.command_line import Parser
+from pipeline.extras import require
 from pipeline.specs import add_flags, add_member_flags, from_flags, member_from_flags, summaries
 from pipeline.storage.store import Store
 from pipeline.storage.uri import split_uri
@@ -90,4 +91,7 @@ def _model_of(args: argparse.Namespace) -> ModelSpec:
 
 
 def options_of(args: argparse.Namespace) -> Options:
+    """Return the options of a command line. Raises UsageError, before the run's folder exists, for a missing extra."""
+    if args.tensorboard:
+        require("tensorboard", "--tensorboard")
     return from_flags(Options, args)

@@ -3,13 +3,18 @@
 A test that kills a server starts it again before the test ends. A test's files go into a folder of its own. Each process of
 pytest-xdist that runs such a test has a cluster of its own."""
 
+import os
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
+from tests.clusters.command import read_running
 from tests.clusters.hdfs import Hdfs
 from tests.clusters.kafka import Kafka
+from tests.clusters.machine import cache_folder
 from tests.clusters.s3 import S3
+from tests.clusters.servers import START_TIMEOUT
 from tests.clusters.standalone import Standalone
 from tests.clusters.yarn import Yarn
 
@@ -24,11 +29,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
 
 
+class DeveloperHdfs(Hdfs):
+    """The HDFS of `make hdfs-up`, which tests use and do not kill."""
+
+    def kill_datanode(self, index: int) -> None:
+        pytest.skip("kills a DataNode: run it without USE_HDFS")
+
+    def restart_datanode(self, index: int, timeout: timedelta = START_TIMEOUT) -> None:
+        """Do nothing: none was killed."""
+
+
 @pytest.fixture(scope="session")
 def hdfs() -> Iterator[Hdfs]:
-    """One NameNode and three DataNodes."""
-    with Hdfs() as cluster:
-        yield cluster
+    """One NameNode and three DataNodes: of this session, or with USE_HDFS=kept the ones of `make hdfs-up`."""
+    if os.environ.get("USE_HDFS") != "kept":
+        with Hdfs() as cluster:
+            yield cluster
+        return
+    running = read_running(cache_folder() / "hdfs")
+    if running is None or not running.alive():
+        pytest.fail("USE_HDFS=kept: no HDFS is up; start it with make hdfs-up")
+    kept = DeveloperHdfs(cache_folder() / "hdfs", running.rpc_port, running.http_port)
+    client = kept.client()
+    before = set(client.list("/"))
+    yield kept
+    for name in set(client.list("/")) - before:
+        client.delete(f"/{name}", recursive=True)
 
 
 @pytest.fixture(scope="session")

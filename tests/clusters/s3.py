@@ -7,7 +7,6 @@ import urllib.request
 from datetime import timedelta
 from pathlib import Path
 
-from tests.clusters.environments import MOTO
 from tests.clusters.machine import HOST, free_ports
 from tests.clusters.servers import Cluster, Server, wait_until
 
@@ -34,6 +33,10 @@ class S3(Cluster):
         }
 
     def start(self) -> None:
+        from tests.clusters.environments import (
+            MOTO,
+        )  # here, because `python -m` runs that module and imports this package
+
         command: list[str | Path] = [MOTO.make(), SERVER, str(self.port), self.bucket]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON"))}
         server = Server("s3", command, self.folder / "logs" / "s3.log", env)

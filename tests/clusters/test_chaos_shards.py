@@ -25,6 +25,7 @@ def test_the_same_seed_draws_the_same_runs_and_acts() -> None:
     assert kinds == set(ACTS)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_twenty_kills_leave_whole_sets_and_nothing_else(
     hdfs: Hdfs, standalone: Standalone, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

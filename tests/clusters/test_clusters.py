@@ -19,7 +19,8 @@ from tests.clusters.command import read_running
 from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import cache_folder, port_is_free
 from tests.clusters.processes import is_alive
-from tests.clusters.test_on_hdfs import put, wait_for
+from tests.clusters.test_on_hdfs import put
+from tests.support.trainer_runs import until
 
 
 def run_cli(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -31,6 +32,7 @@ def run_cli(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]
 # Nothing is left behind
 
 
+@pytest.mark.full
 def test_nothing_is_left_of_a_cluster_that_ended() -> None:
     with Hdfs(datanodes=1) as cluster:
         pids = cluster.pids()
@@ -60,7 +62,7 @@ with Standalone(workers=1) as cluster:
     assert all(is_alive(server) for server in servers)
     test.send_signal(signal.SIGKILL)
     test.wait()
-    wait_for(lambda: not any(is_alive(server) for server in servers) and not Path(folder).exists(), 30)
+    until(lambda: not any(is_alive(server) for server in servers) and not Path(folder).exists(), "it ends", 30)
 
 
 # The command line

@@ -14,6 +14,8 @@ from pipeline.errors import DataError, UsageError
 from tests.clusters import Hdfs
 from tests.unit.test_fetch import FILES, Mirror, archive_of, tar_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def mirror() -> Iterator[Mirror]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.support.places import STORE
 from tests.unit.test_checkpoint import numbers, state_of, write
@@ -16,6 +17,8 @@ from trainer.checkpoints.read import (
 )
 from trainer.home.place import StorePlace
 from trainer.run_files import CHECKPOINTS
+
+pytestmark = pytest.mark.full
 
 
 def test_on_hdfs_a_lost_datanode_costs_no_checkpoint(hdfs: Any) -> None:

@@ -31,6 +31,9 @@ from tests.clusters.cluster_runs import (
     run_here,
 )
 from tests.support.application import run_application
+from tests.support.trainer_runs import until
+
+pytestmark = pytest.mark.full
 
 MEGABYTE = os.urandom(1 << 20)
 RECORD_BYTES = 193
@@ -66,13 +69,6 @@ def tried(action: Callable[[], None]) -> bool:
     except (OSError, RuntimeError):
         return False
     return True
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 # HDFS
@@ -143,7 +139,9 @@ def test_a_datanode_killed_under_a_reader_is_survived(three_datanodes: Hdfs) -> 
     hdfs = three_datanodes
     client = Client(hdfs.uri, config_dir=str(hdfs.conf_dir))
     put(client, "/kill/read", MEGABYTE * 32)
-    wait_for(lambda: hdfs.replicas("/kill/read") == 3)  # a reader knows those of its beginning to its end
+    until(
+        lambda: hdfs.replicas("/kill/read") == 3, "three replicas are known"
+    )  # a reader knows those of its beginning to its end
     received, victim = [], None
     for chunk in client.read("/kill/read"):
         received.append(bytes(chunk))
@@ -155,7 +153,7 @@ def test_a_datanode_killed_under_a_reader_is_survived(three_datanodes: Hdfs) -> 
     # With a node gone for good the other two serve both clients. A node that is merely silent is still given out where
     # three replicas are wanted of three nodes, and hdfs-native gives up when such a one is the first of the three.
     hdfs.wait_live(2)
-    wait_for(lambda: tried(lambda: put(client, "/kill/native", MEGABYTE)))
+    until(lambda: tried(lambda: put(client, "/kill/native", MEGABYTE)), "a write goes well")
     hdfs.client().write("/kill/web", data=MEGABYTE)
     assert client.read("/kill/web").read() == MEGABYTE
     with hdfs.client().read("/kill/native") as file:

@@ -50,6 +50,8 @@ from tests.support.stream_runs import assert_streams_alike
 from tests.support.trainer_runs import until
 from trainer.data.shards import load_worker, open_shards
 
+pytestmark = pytest.mark.full
+
 # How long a task, and the driver, waits for a DataNode that died under its write.
 STALL = {"SHARDING_STALL_S": "8"}
 

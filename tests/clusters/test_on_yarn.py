@@ -26,6 +26,8 @@ from tests.clusters.cluster_training import hosts_in, job, make_task, training_p
 from tests.support.stream_runs import assert_streams_alike
 from tests.support.trainer_runs import until
 
+pytestmark = pytest.mark.full
+
 
 def packed(target: Path) -> Path:
     """The packages as `python -m pipeline zip` writes them for YARN's cluster mode, where the driver needs them too."""

@@ -54,7 +54,7 @@ WRITTEN = {
     "jobs/README.md": (
         "build/shards/report.html", "build/compare/compare.html", "build/compare/class_cluster/manifest.json",
     ),
-    "tests/README.md": ("tests/test_dealing.py",),
+    "tests/README.md": ("tests/unit/test_dealing.py",),
 }  # fmt: skip
 ARROWS = {"--push"}  # of the front door's picture
 SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
@@ -117,9 +117,8 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [FILES[0], *(pytest.param(file, marks=pytest.mark.full) for file in FILES[1:])])
 def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path) -> None:
     blocks = blocks_of(file)
     assert any(block.action == "run" for block in blocks)

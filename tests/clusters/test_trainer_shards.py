@@ -19,6 +19,8 @@ from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary
 from trainer.data.shards import load_worker, open_shards
 
+pytestmark = pytest.mark.full
+
 SHAPE = (3, 4, 4)
 PIXELS = 48
 WORKERS = 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pipeline.errors import UsageError
+from pipeline.extras import require
 from pipeline.specs import Spec, option
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class Hosts(Spec):
             )
 
     def make(self) -> Launcher | None:
-        """None for this host alone."""
+        """Return None for this host alone. Raises UsageError if the extra of a launcher is missing."""
         if self.launcher == "ray":
+            require("ray", "--launcher ray")
             from trainer.cluster.ray import RayLauncher
 
             return RayLauncher(self.host_cores, self.host_gpus)

@@ -1,0 +1,185 @@
+"""The jobs on clusters with the flags that a user types and no others: input, output, workers, hosts, model and epochs.
+
+The report and the evaluation are on. Except for the first test's, the interpreter is the one that `make demo` installs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess, run
+from typing import Any
+
+import pytest
+
+from pipeline.datasets.synthetic import SampleSpec, files_of
+from tests.clusters import ROOT, S3, Hdfs, Standalone, Yarn, spark_submit
+from tests.clusters.cluster_runs import QUIET, STORE, whole
+from tests.clusters.environments import DEMO
+from tests.support.application import Ended, run_job
+from tests.support.commands import BATCH, JOBS, assert_names_extra, in_demo, plan_batch, read_batch
+from tests.support.places import put
+
+ROWS = 400
+TEST_ROWS = 80
+MODEL = ("--model", "logistic", "--epochs", 1)
+# A test that needs another flag has found a default that does not work.
+USERS_FLAGS = {
+    "--input", "--eval-input", "--output", "--workers", "--shards", "--model", "--epochs", "--hosts", "--launcher",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster and a folder of its store, which holds the sample. submit: what spark_submit takes beside a job's flags."""
+
+    root: str
+    submit: dict[str, Any]
+
+    def run(self, job: str, *flags: object) -> None:
+        """Submit a job with exactly these flags, and check that it succeeds."""
+        users_only(flags)
+        done = spark_submit(JOBS[job], *flags, **self.submit)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def users_only(flags: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the flags after a check that a user would type each of them."""
+    assert {flag for flag in map(str, flags) if flag.startswith("--")} <= USERS_FLAGS
+    return flags
+
+
+def upload_sample(root: str) -> str:
+    """Write the sample below a folder of any store, and return the path of its files."""
+    for name, data in files_of(SampleSpec(rows=ROWS, test_rows=TEST_ROWS)).items():
+        put(f"{root}/sample/{name}", data)
+    return f"{root}/sample"
+
+
+def assert_page(path: str) -> None:
+    assert "</html>" in STORE.read(path).decode()
+
+
+def assert_sharded(output: str, workers: int, *, with_evaluation: bool) -> None:
+    shards = whole(output)
+    assert shards.num_workers == workers
+    assert (shards.manifest.get("eval") is not None) == with_evaluation
+    assert_page(f"{output}/report.html")
+
+
+def assert_trained(output: str, *, with_evaluation: bool) -> None:
+    result = json.loads(STORE.read(f"{output}/result.json"))
+    assert result["cause"] == "finished"
+    if with_evaluation:
+        assert 0 <= result["final_accuracy"] <= 1
+    else:
+        assert result["final_accuracy"] is None
+    assert STORE.exists(f"{output}/model.safetensors")
+    assert_page(f"{output}/report.html")
+
+
+def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None:
+    target = Target(f"{hdfs.uri}/default-flags", {"master": standalone.master_url, "env": QUIET})
+    sample = upload_sample(target.root)
+    shards, output = f"{target.root}/shards", f"{target.root}/run"
+    both = ("--input", sample, "--eval-input", sample)
+    target.run("distribution_aware.py", *both, "--output", shards, "--workers", 2)
+    assert_sharded(shards, 2, with_evaluation=True)
+    target.run("train.py", "--shards", shards, "--output", output, "--hosts", 2, *MODEL)
+    assert_trained(output, with_evaluation=True)
+
+
+@pytest.fixture(params=["standalone-hdfs", "standalone-s3", "yarn-hdfs"])
+def target(request: pytest.FixtureRequest) -> Target:
+    """Return a cluster and a store, and what a job of the demo environment needs there."""
+    cluster, store = request.param.split("-")
+    place: Hdfs | S3 = request.getfixturevalue(store)
+    if cluster == "yarn":
+        yarn: Yarn = request.getfixturevalue("yarn")
+        submit = in_demo("yarn", HADOOP_CONF_DIR=str(yarn.conf_dir))
+    else:
+        standalone: Standalone = request.getfixturevalue("standalone")
+        submit = in_demo(standalone.master_url)
+    return Target(f"{place.uri}/demo-{cluster}", submit)
+
+
+INTERPRETERS = """
+import json, sys
+from pyspark import SparkContext
+tasks = SparkContext.getOrCreate().parallelize(range(4), 4).map(lambda _: sys.executable).collect()
+print(json.dumps([sys.executable, *tasks]))
+sys.exit(0)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)  # the environment may have to be made, and clusters start
+def test_default_flags_in_the_demo_environment(target: Target, tmp_path: Path) -> None:
+    """Submit two jobs by themselves, and reshard and train without evaluation rows in a third application."""
+    sample, shards, plain = upload_sample(target.root), f"{target.root}/shards", f"{target.root}/plain"
+    both = ("--input", sample, "--eval-input", sample)
+    hosts = ("--hosts", 2, *MODEL)
+    target.run("distribution_aware.py", *both, "--output", shards, "--workers", 2)
+    assert_sharded(shards, 2, with_evaluation=True)
+    target.run("train.py", "--shards", shards, "--output", f"{target.root}/run", *hosts)
+    assert_trained(f"{target.root}/run", with_evaluation=True)
+
+    other = f"{target.root}/resharded"
+    (tmp_path / "interpreters.py").write_text(INTERPRETERS)
+    plan = [
+        (tmp_path / "interpreters.py",),
+        (JOBS["reshard.py"], *users_only(("--input", shards, "--output", other, "--workers", 3))),
+        (JOBS["stratified.py"], *users_only(("--input", sample, "--output", plain, "--workers", 2))),
+        (JOBS["reshard.py"], *users_only(("--input", plain, "--output", f"{plain}-3", "--workers", 3))),
+        (JOBS["train.py"], *users_only(("--shards", plain, "--output", f"{target.root}/plain-run", *hosts))),
+    ]
+    batch = plan_batch(plan, path=[ROOT], spark=True)
+    results = read_batch(spark_submit(BATCH, batch, **target.submit))
+    for result in results:
+        assert result.code == 0, result.out[-3000:] + result.err[-3000:]
+    assert set(json.loads(results[0].out)) == {str(DEMO.python)}
+    assert_sharded(other, 3, with_evaluation=True)
+    assert_sharded(plain, 2, with_evaluation=False)
+    assert_sharded(f"{plain}-3", 3, with_evaluation=False)
+    assert_trained(f"{target.root}/plain-run", with_evaluation=False)
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """The address of a Ray cluster of two nodes of one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=1)
+        yield cluster.address
+        cluster.shutdown()
+
+
+@pytest.mark.full
+def test_default_flags_on_ray(ray_address: str, spark: Any, tmp_path: Path) -> None:
+    """Train with and without evaluation rows. In the demo environment, which lacks Ray, one line names the extra."""
+    sample = upload_sample(str(tmp_path))
+    sets = {"with": ("--eval-input", sample), "without": ()}
+    for name, evaluation in sets.items():
+        shards, output = tmp_path / name, tmp_path / f"run-{name}"
+        sharding = users_only(("--input", sample, *evaluation, "--output", shards, "--workers", 2))
+        assert run_job("stratified.py", *sharding).code == 0
+        flags = users_only(("--shards", shards, "--output", output, "--launcher", "ray", "--hosts", 2, *MODEL))
+        command = ["-m", "trainer", *map(str, flags)]
+        done = run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "RAY_ADDRESS": ray_address},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert_trained(str(output), with_evaluation=bool(evaluation))
+    refusal: CompletedProcess[str] = DEMO.run("python", *command, cwd=ROOT)
+    assert_names_extra(Ended(refusal.returncode, refusal.stdout, refusal.stderr), "ray")

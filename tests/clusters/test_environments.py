@@ -1,0 +1,191 @@
+"""Every command in the environments of users: what `make demo` installs, and `pip install '.[trainer]'` without a checkout.
+
+Each works there, or ends with one line that names the extra it needs. A new command without a case here fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from pipeline.datasets.cifar import ARCHIVES
+from pipeline.datasets.synthetic import SampleSpec, files_of, write
+from pipeline.entry import COMMANDS
+from tests.clusters import ROOT, spark_submit
+from tests.clusters.environments import DEMO, Wheel, install_wheel
+from tests.support.application import Ended
+from tests.support.commands import (
+    BATCH,
+    HELP,
+    JOBS,
+    Command,
+    assert_names_extra,
+    assert_shows_help,
+    in_demo,
+    plan_batch,
+    read_batch,
+)
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the demo environment may have to be made
+BOTH = ("--input", "sample", "--eval-input", "sample", "--workers", 2)
+TRAINING = ("--shards", "shards", "--model", "logistic", "--epochs", 1)
+# In their order, each in the folder of the one before. The address of fetch's mirror is filled in.
+SUBCOMMANDS: Mapping[str, Command] = {
+    "sample": ("--to", "sample", "--rows", 400, "--test-rows", 80),
+    "derive": ("--input", "sample", "--to", "derived", "--shrink", 2),
+    "fetch": ("cifar10", "--to", "cifar10", "--cache", "archives", "--base-url"),
+    "plan": ("--rows", 400, "--workers", 2),
+    "shard": (*BOTH, "--output", "shards", "--strategy", "stratified"),
+    "inspect": ("shards",),
+    "verify": ("shards",),
+    "clean": ("shards",),
+    "zip": ("--to", "packages.zip"),
+    "train": (*TRAINING, "--output", "run"),
+    "simulate": (*TRAINING, "--output", "virtual"),
+    "embed": ("--input", "sample", "--output", "table.parquet"),
+    "study": ("quick", "--output", "study"),
+}
+JOB_FLAGS: Mapping[str, Command] = {
+    "baseline.py": (*BOTH, "--output", "baseline"),
+    "stratified.py": (*BOTH, "--output", "shards"),
+    "distribution_aware.py": (*BOTH, "--output", "distribution_aware"),
+    "class_cluster.py": (*BOTH, "--output", "class_cluster"),
+    "submodular.py": (*BOTH, "--output", "submodular"),
+    "hash.py": (*BOTH, "--output", "hash"),
+    "reshard.py": ("--input", "hash", "--output", "resharded", "--workers", 3),
+    "materialize.py": ("--input", "sample", "--assignment", "hash", "--output", "materialized"),
+    "hash_stream.py": ("--source", "arriving", "--output", "streamed", "--workers", 2, "--trigger", "once"),
+    "compare.py": (*BOTH, "--output", "compared"),
+    "train.py": (*TRAINING, "--output", "submitted"),
+    "benchmark.py": ("--output", "figures"),
+}
+EXTRA = {"study": "study", "benchmark.py": "benchmark"}  # of the commands that need more than the trainer
+PAGES = {"shard": "shards", "train": "run", "simulate": "virtual"}
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An environment, and the folder where its commands run. program: a function that runs one of its programs there."""
+
+    folder: Path
+    program: Callable[..., CompletedProcess[str]]
+
+    def run(self, *command: object) -> Ended:
+        done = self.program(*command)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """The demo environment, which finds the checkout as its editable install would."""
+    folder = tmp_path_factory.mktemp("demo")
+    DEMO.make()
+    return Installation(folder, partial(DEMO.run, cwd=folder, env={"PYTHONPATH": str(ROOT)}))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    return install_wheel(tmp_path_factory.mktemp("wheel").resolve())
+
+
+@pytest.fixture(params=["demo", "wheel"])
+def installation(request: pytest.FixtureRequest) -> Installation:
+    environment: Installation | Wheel = request.getfixturevalue(request.param)
+    return Installation(environment.folder, environment.run) if isinstance(environment, Wheel) else environment
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a mirror of CIFAR-10 whose archive is not the real one."""
+    folder = tmp_path_factory.mktemp("mirror")
+    (folder / ARCHIVES["cifar10", "bin"].name).write_bytes(b"another archive")
+    handler = partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_every_command_has_a_case() -> None:
+    assert set(SUBCOMMANDS) == set(COMMANDS)
+    assert set(JOB_FLAGS) == set(JOBS)
+
+
+IMPORTS = """
+import importlib.util, json, sys
+names = ("psutil", "statsmodels", "ray", "tensorboard", "pytest", "torch", "pyspark")
+print(json.dumps([[name for name in names if importlib.util.find_spec(name)], sys.path]))
+"""
+
+
+def test_environments_hold_the_trainer_and_no_other_extra(demo: Installation, wheel: Wheel) -> None:
+    assert json.loads(demo.run("python", "-c", IMPORTS).out)[0] == ["torch", "pyspark"]
+    modules, path = json.loads(wheel.run("python", "-c", IMPORTS).stdout)
+    assert modules == ["torch", "pyspark"]
+    assert not [folder for folder in path if Path(folder).is_relative_to(ROOT) and folder != str(DEMO.packages)]
+
+
+def test_help_works_in_a_users_environment(installation: Installation, demo: Installation) -> None:
+    """Ask every subcommand and every job, which only a checkout has."""
+    commands = {name: command for name, command in HELP.items() if installation == demo or command[0] == "sharding"}
+    done = installation.program("python", "-c", BATCH.read_text(), plan_batch(commands.values()))
+    for result in read_batch(done):
+        assert_shows_help(result)
+
+
+def test_subcommands_work_in_a_users_environment(installation: Installation, mirror: str) -> None:
+    for name, arguments in SUBCOMMANDS.items():
+        result = installation.run("sharding", name, *arguments, *([mirror] if name == "fetch" else []))
+        message = f"{name}: {result}"
+        assert "Traceback" not in message
+        assert "is the checkout's" not in message, "the guard of a wheel's environment refused a file"
+        assert " WARN " not in result.err, "the log settings that come with the package hide these"
+        if name in EXTRA:
+            assert_names_extra(result, EXTRA[name])
+            assert not (installation.folder / "study").exists()
+        elif name == "fetch":  # it got as far as the checksum
+            assert result.code == 1, message
+            assert re.fullmatch(r"fetch: .* is not the published file: .*\n", result.err), message
+        else:
+            assert result.code == 0, message
+        if name in PAGES:
+            assert "</html>" in (installation.folder / PAGES[name] / "report.html").read_text()
+
+
+def test_jobs_work_in_the_demo_environment(tmp_path: Path) -> None:
+    """Run the jobs in one application; tests/clusters/test_default_flags.py submits some by themselves."""
+    for folder in ("sample", "arriving"):
+        write(files_of(SampleSpec(rows=400, test_rows=80)), tmp_path / folder)
+    here = {path.name for path in tmp_path.iterdir()} | {
+        flags[flags.index("--output") + 1] for flags in JOB_FLAGS.values()
+    }
+    # A job's own folder is not the test's, so local paths are absolute.
+    absolute = {
+        job: [tmp_path / str(part) if part in here else part for part in flags] for job, flags in JOB_FLAGS.items()
+    }
+    plan = plan_batch([(JOBS[job], *flags) for job, flags in absolute.items()], path=[ROOT], spark=True)
+    results = read_batch(spark_submit(BATCH, plan, **in_demo("local[2]")))
+    for job, result in zip(absolute, results, strict=True):
+        if job in EXTRA:
+            assert_names_extra(result, EXTRA[job])
+            assert not (tmp_path / "figures").exists()
+        else:
+            assert result.code == 0, result.out[-3000:] + result.err[-3000:]
+    without_page = {"figures", "compared"}
+    for output in sorted({str(flags[flags.index("--output") + 1]) for flags in JOB_FLAGS.values()} - without_page):
+        assert "</html>" in (tmp_path / output / "report.html").read_text(), output
+    assert "</html>" in (tmp_path / "compared" / "compare.html").read_text()

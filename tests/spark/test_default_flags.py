@@ -1,0 +1,387 @@
+"""The jobs and commands with the flags that a user gives and no others, so with reports and evaluation.
+
+A flag that a test adds to save time, such as --no-report, hides a default path that fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import entry
+from pipeline.datasets.cifar import ARCHIVES
+from pipeline.strategies import STRATEGIES
+from tests.clusters import ROOT, spark_submit
+from tests.support.application import Ended, run_job, run_program
+from tests.unit.test_fetch import FILES, Mirror, archive_of, mirror
+from tests.unit.test_jobs import STACK_TRACE
+
+__all__ = ["mirror"]  # a fixture
+ROWS = 1600  # more than half the pixels of an image: the PCA adds up a matrix over tasks, as it does for large sets
+EVAL_ROWS = 200
+WORKERS = 3
+STRATEGY_JOBS = {
+    "baseline.py": "random",
+    "stratified.py": "stratified",
+    "hash.py": "hash",
+    "class_cluster.py": "class_cluster",
+    "submodular.py": "submodular",
+    "distribution_aware.py": "distribution_aware",
+}
+# Command lines whose default flags another test gives, which is named.
+TESTED_ELSEWHERE = {
+    "benchmark.py --help": "tests/unit/test_jobs.py::test_every_job_explains_itself_and_shadows_no_standard_module"
+}
+Check = Callable[[Ended], str]
+
+
+def run_command(*arguments: object) -> Ended:
+    """Run ``sharding ARGUMENTS`` in this process, with / as the current folder."""
+    return run_program(Path(entry.__file__), *arguments)
+
+
+def run_script(*arguments: object, folder: Path) -> Ended:
+    """Run the installed ``sharding`` in a process of its own."""
+    command = [str(Path(sys.executable).with_name("sharding")), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the script may be installed from another checkout
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return Ended(result.returncode, result.stdout, result.stderr)
+
+
+def submit(job: str, *arguments: object) -> Ended:
+    """Run a job by spark-submit on local[2]."""
+    result = spark_submit(ROOT / "jobs" / job, *arguments)
+    return Ended(result.returncode, result.stdout, result.stderr)
+
+
+def last_line(result: Ended) -> str:
+    """Return the last line of a command's output. A non-zero exit code and a stack trace fail the test."""
+    output = result.out + result.err
+    assert result.code == 0, output
+    for sign in STACK_TRACE:
+        assert sign not in output, output
+    return result.out.splitlines()[-1]
+
+
+@pytest.fixture
+def last_line_of(spark: SparkSession, pytestconfig: pytest.Config) -> Check:
+    """A last_line() that also fails for a stack trace that this process's JVM has printed meanwhile."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    capture.read_global_capture()  # the JVM writes to the file that pytest has put in place of its standard error
+
+    def check(result: Ended) -> str:
+        other = capture.read_global_capture()
+        return last_line(Ended(result.code, other.out + result.out, other.err + result.err))
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated data set: training files and the test file in one folder, by the installed script."""
+    folder = tmp_path_factory.mktemp("defaults")
+    result = run_script("sample", "--to", "sample", "--rows", ROWS, "--test-rows", EVAL_ROWS, folder=folder)
+    assert last_line(result) == f"sample: {ROWS} training and {EVAL_ROWS} test images in sample: written"
+    return folder / "sample"
+
+
+class Sets:
+    """The shard sets of the sample, made by the jobs of STRATEGY_JOBS, each once."""
+
+    def __init__(self, sample: Path, folder: Path) -> None:
+        self.sample, self.folder = sample, folder
+        self._results: dict[Path, Ended] = {}
+
+    def make(self, job: str, *, evaluation: bool = True) -> tuple[Path, Ended]:
+        """Run a strategy's job, with or without --eval-input; return its output folder and its result."""
+        output = self.folder / (Path(job).stem if evaluation else f"{Path(job).stem}-alone")
+        if output not in self._results:
+            inputs = ("--input", self.sample, *(("--eval-input", self.sample) if evaluation else ()))
+            flags = (*inputs, "--output", output, "--workers", WORKERS)
+            self._results[output] = run_job(job, *flags)
+        return output, self._results[output]
+
+
+@pytest.fixture(scope="module")
+def sets(spark: SparkSession, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return Sets(sample, tmp_path_factory.mktemp("sets"))
+
+
+@pytest.fixture(scope="module")
+def shards(sets: Sets) -> Path:
+    """A committed set with evaluation rows."""
+    output, result = sets.make("stratified.py")
+    assert result.code == 0, result.err
+    return output
+
+
+def assert_page(path: Path, *words: str) -> None:
+    """Fail unless a report is a whole page that has these words."""
+    text = path.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+    for word in words:
+        assert word in text
+
+
+def count_rows(folder: Path) -> int:
+    return sum(int(pq.ParquetFile(path).metadata.num_rows) for path in folder.glob("*.parquet"))
+
+
+def assert_set(output: Path, strategy: str, *, workers: int = WORKERS, eval_rows: int = EVAL_ROWS) -> None:
+    """Fail unless a set is whole, has every row of the sample and its copies, and has a report."""
+    assert ": whole, " in last_line(run_command("verify", output))
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert (manifest["strategy"], manifest["rows"]) == (strategy, ROWS)
+    folders = sorted(output.glob("worker=*"))
+    assert [folder.name for folder in folders] == [f"worker={worker:03d}" for worker in range(workers)]
+    assert sum(map(count_rows, folders)) == ROWS + manifest["copies"]
+    assert count_rows(output / "_eval") == eval_rows
+    assert_page(output / "report.html", strategy)
+    assert json.loads((output / "quality.json").read_text())["verdict"]
+
+
+def assert_run(output: Path, *, evaluation: bool = True) -> None:
+    """Fail unless a training run finished and left a model and a report."""
+    summary: dict[str, Any] = json.loads((output / "result.json").read_text())
+    assert summary["cause"] == "finished"
+    assert (summary["final_accuracy"] is not None) == evaluation
+    assert (output / "model.safetensors").stat().st_size > 0
+    assert (output / "best.safetensors").exists() == evaluation
+    assert_page(output / "report.html", "Finished, ")
+
+
+def report_line(page: Path) -> str:
+    return f"  report    {page}"
+
+
+# --- the jobs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("job", "strategy"), STRATEGY_JOBS.items())
+def test_a_job_shards(job: str, strategy: str, sets: Sets, last_line_of: Check) -> None:
+    output, result = sets.make(job)
+    assert last_line_of(result) == report_line(output / "report.html")
+    assert_set(output, strategy)
+
+
+def test_a_job_shards_without_evaluation_rows(sets: Sets, last_line_of: Check) -> None:
+    """Leave the test file beside the training files out of the shards."""
+    output, result = sets.make("baseline.py", evaluation=False)
+    assert last_line_of(result) == report_line(output / "report.html")
+    assert_set(output, "random", eval_rows=0)
+
+
+def test_reshard(shards: Path, tmp_path: Path, last_line_of: Check) -> None:
+    output = tmp_path / "o"
+    result = run_job("reshard.py", "--input", shards, "--output", output, "--workers", 5)
+    assert last_line_of(result) == report_line(output / "report.html")
+    assert_set(output, "stratified", workers=5)
+
+
+def test_materialize(sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+    """Commit an assignment, then write the shards that it describes."""
+    assignment, output = tmp_path / "assigned", tmp_path / "o"
+    flags = ("--input", sample, "--output", assignment, "--ratios", "4:2:1:1", "--assignment-only")
+    assert last_line_of(run_job("stratified.py", *flags))
+    result = run_job("materialize.py", "--input", sample, "--output", output, "--assignment", assignment)
+    assert last_line_of(result) == report_line(output / "report.html")
+    assert_set(output, "stratified", workers=4, eval_rows=0)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("random", "stratified"), id="two"),
+        pytest.param(tuple(STRATEGIES), id="all", marks=pytest.mark.full),
+    ],
+)
+def test_compare(names: Sequence[str], sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+    """Compare strategies, each with a set and a report of its own. The default is all of them."""
+    output = tmp_path / "o"
+    choice = () if names == tuple(STRATEGIES) else ("--strategies", ",".join(names))
+    result = run_job("compare.py", "--input", sample, "--output", output, "--workers", WORKERS, *choice)
+    assert last_line_of(result) == f"report: {output}/compare.html"
+    assert [row["name"] for row in json.loads((output / "compare.json").read_text())] == list(names)
+    assert_page(output / "compare.html", *names)
+    for name in names:
+        assert_set(output / name, name, eval_rows=0)
+
+
+def test_hash_stream(sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+    """Shard the files that are there, then end the stream."""
+    output = tmp_path / "o"
+    flags = ("--source", sample, "--output", output, "--workers", WORKERS, "--trigger", "once")
+    assert last_line_of(run_job("hash_stream.py", *flags)) == report_line(output / "report.html")
+    assert_set(output, "hash", eval_rows=0)
+
+
+@pytest.mark.full
+def test_train_on_spark(shards: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    flags = ("--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1)
+    assert last_line(submit("train.py", *flags)) == f"  report     {output}/report.html"
+    assert_run(output)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_benchmark(tmp_path: Path, last_line_of: Check) -> None:
+    """Compare MLlib with the parameter server on little data."""
+    output = tmp_path / "o"
+    result = run_job("benchmark.py", "--output", output, "--quick")
+    assert last_line_of(result) == f"report: {output}/report.html"
+    assert_page(output / "report.html", "MLlib", "ps-sync", "ps-async")
+
+
+# --- the commands -------------------------------------------------------------------------------------------------------
+
+
+def test_sample(sample: Path) -> None:
+    names = {path.name for path in sample.iterdir()}
+    assert names == {"batches.meta.txt", "test_batch.bin", *(f"data_batch_{number}.bin" for number in range(1, 6))}
+
+
+def test_derive(sample: Path, tmp_path: Path) -> None:
+    output = tmp_path / "o"
+    assert last_line(run_command("derive", "--input", sample, "--to", output)) == f"{output}: written"
+    assert sum(map(count_rows, [output, *output.rglob("*/")])) == ROWS + EVAL_ROWS
+
+
+@pytest.mark.full
+def test_shard_starts_a_spark_of_its_own(sample: Path, tmp_path: Path) -> None:
+    """Shard by the installed script, in a process where no Spark runs."""
+    flags = ("--input", sample, "--eval-input", sample, "--output", "o", "--workers", WORKERS)
+    result = run_script("shard", *flags, "--strategy", "round_robin", folder=tmp_path)
+    assert last_line(result) == report_line(tmp_path / "o" / "report.html")
+    assert_set(tmp_path / "o", "round_robin")
+
+
+def test_plan() -> None:
+    assert "time" in last_line(run_command("plan", "--rows", ROWS, "--workers", WORKERS))
+
+
+def test_inspect(shards: Path) -> None:
+    result = run_command("inspect", shards)
+    assert last_line(result).split()[0] == str(WORKERS - 1)
+    assert "stratified" in result.out
+
+
+def test_verify(shards: Path) -> None:
+    assert last_line(run_command("verify", shards)).startswith(f"{shards}: whole, ")
+
+
+def test_clean(shards: Path) -> None:
+    assert last_line(run_command("clean", shards)) == "nothing is left over"
+
+
+def test_zip(tmp_path: Path) -> None:
+    archive = tmp_path / "packages.zip"
+    assert last_line(run_command("zip", "--to", archive)) == f"{archive}: written"
+
+
+def test_fetch(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Download from a mirror on this machine through the default cache folder."""
+    monkeypatch.setitem(ARCHIVES, ("cifar10", "bin"), archive_of(mirror.data))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target = tmp_path / "cifar10"
+    result = run_command("fetch", "cifar10", "--to", target, "--base-url", mirror.url)
+    assert last_line(result) == f"fetch: cifar10 in {target}: complete (7 files)"
+    assert {path.name for path in target.iterdir()} > set(FILES)
+    assert list((tmp_path / "cache").rglob("set.tar.gz"))
+
+
+def test_train(shards: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    result = run_command("train", "--shards", shards, "--output", output, "--model", "cnn", "--epochs", 1)
+    assert last_line(result) == f"  report     {output}/report.html"
+    assert_run(output)
+
+
+def test_train_without_evaluation_rows(sets: Sets, tmp_path: Path) -> None:
+    shards, sharding = sets.make("baseline.py", evaluation=False)
+    assert sharding.code == 0, sharding.err
+    output = tmp_path / "run"
+    result = run_command("train", "--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1)
+    assert last_line(result) == f"  report     {output}/report.html"
+    assert "the shard set has no evaluation rows: nothing is evaluated" in result.out + result.err
+    assert_run(output, evaluation=False)
+
+
+def test_simulate(shards: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    result = run_command("simulate", "--shards", shards, "--output", output, "--model", "cnn", "--steps", 3)
+    assert last_line(result) == f"  report     {output}/report.html"
+    assert_run(output)
+
+
+@pytest.mark.full
+def test_embed(sample: Path, tmp_path: Path) -> None:
+    """Embed a fifth of the rows: a step takes seconds where other processes share the cores."""
+    subset, output = tmp_path / "subset", tmp_path / "embedding.parquet"
+    assert last_line(run_command("derive", "--input", sample, "--to", subset, "--rows", ROWS // 5))
+    result = run_command("embed", "--input", subset, "--output", output)
+    assert last_line(result).startswith(f"{output}: made; {ROWS // 5} rows of 64 numbers, ")
+    assert int(pq.ParquetFile(output).metadata.num_rows) == ROWS // 5
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_study(tmp_path: Path) -> None:
+    """Run the shipped plan on the sample that its first lines name, by the installed script."""
+    assert last_line(run_script("sample", "--to", "build/sample", folder=tmp_path))
+    result = run_script("study", "quick", "--output", "study", folder=tmp_path)
+    study = tmp_path / "study"
+    assert last_line(result) == f"report: {study}/report.html"
+    assert len((study / "ledger.jsonl").read_text().splitlines()) >= 15
+    assert_page(study / "report.html", "random", "stratified", "class-sorted")
+
+
+# --- completeness -------------------------------------------------------------------------------------------------------
+
+# A new job and a new command need a line here.
+CASES: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(STRATEGY_JOBS, test_a_job_shards),
+    "reshard.py": test_reshard,
+    "materialize.py": test_materialize,
+    "compare.py": test_compare,
+    "hash_stream.py": test_hash_stream,
+    "train.py": test_train_on_spark,
+    "benchmark.py": test_benchmark,
+    "sample": test_sample,
+    "derive": test_derive,
+    "shard": test_shard_starts_a_spark_of_its_own,
+    "plan": test_plan,
+    "inspect": test_inspect,
+    "verify": test_verify,
+    "clean": test_clean,
+    "zip": test_zip,
+    "fetch": test_fetch,
+    "train": test_train,
+    "simulate": test_simulate,
+    "embed": test_embed,
+    "study": test_study,
+}
+
+
+def test_every_job_and_every_command_has_a_case() -> None:
+    jobs = {path.name for path in (ROOT / "jobs").glob("*.py")}
+    assert set(CASES) == jobs | set(entry.COMMANDS)
+
+
+@pytest.mark.parametrize("case", TESTED_ELSEWHERE.values())
+def test_a_case_elsewhere_exists(case: str) -> None:
+    path, _, name = case.partition("::")
+    tree = ast.parse((ROOT / path).read_text())
+    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
