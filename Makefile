@@ -28,8 +28,12 @@ SAMPLE := build/sample
 LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # Tests start hundreds of Pythons: none should compile this checkout again.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
+# A file's tests share what is slow to make, so a file goes to one process; the folders come in order, the shortest tests last.
+SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := python -m pytest --durations=10
+COVERAGE := COVERAGE_RCFILE=pyproject.toml python -m coverage
 
-.PHONY: help setup demo demo-shards test test-fast test-airflow chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
+.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -59,18 +63,21 @@ demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated 
 	  $(LOCAL_IP) spark-submit --master '$(MASTER)' jobs/distribution_aware.py \
 	    --input "$$data" $${eval:+--eval-input "$$eval"} --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
+setup-dev: $(READY_DEV) ## install and download all that the tests need, so that none of them does
+	@$(ENV); python -m tests.clusters.environments
+
 # The linter and the type checker run beside the tests. What they say is shown after them.
-test: $(READY_DEV) ## run the linter, the type checker and the tests
+test: $(READY_DEV) ## run the linter, the type checker and the default tier of the tests: before every commit
 	@$(ENV); said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	  $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
-	  tests=0; $(TEST_ENV) python -m pytest -n 3 $(ARGS) || tests=$$?; \
+	  rm -rf build/coverage; tests=0; $(TEST_ENV) $(COVERAGE) run -m pytest --durations=10 $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
 	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
-	@$(ENV); $(TEST_ENV) python -m pytest -n 2 -m 'not slow' $(ARGS)
+	@$(ENV); $(TEST_ENV) $(PYTEST) -n 2 --dist loadfile -m 'not full' tests/unit $(ARGS)
 
-test-airflow: $(READY_DEV) ## run the example DAG in a real Airflow, which is installed into .cache once (660 MB)
-	@$(ENV); TEST_AIRFLOW=1 $(TEST_ENV) python -m pytest tests/clusters/test_airflow.py $(ARGS)
+test-full: $(READY_DEV) ## run what `make test` leaves out: before every merge, after `make test`
+	@$(ENV); $(TEST_ENV) $(PYTEST) $(SPREAD) -m full $(ARGS); python -m tests.executed
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)

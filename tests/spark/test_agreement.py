@@ -79,6 +79,7 @@ def test_sets_of_other_rows_do_not_agree(spark: SparkSession, source: Source, tm
         list(look(Store(), 4, 1, (one, other)))
 
 
+@pytest.mark.full
 def test_compare_tells_bytes_and_agreement(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     flags = ["--input", source[0], "--output", tmp_path / "c", "--workers", 3, *SMALL[:-1], "--no-report"]
     flags += ["--strategies", "hash,stratified", "--components", 8, "--functions", 5]

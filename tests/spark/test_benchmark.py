@@ -69,6 +69,7 @@ def test_the_optimum_is_where_scikit_learn_finds_it(spark: SparkSession, stored:
     assert beside > least
 
 
+@pytest.mark.full
 def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     table = np.column_stack([rng.integers(1922, 2012, 500), 50 + 9 * rng.standard_normal((500, YEAR.features))])
@@ -87,6 +88,24 @@ def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: 
         read_csv(spark, YEAR, str(tmp_path / "torn.txt"))
     with pytest.raises(DataError, match=r"absent\.txt does not exist; check --year"):
         read_csv(spark, YEAR, str(tmp_path / "absent.txt"))
+
+
+TINY = ("--systems", "mllib,ps-sync,averaging", "--models", "linear", "--year-rows", 4000, "--batches", 4000)
+
+
+def test_the_job_sets_mllib_beside_the_servers(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One model, one mini-batch, two systems, without a long warm-up: what is timed is of no interest here."""
+    monkeypatch.setattr(mllib, "WARM_UP_RUNS", 1)
+    monkeypatch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
+    done = run_job("benchmark.py", "--output", tmp_path, *TINY, "--quick")
+    assert done.code == 0, done.err
+    records = json.loads((tmp_path / "results.json").read_text())["records"]
+    assert {record["system"] for record in records} == {"mllib", "ps-sync", "averaging"}
+    assert not [record["error"] for record in records if record["error"]]
+    assert all(record["measurement"] for record in records)
+    assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
 
 
 QUICK_FLAGS = ["--quick", "--year-rows", "4000", "--higgs-rows", "4096", "--models", "linear,perceptron"]
@@ -118,6 +137,7 @@ def summaries(results: dict[str, Any]) -> list[Summary]:
     return summarise(results["records"])
 
 
+@pytest.mark.full
 def test_the_job_measures_every_configuration_in_every_system(
     results: dict[str, Any], summaries: list[Summary]
 ) -> None:
@@ -144,6 +164,7 @@ def test_the_job_measures_every_configuration_in_every_system(
     assert results["machine"]["cores"] >= 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_has_figures(summaries: list[Summary], system: System) -> None:
     mine = [each for each in summaries if each.system == system and not each.tasks]
@@ -161,6 +182,7 @@ def test_every_system_has_figures(summaries: list[Summary], system: System) -> N
             assert (updates - 1) * apart < mini_batches <= updates * apart
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_ends_near_the_optimum(summaries: list[Summary], system: System) -> None:
     """The optimum of the same rows by numpy's least squares; of the perceptron what all but that system reach."""
@@ -178,6 +200,7 @@ def test_every_system_ends_near_the_optimum(summaries: list[Summary], system: Sy
     assert perceptron.metrics["loss"].median == pytest.approx(mllib.metrics["loss"].median, rel=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["linear", "perceptron"])
 def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: list[Summary], model: Model) -> None:
     same = [
@@ -192,6 +215,7 @@ def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: lis
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
 
 
+@pytest.mark.full
 def test_files_hold_every_run_and_the_rows_of_a_size_are_deleted(quick: Path, results: dict[str, Any]) -> None:
     table = list(csv.DictReader((quick / "results.csv").open()))
     assert len(table) == len(results["records"]) == 9 * len(SYSTEMS) + 2
@@ -201,6 +225,7 @@ def test_files_hold_every_run_and_the_rows_of_a_size_are_deleted(quick: Path, re
     assert sorted(path.name for path in (quick / "data").iterdir()) == ["higgs-like", "year-like"]
 
 
+@pytest.mark.full
 def test_the_report_stands_alone_and_shows_what_failed(quick: Path, results: dict[str, Any]) -> None:
     page = (quick / "report.html").read_text()
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -212,6 +237,7 @@ def test_the_report_stands_alone_and_shows_what_failed(quick: Path, results: dic
     assert "failed: the trainer&#39;s own line" in render(broken)
 
 
+@pytest.mark.full
 def test_measured_runs_are_kept_and_those_of_another_experiment_are_not_mixed_in(quick: Path) -> None:
     before = (quick / "results.csv").read_text()
     again = run_job("benchmark.py", "--output", quick, *QUICK_FLAGS, "--arms", ",".join(SYSTEMS))

@@ -28,6 +28,7 @@ def source(tmp_path: Path) -> Path:
     return vectors_in_parquet(tmp_path / "in", vectors, np.arange(ROWS) % 3)
 
 
+@pytest.mark.full
 def test_variants_stand_beside_the_strategy_with_flags_of_their_own(
     spark: SparkSession, tmp_path: Path, source: Path
 ) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pipeline.clustering import dual
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from tests.support.application import run_job
+from tests.support.tiers import only
 from tests.unit.test_dual import images_of
 
 
@@ -47,7 +48,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("job", ["distribution_aware.py", "class_cluster.py"])
+@pytest.mark.parametrize("job", only(["class_cluster.py"], ["distribution_aware.py", "class_cluster.py"]))
 def test_encoded_images_of_224_pixels_are_sharded_by_neighbourhood(
     spark: SparkSession, photographs: Path, tmp_path: Path, job: str
 ) -> None:

@@ -35,6 +35,7 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.full
 def test_ids_are_those_of_the_pipeline_and_of_its_shards(
     spark: SparkSession, source: Path, made: Path, tmp_path: Path
 ) -> None:
@@ -52,6 +53,7 @@ def test_ids_are_those_of_the_pipeline_and_of_its_shards(
             assert image == images[row].tobytes()
 
 
+@pytest.mark.full
 def test_the_jobs_take_the_table(spark: SparkSession, source: Path, made: Path, tmp_path: Path) -> None:
     request = Request(str(source), str(tmp_path / "out"), 3, shape=SHAPE, format="cifar10-binary")
     manifest = shard(spark.sparkContext, request, Submodular(embedding=str(made)), QUIET).shards.manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pipeline.strategies.hash import Hash
 from pipeline.strategies.submodular import Submodular
 from tests.support.application import run_job
 from tests.support.sharding_runs import QUIET, digests, shas, vectors_in_parquet
+from tests.support.tiers import only
 from tests.unit.test_embedding_table import LENGTH, ROWS, Vectors, write_table
 
 
@@ -51,7 +53,7 @@ STRATEGIES: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("name", only(["class_cluster"], STRATEGIES))
 def test_a_table_gives_the_shards_of_a_column_with_its_vectors_however_it_is_cut(
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,3 +168,12 @@ def test_a_table_that_is_none_is_one_line(spark: SparkSession, tmp_path: Path, s
     lengths.write_bytes(lengths.read_bytes()[:-9])
     refused(tmp_path, source, str(lengths), 3, "lengths.parquet is damaged")
     refused(tmp_path, source, "table", 2, "named by a path, such as ./table")
+
+
+def test_the_place_of_a_table_may_name_the_day(tmp_path: Path, source: Path, vectors: Vectors) -> None:
+    write_table(tmp_path / "2026-01-31", np.arange(ROWS), vectors)
+    places = ["--input", source, "--output", tmp_path / "out", "--image-shape", "3x2x2", "--workers", 2, "--no-report"]
+    done = run_job("submodular.py", *places, "--embedding", f"{tmp_path}/{{ds}}", "--ds", "2026-01-31")
+    assert done.code == 0, done.err
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["params"]["embedding"] == f"{tmp_path}/2026-01-31"

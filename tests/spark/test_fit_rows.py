@@ -14,6 +14,7 @@ from pipeline.seeds import Purpose, word
 from pipeline.spark import images as images_module
 from tests.conftest import make_rows, write_binary
 from tests.support.sharding_runs import digests, make, run
+from tests.support.tiers import only
 from tests.unit.test_fit_rows import ROWS, WANTED, Source
 
 
@@ -23,7 +24,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return write_binary(tmp_path_factory.mktemp("src") / "cifar", labels, images, files=3), images
 
 
-@pytest.mark.parametrize("name", ["distribution_aware", "class_cluster"])
+@pytest.mark.parametrize("name", only(["distribution_aware"], ["distribution_aware", "class_cluster"]))
 def test_the_components_are_those_of_the_drawn_rows_for_any_partitioning(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,6 +47,7 @@ def test_the_components_are_those_of_the_drawn_rows_for_any_partitioning(
     assert np.array_equal(model.spectrum.variances, expected.variances)
 
 
+@pytest.mark.full
 def test_as_many_rows_as_there_are_give_the_bits_of_all(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     every = run(spark, source[0], tmp_path / "all", make("distribution_aware", fit_rows="all"), 3)
     asked = run(spark, source[0], tmp_path / "asked", make("distribution_aware", fit_rows=ROWS), 3)

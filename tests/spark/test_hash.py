@@ -37,6 +37,7 @@ from pipeline.strategies.round_robin import RoundRobin
 from tests.conftest import make_rows, write_binary
 from tests.support.application import run_job
 from tests.support.sharding_runs import QUIET, digests, read, run, shas
+from tests.support.tiers import only
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh")
@@ -81,7 +82,7 @@ def test_neighbourhoods_are_the_buckets_of_functions_fitted_to_a_keyed_sample(
     assert params.get("width") == (hashes.width if family == "lsh" else None)
 
 
-@pytest.mark.parametrize("family", ["lsh", "sign"])
+@pytest.mark.parametrize("family", only(["lsh"], ["lsh", "sign"]))
 def test_the_shards_are_the_same_bits_however_the_work_is_cut(
     spark: SparkSession, source: Source, tmp_path: Path, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +151,7 @@ def write_vectors(folder: Path, vectors: np.ndarray[Any, Any], images: np.ndarra
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", only(FAMILIES[:1], FAMILIES))
 def test_the_vectors_of_a_column_are_hashed_in_the_place_of_images(
     spark: SparkSession, tmp_path: Path, family: Family
 ) -> None:
@@ -172,6 +173,7 @@ def test_the_vectors_of_a_column_are_hashed_in_the_place_of_images(
     assert "image" in pq.read_schema(next((tmp_path / "o" / "worker=000").glob("*.parquet"))).names
 
 
+@pytest.mark.full
 def test_the_saved_functions_give_every_row_its_neighbourhood(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ print(json.dumps([hashlib.sha256(b"".join(digests)).hexdigest(), hashlib.sha256(
 """
 
 
+@pytest.mark.full
 def test_another_blas_kernel_other_vector_units_and_more_threads_give_the_same_functions_and_buckets() -> None:
     numpys_own: Any = importlib.import_module("numpy._core._multiarray_umath")
     chosen = " ".join(name for name in numpys_own.__cpu_dispatch__ if numpys_own.__cpu_features__[name])
@@ -265,6 +268,7 @@ def test_what_cannot_be_asked_for_is_told_in_one_line(
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.full
 def test_too_many_buckets_are_refused_in_one_line(
     spark: SparkSession, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +299,7 @@ def test_no_more_rows_are_fitted_to_than_one_task_holds() -> None:
         rows_to_sample(9000, 10**7, 150_528)
 
 
+@pytest.mark.full
 def test_a_report_counts_the_largest_of_very_many_neighbourhoods(
     spark: SparkSession, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

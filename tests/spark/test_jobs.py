@@ -124,6 +124,7 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, 
     assert_one_line(later, 2, "--overwrite")
 
 
+@pytest.mark.full
 def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
     spark: SparkSession, source: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
     assert len(shas(tmp_path / "moved")) == 5
 
 
+@pytest.mark.full
 def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
     done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")
@@ -154,3 +156,13 @@ def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Pat
     assert manifest["params"]["engine"] == "spark-ml"
     assert (manifest["params"]["partitions"], manifest["params"]["rows_fitted"]) == (16, 600)
     assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600
+
+
+def test_compare_leaves_out_a_strategy_that_does_not_suit_the_rows(source: Path, tmp_path: Path) -> None:
+    flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL]
+    done = run_job("compare.py", *flags, "--strategies", "random,hash", "--family", "lsh", "--functions", 40)
+    assert done.code == 0, done.err
+    assert "hash is left out: so many buckets have no more rows than there are workers" in done.err
+    assert [row["strategy"] for row in json.loads((tmp_path / "cmp" / "compare.json").read_text())] == ["random"]
+    done = run_job("compare.py", *flags, "--strategies", "hash", "--family", "lsh", "--functions", 40, "--overwrite")
+    assert_one_line(done, 2, "so many buckets")

@@ -25,6 +25,7 @@ from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 from tests.support.application import run_job
 from tests.support.sharding_runs import make, read
+from tests.support.tiers import only
 from trainer.data.shards import open_shards
 
 SHAPE = (3, 8, 8)
@@ -64,7 +65,7 @@ def lines_of(shards: Any) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("name", only(["stratified", "submodular"], STRATEGIES))
 def test_an_assignment_made_into_shards_is_the_set_that_its_job_would_write(
     spark: SparkSession, source: Path, tmp_path: Path, name: str
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_assignment_made_into_shards_is_the_set_that_its_job_would_write(
     assert np.array_equal(lines_of(direct).to_numpy(), expected)
 
 
+@pytest.mark.full
 def test_of_three_hundred_workers_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     """More than a task has files open for: rows pass through files by ranges of workers."""
     direct = shard(spark, source, tmp_path / "direct", Stratified(start="carry"), 300)
@@ -213,6 +215,7 @@ def test_files_with_copies_and_files_without_are_told_apart(spark: SparkSession,
         materialized(spark, source, tmp_path / "t", tmp_path / "made")
 
 
+@pytest.mark.full
 def test_a_set_of_an_older_version_is_current_and_gets_its_assignment_when_it_is_made_again(
     spark: SparkSession, source: Path, tmp_path: Path
 ) -> None:
@@ -265,7 +268,7 @@ def test_copies_are_numbered_by_worker_where_a_table_does_not_say() -> None:
     assert settled[:3].tolist() == [[0, 0, 0, 1, 1], [0, 1, 3, 0, 2], [0, 1, 2, 0, 1]]
 
 
-@pytest.mark.parametrize("name", ["stratified", "distribution_aware"])
+@pytest.mark.parametrize("name", only(["stratified"], ["stratified", "distribution_aware"]))
 def test_a_notebook_assigns_a_path_as_a_job_does(spark: SparkSession, source: Path, tmp_path: Path, name: str) -> None:
     direct = shard(spark, source, tmp_path / "direct", make(name, seed=3), 5)
     assigned = pipeline.assign(str(source), make(name), 5, seed=3, **DATA)
@@ -275,6 +278,7 @@ def test_a_notebook_assigns_a_path_as_a_job_does(spark: SparkSession, source: Pa
     pd.testing.assert_frame_equal(found, lines_of(direct), check_dtype=False)
 
 
+@pytest.mark.full
 def test_a_notebook_assigns_a_data_frame_by_its_own_ids(spark: SparkSession, tmp_path: Path) -> None:
     labels, images = make_rows(600, seed=2, pixels=192)
     rows = [(1000 + 3 * i, int(labels[i]), bytearray(images[i].tobytes())) for i in range(600)]
@@ -302,6 +306,7 @@ def test_a_notebook_assigns_a_data_frame_by_its_own_ids(spark: SparkSession, tmp
         pipeline.assign(frame, "random", 2, scratch=str(tmp_path / "full"))
 
 
+@pytest.mark.full
 def test_the_report_of_a_set_in_ratios_tells_them(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {
         "input": str(source),

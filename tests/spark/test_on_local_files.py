@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.clusters import spark_submit
@@ -18,6 +19,7 @@ from tests.clusters.cluster_runs import (
 )
 
 
+@pytest.mark.full
 def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_shards(
     small_set: Source, tmp_path: Path
 ) -> None:
@@ -29,6 +31,7 @@ def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_sha
     assert digests(str(tmp_path / "out")) == small_set.digests
 
 
+@pytest.mark.full
 def test_killed_drivers_leave_the_old_set_or_the_new_one_whole_and_a_rerun_leaves_nothing_else(
     large_set: Source, small_set: Source, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -31,10 +31,12 @@ from pipeline.stream.quarantine import lines_of
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import landed_name
 from tests.conftest import write_binary
-from tests.spark.test_stream import IMAGES, LABELS
+from tests.spark.test_stream import IMAGES, LABELS, files
 from tests.support.places import STORE, put
 from tests.support.stream_runs import RAW, SHAPE, STRATEGY, check_set, take
 from tests.unit.test_quarantine import aside, images_with
+
+__all__ = ["files"]  # a fixture
 
 
 def test_broken_records_and_files_are_put_aside_with_their_reason(

@@ -49,6 +49,7 @@ def test_what_spark_logs_of_a_killed_python_worker_is_shown_with_debug_only(
     assert ("in a listener" in done.stdout + done.stderr) == bool(arguments)
 
 
+@pytest.mark.full
 def test_driver_and_workers_import_the_installed_pyspark_and_not_its_zip(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FROM_WHERE)
     env = {"PYTHONPATH": str(PACKAGE.parent)}
@@ -93,6 +94,7 @@ def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_one
     assert found["spark.python.daemon.module"] == PYTHON_WORKERS
 
 
+@pytest.mark.full
 def test_a_program_without_spark_submit_draws_no_bar_into_its_lines(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import time\n"

@@ -29,6 +29,7 @@ from tests.support.application import run_job
 from tests.support.sharding_runs import QUIET, digests, run, shas, vectors_in_parquet
 
 
+@pytest.mark.full
 def test_classes_in_parts_are_the_same_bits_however_the_work_is_cut(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

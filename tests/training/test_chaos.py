@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.campaigns import training as chaos
-from tests.support.trainer_sets import make_sets
+
+pytestmark = pytest.mark.full
 
 
 def test_the_same_seed_draws_the_same_acts() -> None:
@@ -19,13 +19,13 @@ def test_the_same_seed_draws_the_same_acts() -> None:
     assert list(islice(chaos.acts(7), 50)) != list(islice(chaos.acts(8), 50))
 
 
-def test_twenty_kills_leave_the_bits_of_an_undisturbed_run(spark: Any, tmp_path: Path) -> None:
-    tally = chaos.campaign(make_sets(spark, tmp_path, 3)[3], tmp_path, kills=20, seed=20)
+def test_twenty_kills_leave_the_bits_of_an_undisturbed_run(shards: Path, tmp_path: Path) -> None:
+    tally = chaos.campaign(shards, tmp_path, kills=20, seed=20)
     assert tally["runs"] >= 2
 
 
-def test_a_run_that_is_not_what_it_must_be_is_told(spark: Any, tmp_path: Path) -> None:
-    run = chaos.Disturbed(make_sets(spark, tmp_path, 3)[3], tmp_path / "run", "bsp")
+def test_a_run_that_is_not_what_it_must_be_is_told(shards: Path, tmp_path: Path) -> None:
+    run = chaos.Disturbed(shards, tmp_path / "run", "bsp")
     try:
         run.finish()
         right, path = run.hosts[0].vector(), tmp_path / "run" / "result.json"

@@ -166,6 +166,7 @@ def test_a_run_that_follows_takes_in_new_generations_between_passes_and_gives_th
     assert alone.result()["passes"]["true"] > 0
 
 
+@pytest.mark.full
 def test_a_run_that_follows_is_resumed_to_the_same_bits(growing: Path, tmp_path: Path) -> None:
     start = (*FLAGS, "--generation", "0", "--follow")
     whole = train_here(growing, tmp_path / "whole", *start, "--steps", "30")
@@ -176,6 +177,7 @@ def test_a_run_that_follows_is_resumed_to_the_same_bits(growing: Path, tmp_path:
     assert followed(tmp_path / "whole") == followed(tmp_path / "parts")
 
 
+@pytest.mark.full
 def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path) -> None:
     start = (*FLAGS, "--generation", "0", "--follow", "--steps", "400")
     whole = train_here(growing, tmp_path / "whole", *start)
@@ -188,6 +190,7 @@ def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path
     assert np.array_equal(whole.vector(), killed.vector())
 
 
+@pytest.mark.full
 @far
 def test_hosts_that_share_nothing_but_a_store_follow_to_the_bits_of_one_though_they_are_killed(
     growing: Path, place: str, tmp_path: Path, runs: list[Training]

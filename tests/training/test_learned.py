@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.configs import make_config
-from tests.support.trainer_sets import make_sets
 from trainer.evaluation.guessing import has_learned, nothing_learned
 from trainer.options import Options
 from trainer.runlog.result import Result
@@ -39,20 +38,15 @@ def test_the_next_step_is_what_the_run_was_told_otherwise(values: Any, step: str
     assert step in said
 
 
-@pytest.fixture(scope="module")
-def sets(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sets(spark, tmp_path_factory.mktemp("sets"), 3)[3]
-
-
 def run(shards: Path, output: Path, **values: Any) -> Result:
     config = make_config(shards, output, protocol="bsp", batch_size=30, **({"epochs": 2} | values))
     return simulate(config, Simulated(), Options())
 
 
 def test_a_run_at_chance_says_so_on_the_terminal_in_the_report_and_in_its_result(
-    sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(sets, tmp_path / "run", model="logistic", learning_rate=1e-9)
+    done = run(shards, tmp_path / "run", model="logistic", learning_rate=1e-9)
     said = capsys.readouterr()
     assert said.err.count("nothing was learned: the loss on training rows is 2.303") == 1
     assert "give a lower --learning-rate than 1e-09, or more epochs" in said.err
@@ -62,19 +56,19 @@ def test_a_run_at_chance_says_so_on_the_terminal_in_the_report_and_in_its_result
     assert [event["event"] for event in done.events()].count("warning") == 1
 
 
-def test_a_run_that_learns_says_nothing_of_it(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = run(sets, tmp_path / "run", model="logistic")
+def test_a_run_that_learns_says_nothing_of_it(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = run(shards, tmp_path / "run", model="logistic")
     assert done.learned is True
     assert "nothing was learned" not in capsys.readouterr().err
     assert "Nothing was learned" not in (tmp_path / "run/report.html").read_text()
 
 
 def test_nobody_is_warned_before_the_first_epoch_is_over_nor_where_guessing_says_nothing(
-    sets: Path, tmp_path: Path
+    shards: Path, tmp_path: Path
 ) -> None:
     for name, values in (
         ("short", {"model": "logistic", "learning_rate": 1e-9, "epochs": None, "steps": 3}),
         ("squares", {"model": "linear", "learning_rate": 1e-9}),
     ):
-        done = run(sets, tmp_path / name, **values)
+        done = run(shards, tmp_path / name, **values)
         assert "warning" not in {event["event"] for event in done.events()}

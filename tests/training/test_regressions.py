@@ -21,6 +21,7 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
+from tests.support.tiers import only
 from tests.support.trainer_runs import RunFolder, Training, train_here
 from trainer.data.batches import bernoulli
 from trainer.data.shards import load_worker, open_shards
@@ -107,7 +108,10 @@ def mllib_linear(problem: Problem) -> Any:
     return LinearRegressionWithSGD.train(points, 2000, LEAST_RATE, 1.0, regParam=0.0, convergenceTol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("flags", "fit"), [(LOGISTIC, mllib_logistic), (LINEAR, mllib_linear)])
+FITS = [(LOGISTIC, mllib_logistic), (LINEAR, mllib_linear)]
+
+
+@pytest.mark.parametrize(("flags", "fit"), only([], FITS))
 def test_gradient_descent_takes_as_many_iterations_as_mllib_and_ends_at_the_same_weights(
     problem: Problem, train: Train, flags: tuple[object, ...], fit: Callable[[Problem], Any]
 ) -> None:
@@ -154,6 +158,7 @@ def objective(problem: Problem, weights: npt.NDArray[Any]) -> float:
     return total / ROWS + 0.5 * DECAY * float(weights @ weights)
 
 
+@pytest.mark.full
 def test_an_asynchronous_run_comes_as_near_to_the_optimum_as_a_synchronous_one(problem: Problem, train: Train) -> None:
     flags = (*LOGISTIC, "--batch-size", ROWS, "--steps", 2000, "--tolerance", TOLERANCE)
     together, apart = train(*flags, "--protocol", "bsp"), train(*flags, "--protocol", "asp")

@@ -24,8 +24,6 @@ from trainer.study import runner
 from trainer.study.__main__ import find_plan, main
 from trainer.study.measure import measure
 
-pytestmark = pytest.mark.full
-
 READY = """
 seeds = {seeds}
 workers = 3
@@ -44,11 +42,6 @@ steps = 40
 batch_size = 30
 """
 TIMES = ("wall_s", "cpu_s")
-
-
-@pytest.fixture(scope="module")
-def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sets(spark, tmp_path_factory.mktemp("study"), 3)[3]
 
 
 def write_plan(folder: Path, shards: Path, *, seeds: int = 2, backend: str = "virtual") -> str:
@@ -84,6 +77,7 @@ def test_a_study_trains_every_run_and_leaves_ledger_and_report_alone(whole: Path
     assert found["small/one/logistic/asp/0"]["parameters"] != found["small/one/logistic/asp/1"]["parameters"]
 
 
+@pytest.mark.full
 def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
     whole: Path, shards: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +98,7 @@ def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
     assert lines(study) == lines(whole)
 
 
+@pytest.mark.full
 def test_a_study_that_is_killed_while_it_makes_sets_takes_spark_along(tmp_path: Path) -> None:
     """A second one would write into the same sets as the first's."""
     assert pipeline_main(["sample", "--to", str(tmp_path / "data"), "--rows", "400", "--test-rows", "40"]) == 0
@@ -128,6 +123,7 @@ def test_a_study_that_is_killed_while_it_makes_sets_takes_spark_along(tmp_path: 
     until(lambda: not any(map(is_alive, children)), "their end", 90)
 
 
+@pytest.mark.full
 def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, tmp_path: Path) -> None:
     plan, study = write_plan(tmp_path, shards), tmp_path / "study"
     command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1"]
@@ -140,6 +136,7 @@ def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, 
     assert len(lines(study)) >= 1
 
 
+@pytest.mark.full
 def test_a_finished_study_repeats_nothing_and_more_seeds_add_to_it(whole: Path, shards: Path, tmp_path: Path) -> None:
     study = copy_of(whole, tmp_path / "study")
     before = (study / "ledger.jsonl").read_bytes()
@@ -155,6 +152,7 @@ def test_a_finished_study_repeats_nothing_and_more_seeds_add_to_it(whole: Path, 
     assert after.count(b"\n") == 6
 
 
+@pytest.mark.full
 def test_hosts_that_share_a_study_have_the_ledger_of_one(whole: Path, shards: Path, tmp_path: Path) -> None:
     plan = write_plan(tmp_path, shards)
     parts = [tmp_path / "first", tmp_path / "second"]
@@ -169,6 +167,7 @@ def test_hosts_that_share_a_study_have_the_ledger_of_one(whole: Path, shards: Pa
     assert lines(tmp_path / "new") == lines(whole)
 
 
+@pytest.mark.full
 def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards))
     plan.write_text(plan.read_text().replace("workers = 3", "workers = 5"))
@@ -177,6 +176,7 @@ def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: P
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.full
 def test_a_ready_set_is_refused_where_only_shards_were_to_vary(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards))
     plan.write_text('vary = ["sharding"]' + plan.read_text())
@@ -184,6 +184,7 @@ def test_a_ready_set_is_refused_where_only_shards_were_to_vary(shards: Path, tmp
         main([str(plan), "--output", str(tmp_path / "study")])
 
 
+@pytest.mark.full
 def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
     assert measure(plan, run, str(shards), tmp_path / "run")["failed"] == "the run diverged: its loss is no number"
 
 
+@pytest.mark.full
 def test_a_study_beside_itself_and_a_folder_that_cannot_be_are_one_line(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards))
     (tmp_path / "study" / ".lock").mkdir(parents=True)
@@ -214,12 +216,14 @@ def test_a_study_beside_itself_and_a_folder_that_cannot_be_are_one_line(shards: 
         main([str(plan), "--output", str(tmp_path / "study")])
 
 
+@pytest.mark.full
 def test_a_study_that_was_killed_in_its_first_write_is_begun(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / ".plan.json.0a1b2c3d.tmp").write_bytes(b"{")
     assert main([write_plan(tmp_path, shards, seeds=1), "--output", str(tmp_path / "study"), "--quiet"]) == 0
 
 
+@pytest.mark.full
 def test_a_damaged_shard_fails_its_runs_and_the_others_are_done(shards: Path, tmp_path: Path) -> None:
     broken = copy_of(shards, tmp_path / "broken")
     plan = Path(write_plan(tmp_path, shards))
@@ -238,6 +242,7 @@ def test_a_damaged_shard_fails_its_runs_and_the_others_are_done(shards: Path, tm
     assert len(lines(tmp_path / "study")) == 3  # after the third of such runs nobody waits for a fourth
 
 
+@pytest.mark.full
 def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: Any, tmp_path: Path) -> None:
     plan, study = Path(write_plan(tmp_path, shards, seeds=1)), tmp_path / "study"
     assert main([str(plan), "--output", str(study), "--quiet"]) == 0
@@ -248,6 +253,7 @@ def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: A
     assert len(lines(study)) == 2
 
 
+@pytest.mark.full
 def test_while_no_run_ends_the_study_says_how_far_they_are(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +268,7 @@ def test_while_no_run_ends_the_study_says_how_far_they_are(
     assert re.search(r"% done; (about .*|less than a minute) left$", said, re.MULTILINE)
 
 
+@pytest.mark.full
 def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
     shards: Path, spark: Any, tmp_path: Path
 ) -> None:
@@ -274,6 +281,7 @@ def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
     assert not (study / "runs").exists()
 
 
+@pytest.mark.full
 def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
     plan.write_text(
@@ -288,6 +296,7 @@ def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards
         assert record["final_accuracy"] == pytest.approx(virtual[run]["final_accuracy"], abs=0.02)
 
 
+@pytest.mark.full
 def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path) -> None:
     """From raw images, through a derived data set and Spark, to the report."""
     data = tmp_path / "data"

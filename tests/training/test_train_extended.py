@@ -6,12 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.trainer_runs import ROOT
-from tests.support.trainer_sets import make_sets
 from trainer.runlog.result import read_result
 
 MINE = '''
@@ -62,8 +60,9 @@ command_line.execute(main, interrupted="")
 
 
 @pytest.fixture(scope="module")
-def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sets(spark, tmp_path_factory.mktemp("extended"), 2)[2]
+def shards(sets: dict[int, Path]) -> Path:
+    """The shard set for two workers."""
+    return sets[2]
 
 
 def trainer(folder: Path, *flags: object) -> subprocess.CompletedProcess[str]:

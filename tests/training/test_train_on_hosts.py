@@ -16,8 +16,8 @@ import pytest
 
 from pipeline.errors import UsageError
 from tests.support.configs import make_config
+from tests.support.tiers import only
 from tests.support.trainer_runs import Training, train_here, until
-from tests.support.trainer_sets import make_sets
 from tests.unit.test_addresses import free_port
 from trainer import train
 from trainer.__main__ import main
@@ -33,15 +33,9 @@ Start = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images for three workers."""
-    return make_sets(spark, tmp_path_factory.mktemp("hosts"), 3)[3]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def undisturbed(undisturbed_end: Callable[[int], np.ndarray]) -> np.ndarray:
     """Where the BSP run of these tests ends on a single host."""
-    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP, "--quiet").vector()
+    return undisturbed_end(600)
 
 
 @pytest.fixture
@@ -78,6 +72,7 @@ def part_of(run: Training, role: str) -> psutil.Process:
     return host
 
 
+@pytest.mark.full
 def test_three_hosts_end_with_the_bits_of_one_and_the_token_is_nowhere_to_be_read(
     start: Start, undisturbed: np.ndarray
 ) -> None:
@@ -103,7 +98,10 @@ def test_three_hosts_end_with_the_bits_of_one_and_the_token_is_nowhere_to_be_rea
     until(lambda: not run.family(), "all processes end")
 
 
-@pytest.mark.parametrize(("role", "moves"), [("server-0", True), ("server-1", True), ("worker-2", False)])
+LOSSES = [("server-0", True), ("server-1", True), ("worker-2", False)]
+
+
+@pytest.mark.parametrize(("role", "moves"), only(LOSSES[:1], LOSSES))
 def test_a_host_that_is_lost_is_replaced_and_the_bits_are_the_same(
     start: Start, undisturbed: np.ndarray, role: str, moves: bool
 ) -> None:
@@ -121,6 +119,7 @@ def test_a_host_that_is_lost_is_replaced_and_the_bits_are_the_same(
     until(lambda: not run.family(), "all processes end")
 
 
+@pytest.mark.full
 def test_the_first_signal_leaves_a_checkpoint_and_a_resume_goes_on(start: Start, undisturbed: np.ndarray) -> None:
     run = start(*BSP)
     run.wait_for_updates(100)
@@ -138,6 +137,7 @@ def test_the_first_signal_leaves_a_checkpoint_and_a_resume_goes_on(start: Start,
     assert resumed[-1] == version
 
 
+@pytest.mark.full
 def test_everything_ends_when_the_starter_is_killed_and_a_resume_goes_on(start: Start, undisturbed: np.ndarray) -> None:
     run = start(*BSP)
     run.wait_for_updates(100)
@@ -148,6 +148,7 @@ def test_everything_ends_when_the_starter_is_killed_and_a_resume_goes_on(start: 
     np.testing.assert_array_equal(again.vector(), undisturbed)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
     """Its supervisor was: it goes on by itself, or leaves for another attempt."""
     run = start("--protocol", "bsp", "--steps", 1_000_000)
@@ -163,6 +164,7 @@ def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
     assert run.wait() == 1
 
 
+@pytest.mark.full
 def test_a_host_that_stays_frozen_is_waited_for_as_long_as_a_process_that_stalls(start: Start) -> None:
     run = start("--protocol", "bsp", "--steps", 1_000_000, "--checkpoint-every-s", 0.5, "--stall-timeout-s", 11)
     run.wait_for_updates(10)
@@ -183,6 +185,7 @@ class OfThreads(LocalLauncher):
         return self.count
 
 
+@pytest.mark.full
 def test_a_run_has_the_threads_it_began_with_wherever_it_goes_on(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +208,7 @@ class OnIpv6(LocalLauncher):
         return "::1"
 
 
+@pytest.mark.full
 def test_hosts_meet_over_ipv6(shards: Path, tmp_path: Path) -> None:
     free_port("::1")
     config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=4)
@@ -213,12 +217,14 @@ def test_hosts_meet_over_ipv6(shards: Path, tmp_path: Path) -> None:
     assert result.cause == "finished"
 
 
+@pytest.mark.full
 def test_an_asynchronous_run_ends_on_hosts(start: Start) -> None:
     run = start("--protocol", "asp", "--steps", 50)
     assert run.wait() == 0, run.said()
     assert len(run.pushes()) == 150
 
 
+@pytest.mark.full
 def test_what_cannot_be_trained_is_said_in_a_line_and_leaves_nothing(shards: Path, tmp_path: Path) -> None:
     config = make_config(shards, tmp_path / "run", model="cnn", batch_size=3)
     with pytest.raises(UsageError, match="BatchNorm") as refused:
@@ -279,6 +285,7 @@ def test_a_finished_run_starts_no_host(shards: Path, tmp_path: Path) -> None:
     assert done.result() == before
 
 
+@pytest.mark.full
 def test_a_terminals_signal_reaches_every_process_and_leaves_a_checkpoint(start: Start) -> None:
     run = start(*BSP)
     run.wait_for_updates(10)

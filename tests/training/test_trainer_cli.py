@@ -21,6 +21,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("cli"), [rows_of(30, 2), rows_of(50, 3, 100)], EVAL_ROWS)
 
 
+@pytest.mark.full
 def test_one_life_of_a_run(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained, found finished, refused, made longer, replaced: as a user does it."""
     common = ["--model", "logistic", "--batch-size", "8", "--servers", "2", "--threads", "1"]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.support.trainer_runs import Training, until
-from tests.support.trainer_sets import copy_of, make_sets
+from tests.support.trainer_sets import copy_of
 from trainer.checkpoints.read import whole
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
@@ -44,12 +44,6 @@ def build(image_shape, num_classes):
     return Dies(channels * height * width, num_classes)
 """
 Start = Callable[..., Training]
-
-
-@pytest.fixture(scope="module")
-def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images for three workers."""
-    return make_sets(spark, tmp_path_factory.mktemp("faults"), 3)[3]
 
 
 @pytest.fixture
@@ -97,7 +91,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_checkpoints_not_the_training_and_a_freed_one_gets_them_again(
     start: Start, small_disk: Path
 ) -> None:
-    flags = ("--protocol", "asp", "--servers", 2, "--steps", 6000, "--checkpoint-every-s", 0.5)
+    flags = ("--protocol", "asp", "--servers", 2, "--steps", 3000, "--checkpoint-every-s", 0.5)
     run = start(*flags, "--heartbeat-timeout-s", 1000, output=small_disk / "run")  # for the evaluator's sake
     evaluator = run.send("evaluator-0", signal.SIGSTOP)  # so that it has something to evaluate when there is no room
     behind = whole(run.output / "checkpoints")[-1]
@@ -142,6 +136,7 @@ def test_a_worker_whose_shard_was_changed_ends_the_run_with_a_line_that_names_th
     gone(run)
 
 
+@pytest.mark.full
 def test_a_worker_that_always_dies_is_given_up_with_its_cause(start: Start, tmp_path: Path) -> None:
     count = tmp_path / "count"
     (tmp_path / "models").mkdir()
@@ -157,6 +152,7 @@ def test_a_worker_that_always_dies_is_given_up_with_its_cause(start: Start, tmp_
     assert run.result()["cause"] == "failed"
 
 
+@pytest.mark.full
 def test_a_worker_that_always_dies_is_given_up_though_others_get_on(start: Start) -> None:
     """Under asp nobody waits for it, and nobody would train its shard."""
     run = start(*LONG, "--max-restarts", 2, "--protocol", "asp")
@@ -184,6 +180,7 @@ def test_a_run_that_diverges_says_so_once_and_keeps_the_checkpoint_from_before(s
     assert run.result()["cause"] == "failed"
 
 
+@pytest.mark.full
 def test_a_frozen_evaluator_is_started_again_and_misses_no_epoch(start: Start) -> None:
     run = start("--protocol", "bsp", "--epochs", 30, "--heartbeat-timeout-s", 3)
     run.wait_for_updates(10)
@@ -205,6 +202,7 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start) 
     assert run.wait() == 1
 
 
+@pytest.mark.full
 def test_while_a_server_is_started_again_nobody_else_can_listen_in_its_place(start: Start) -> None:
     """He would be told the password of all workers."""
     run = start(*LONG, "--same-host", "socket")
@@ -239,6 +237,7 @@ def test_sigterm_leaves_a_checkpoint_as_ctrl_c_does(start: Start) -> None:
     assert run.result()["cause"] == "interrupted"
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint_of_the_first(start: Start) -> None:
     run = start(*LONG, "--heartbeat-timeout-s", 1000)
     run.wait_for_updates(20)

@@ -21,7 +21,6 @@ from tests.campaigns.cable import LOOPBACK, Cable
 from tests.clusters import free_ports
 from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here, until
-from tests.support.trainer_sets import make_sets
 from trainer.checkpoints.read import whole
 from trainer.config import Facts
 from trainer.launch.supervisor import Supervisor
@@ -36,15 +35,9 @@ Host = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images for three workers."""
-    return make_sets(spark, tmp_path_factory.mktemp("hosts"), 3)[3]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def undisturbed(undisturbed_end: Callable[[int], np.ndarray]) -> np.ndarray:
     """Where the BSP run of these tests ends on a single host."""
-    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP).vector()
+    return undisturbed_end(300)
 
 
 @pytest.fixture
@@ -125,6 +118,7 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
+@pytest.mark.full
 def test_hosts_on_two_networks_end_with_the_bits_of_one_over_encrypted_sockets(
     host: Host, undisturbed: np.ndarray, two_networks: dict[str, tuple[str, ...]]
 ) -> None:
@@ -139,6 +133,7 @@ def test_hosts_on_two_networks_end_with_the_bits_of_one_over_encrypted_sockets(
     np.testing.assert_array_equal(leading.vector(), undisturbed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("protocol", ["asp", "ssp"])
 def test_a_host_may_join_a_run_that_has_begun(host: Host, protocol: str) -> None:
     flags = ("--protocol", protocol, "--steps", 2000, "--start-wait-s", 1, "--heartbeat-timeout-s", 1000)
@@ -159,6 +154,7 @@ def test_a_host_may_join_a_run_that_has_begun(host: Host, protocol: str) -> None
         assert pushes[pushes["worker"] == 1]["clock"].min() > 0
 
 
+@pytest.mark.full
 def test_a_host_with_another_token_is_told_so_in_one_line(
     host: Host, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +201,7 @@ def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_pat
     supervisor.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("comes", ["first", "later"])
 def test_a_host_with_another_command_ends_with_a_line_that_says_what_differs_and_the_run_goes_on(
     host: Host, undisturbed: np.ndarray, comes: str
@@ -225,6 +222,7 @@ def test_a_host_with_another_command_ends_with_a_line_that_says_what_differs_and
     assert sorted(event["worker"] for event in head.events("loaded")) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_a_host_that_comes_when_the_run_is_over_says_nothing_and_leaves(host: Host) -> None:
     where = addresses(1)
     head = host("server:0,worker:0-2,evaluator", where, "--steps", 5)
@@ -233,6 +231,7 @@ def test_a_host_that_comes_when_the_run_is_over_says_nothing_and_leaves(host: Ho
     assert late.wait() == 0, late.said()
 
 
+@pytest.mark.full
 def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Host, undisturbed: np.ndarray) -> None:
     where = addresses(2)
     others = host("server:1,worker:0-2", where, *BSP)
@@ -249,6 +248,7 @@ def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Hos
     until(lambda: nobody_listens(where), "no server is left")
 
 
+@pytest.mark.full
 def test_hosts_that_are_stopped_together_leave_a_whole_checkpoint_and_go_on_from_it(host: Host) -> None:
     """Whichever host hears of it first: the one with server 1 stays until the last checkpoint has its part."""
     where, left, generation = addresses(2), 0, 0
@@ -270,6 +270,7 @@ def test_hosts_that_are_stopped_together_leave_a_whole_checkpoint_and_go_on_from
         left, generation = whole(head.output / "checkpoints")[-1], head.generation()
 
 
+@pytest.mark.full
 def test_a_connection_between_servers_that_breaks_loses_no_update(host: Host, undisturbed: np.ndarray) -> None:
     """An order, or the word that a follower holds a gradient, may have been on its way: all go back to a checkpoint."""
     where = addresses(2)

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 from tests.support.trainer_runs import Training, train_here, until
-from tests.support.trainer_sets import make_sets
 from trainer.checkpoints.read import whole
 from trainer.launch import processes
 from trainer.launch.leaving import Patience
@@ -31,15 +29,9 @@ Start = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def shards(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images for three workers."""
-    return make_sets(spark, tmp_path_factory.mktemp("launch"), 3)[3]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def undisturbed(undisturbed_end: Callable[[int], np.ndarray]) -> np.ndarray:
     """Where the BSP run of these tests ends."""
-    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *COMMON, *BSP).vector()
+    return undisturbed_end(1000)
 
 
 @pytest.fixture
@@ -70,6 +62,7 @@ def helper(run: Training, named: str) -> psutil.Process:
     return found
 
 
+@pytest.mark.full
 def test_a_fork_server_killed_at_any_moment_costs_neither_the_run_nor_its_bits(
     start: Start, undisturbed: np.ndarray
 ) -> None:
@@ -99,6 +92,7 @@ def test_a_fork_server_killed_at_any_moment_costs_neither_the_run_nor_its_bits(
     until(lambda: not run.family(), "its last processes end")
 
 
+@pytest.mark.full
 def test_a_role_that_outlives_its_fork_server_is_still_watched(start: Start, undisturbed: np.ndarray) -> None:
     """Killed, frozen or done: nobody but the role itself can tell any more."""
     run = start(*BSP, "--heartbeat-timeout-s", 3)
@@ -122,6 +116,7 @@ def test_a_killed_preparation_is_tried_again(start: Start) -> None:
     assert run.wait() == 0, run.said()
 
 
+@pytest.mark.full
 def test_a_preparation_that_is_killed_for_ever_ends_the_run_with_its_cause(start: Start) -> None:
     run = start("--steps", 5)
     while run.process.poll() is None:
@@ -201,6 +196,7 @@ class Hanging(BSP):
 """
 
 
+@pytest.mark.full
 def test_whoever_hangs_though_it_has_a_pulse_is_started_again(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +251,7 @@ def test_pauses_before_restarts_double_up_to_a_limit() -> None:
     assert [pause_s(failures) for failures in (1, 2, 3, 4, 5, 6, 7, 100_000)] == [0, 1, 2, 4, 8, 16, 30, 30]
 
 
+@pytest.mark.full
 def test_a_run_that_goes_back_again_and_again_without_getting_further_ends_with_its_cause(start: Start) -> None:
     """Two servers die by turns, so neither does it often."""
     flags = ("--protocol", "bsp", "--servers", 3, "--steps", 100_000, "--checkpoint-every-s", 1000)
@@ -291,6 +288,7 @@ def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -
     assert f"interrupted at version {whole(run.output / 'checkpoints')[-1]} " in run.said()
 
 
+@pytest.mark.full
 def test_ctrl_c_waits_for_a_slow_checkpoint_as_long_as_something_is_written(start: Start) -> None:
     """Server 0 stands still for longer than nothing may be written, while a file grows beside its own."""
     flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)

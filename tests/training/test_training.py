@@ -6,14 +6,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.trainer_runs import Training, train_here, until
-from tests.support.trainer_sets import SHAPE, make_sets
+from tests.support.trainer_sets import SHAPE
 from trainer.checkpoints.read import whole
 from trainer.data.batches import Loader
 from trainer.data.shards import load_worker, open_shards
@@ -28,12 +27,6 @@ COMMON = (
     *("--threads", 1, "--quiet"),
 )
 Start = Callable[..., Training]
-
-
-@pytest.fixture(scope="module")
-def sets(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same 720 images for one worker and for three."""
-    return make_sets(spark, tmp_path_factory.mktemp("training"), 1, 3)
 
 
 @pytest.fixture
@@ -181,6 +174,7 @@ def test_a_killed_supervisor_takes_everything_with_it_and_resume_ends_with_the_s
     np.testing.assert_array_equal(again.vector(), undisturbed.vector())
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_a_checkpoint_and_resume_is_exact(
     sets: dict[int, Path], start: Start, undisturbed: Training
 ) -> None:
@@ -198,6 +192,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_is_exact(
     np.testing.assert_array_equal(again.vector(), undisturbed.vector())
 
 
+@pytest.mark.full
 def test_asp_spends_its_budget_and_learns_though_workers_are_killed(sets: dict[int, Path], start: Start) -> None:
     flags = ("--protocol", "asp", "--servers", 2, "--steps", 200, "--no-augment")
     run = start(sets[3], "asp", *flags)
@@ -214,6 +209,7 @@ def test_asp_spends_its_budget_and_learns_though_workers_are_killed(sets: dict[i
     assert (accepted["staleness"] == accepted["version"] - 1 - accepted["version_pulled"]).all()
 
 
+@pytest.mark.full
 def test_ssp_holds_its_bound_while_a_worker_is_frozen_and_goes_on_when_it_is_lost(
     sets: dict[int, Path], start: Start
 ) -> None:

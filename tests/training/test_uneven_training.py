@@ -31,9 +31,10 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def sets(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
+def uneven(spark: Any, sets: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
+    """The session's sets, and those of the same images in ratios."""
     root = tmp_path_factory.mktemp("uneven")
-    made: dict[Any, Path] = dict(make_sets(spark, root / "even", 1, 4))
+    made: dict[Any, Path] = dict(sets)
     for ratios in ((1, 2, 3), (1, 4, 4, 4)):
         made[ratios] = make_sets(spark, root / "".join(map(str, ratios)), len(ratios), ratios=ratios)[len(ratios)]
     return made
@@ -47,12 +48,12 @@ def last_vector(run: Path) -> np.ndarray:
 
 @pytest.mark.parametrize(("protocol", "steps"), [("bsp", 5), ("asp", 1)])
 def test_workers_with_uneven_shards_take_the_step_of_one_process_over_all_rows(
-    sets: dict[Any, Path], tmp_path: Path, protocol: str, steps: int
+    uneven: dict[Any, Path], tmp_path: Path, protocol: str, steps: int
 ) -> None:
     """A mini-batch of all rows, of which each worker draws its whole shard. Of asp the first step of each worker starts at
     the same parameters."""
     ends = {}
-    for name, shards in (("one", sets[1]), ("three", sets[1, 2, 3])):
+    for name, shards in (("one", uneven[1]), ("three", uneven[1, 2, 3])):
         kind = protocol if name == "three" else "bsp"
         config = make_config(shards, tmp_path / name, protocol=kind, batch_size=720, steps=steps, stop="local", **PLAIN)
         simulate(config, Simulated(), QUIET)
@@ -61,9 +62,9 @@ def test_workers_with_uneven_shards_take_the_step_of_one_process_over_all_rows(
     np.testing.assert_allclose(ends["three"], ends["one"], atol=1e-5 * start)
 
 
-def test_a_slow_worker_with_its_share_holds_nobody_up(sets: dict[Any, Path], tmp_path: Path) -> None:
+def test_a_slow_worker_with_its_share_holds_nobody_up(uneven: dict[Any, Path], tmp_path: Path) -> None:
     seconds = {}
-    for name, shards in (("even", sets[4]), ("uneven", sets[1, 4, 4, 4])):
+    for name, shards in (("even", uneven[4]), ("uneven", uneven[1, 4, 4, 4])):
         config = make_config(shards, tmp_path / name, protocol="bsp", batch_size=104, steps=10, **PLAIN)
         machines = Simulated(profile=parse_profile("one-slow:4"), step_ms=100.0)
         done = simulate(config, machines, QUIET)
@@ -73,10 +74,10 @@ def test_a_slow_worker_with_its_share_holds_nobody_up(sets: dict[Any, Path], tmp
 
 
 def test_real_workers_draw_in_the_ratios_of_the_set_and_tell_their_speeds(
-    sets: dict[Any, Path], tmp_path: Path
+    uneven: dict[Any, Path], tmp_path: Path
 ) -> None:
     config = make_config(
-        sets[1, 2, 3], tmp_path / "run", protocol="asp", batch_size=24, steps=30, stop="local", **PLAIN
+        uneven[1, 2, 3], tmp_path / "run", protocol="asp", batch_size=24, steps=30, stop="local", **PLAIN
     )
     done = train(config, QUIET)
     assert done is not None

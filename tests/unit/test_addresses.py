@@ -121,6 +121,7 @@ def test_what_is_no_host_and_port_is_refused(address: str) -> None:
         check_addresses([address], 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"CURVE"])
 def test_who_listens_in_a_servers_place_is_told_neither_the_token_nor_anything_that_admits_him(
     mechanism: bytes,

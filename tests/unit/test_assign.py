@@ -54,6 +54,7 @@ def test_a_keyed_permutation_is_a_permutation_and_places_rows_one_by_one(
     assert keyed_permutation(np.array(some), size, key).tolist() == whole[some].tolist()
 
 
+@pytest.mark.full
 def test_permutations_of_many_seeds_deal_classes_hypergeometrically() -> None:
     """Under ``random`` the class counts of a shard are hypergeometric; 300 seeds, chi-square."""
     rows, members, workers, seeds = 1200, 240, 6, 300

@@ -145,6 +145,7 @@ def test_the_border_that_a_crop_brings_in_is_the_mean_colour(opened: list[Loader
     assert not opened[0].batch(0).images_BCHW.any()
 
 
+@pytest.mark.full
 @given(clocks=st.lists(st.integers(0, 40), min_size=1, max_size=12), depth=st.integers(0, 3))
 def test_a_mini_batch_depends_on_its_clock_alone_however_it_is_reached(clocks: list[int], depth: int) -> None:
     with loader(depth=depth) as jumping, loader(depth=0) as fresh:

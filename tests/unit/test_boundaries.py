@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first; a room imports from its own floor's earlier rooms and from floors below. A folder is one room.
 GROUND_FLOOR = (
-    "errors", "arrays", "hashing", "seeds", "atomic", "storage", "shardset", "reporting", "specs", "command_line",
+    "errors", "extras", "arrays", "hashing", "seeds", "atomic", "storage", "shardset", "reporting", "specs", "command_line",
     "import_path",
 )  # fmt: skip
 UPPER_FLOORS = (
@@ -32,6 +33,7 @@ SHARDS_FOR_STUDIES = "trainer.study.make_sets"  # a process of its own, with Spa
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all
 
 
+@functools.cache
 def modules_of(package: str) -> list[str]:
     """Every module of a package but ``__main__``, which test_trainer_cli runs."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / package).rglob("*.py")]
@@ -39,6 +41,7 @@ def modules_of(package: str) -> list[str]:
     return sorted(name for name in names if not name.endswith("__main__"))
 
 
+@functools.cache
 def imported_by(path: Path) -> set[str]:
     """The modules that a file imports, those inside functions included."""
     found: set[str] = set()

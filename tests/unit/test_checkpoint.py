@@ -64,6 +64,7 @@ def files_of(*versions: int) -> set[str]:
     return {f"{version:08d}/{name}" for version in versions for name in names}
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), parameters=st.integers(1, 12), buffers=st.integers(0, 6))
 def test_any_range_is_read_back_from_slices_of_any_number_of_servers(data: Any, parameters: Any, buffers: Any) -> None:
@@ -150,6 +151,7 @@ def killing(step: int, action: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.full
 def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new_one_whole(tmp_path: Path) -> None:
     found = set()
     for step in itertools.count():
@@ -296,6 +298,7 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
         read_vector(tmp_path, 2)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_slice_cut_off_anywhere_is_never_taken_for_sound(data: Any) -> None:

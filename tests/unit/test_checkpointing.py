@@ -168,7 +168,9 @@ def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path
         worker.step()
         served.asker.send_multipart([Header(Op.END).pack(), served.agreement.introduction()])
         served.asker.recv_multipart()
-        root, session, end = tmp_path / CHECKPOINTS, worker.client.session, time.monotonic() + 3
+        root = tmp_path / CHECKPOINTS
+        session = worker.client.session
+        end = time.monotonic() + 3
         while time.monotonic() < end:
             worker.step()
         assert whole(root) == [0], "it is still being written"
@@ -317,6 +319,7 @@ def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again
         first_checkpoint(run.engine.config, Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32))
 
 
+@pytest.mark.full
 def test_where_nobody_evaluates_the_oldest_checkpoints_are_given_up_and_the_result_says_how_many(
     tmp_path: Path,
 ) -> None:

@@ -54,6 +54,7 @@ def kill_before_every_change(place: str, older: bool, workers: int) -> int:
     return step
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("place", "older"),
     [

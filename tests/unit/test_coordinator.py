@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from tests.support.configs import make_config
+from tests.support.tiers import only
 from tests.support.virtual_time import ALL
 from trainer.config import Facts
 from trainer.coordination.budget import Budget
@@ -402,8 +404,9 @@ class Storm(RuleBasedStateMachine):
             assert set(np.flatnonzero(world.slice_servers[-1].slice.values)) == done
 
 
-def test_no_order_of_events_breaks_a_run_or_stops_it() -> None:
-    run_state_machine_as_test(Storm, settings=settings(max_examples=150, stateful_step_count=40, deadline=None))
+@pytest.mark.parametrize("examples", only([15], [15, 150]))
+def test_no_order_of_events_breaks_a_run_or_stops_it(examples: int) -> None:
+    run_state_machine_as_test(Storm, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
 
 
 def test_a_gradient_that_an_order_is_on_its_way_to_use_outlives_its_worker() -> None:

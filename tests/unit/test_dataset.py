@@ -20,6 +20,7 @@ from pipeline.input.formats.cifar_pickle import load
 from pipeline.input.scan import scan
 from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_binary, write_pickles
+from tests.support.tiers import only
 
 STORE = Store()
 
@@ -80,7 +81,7 @@ def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path: Path, row
     assert len(fingerprints) == 1
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 1), (833, 835), (100, 2400), (2499, 2500)])
+@pytest.mark.parametrize(("start", "stop"), only([(833, 835)], [(0, 1), (833, 835), (100, 2400), (2499, 2500)]))
 def test_any_range_of_ids_reads_like_the_whole(tmp_path: Path, rows: Any, start: Any, stop: Any) -> None:
     for folder in layouts(tmp_path, *rows).values():
         part = list(discovered(folder).read(start, stop))

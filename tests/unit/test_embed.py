@@ -78,6 +78,7 @@ def test_the_table_has_every_id_once_in_order_and_anybody_reads_it(made: Path) -
     assert ids.tolist() == list(range(ROWS))
 
 
+@pytest.mark.full
 def test_what_it_reconstructs_is_nearer_than_the_mean_image_once_it_has_learned(made: Path) -> None:
     """The share of variance that it tells: 0 is the mean image. Hardly trained, it is farther off."""
     assert json.loads(pq.read_schema(made).metadata[tables.ABOUT])["explained"] < 0.2
@@ -111,6 +112,7 @@ def test_the_share_of_variance_is_that_of_its_definition() -> None:
     assert fitting.explained() == pytest.approx(1 - ((made - wide) ** 2).sum() / total, rel=1e-4)
 
 
+@pytest.mark.full
 def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.random.default_rng(3).integers(0, 256, (23, 3, 224, 224)).astype(np.uint8)
     fitting = Fitting(Embedding(output="t", input="i"), images, torch.device("cpu"))
@@ -128,6 +130,7 @@ def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest
     np.testing.assert_allclose(vectors, alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_the_same_command_gives_the_same_bytes_and_the_second_time_does_nothing(
     source: Path, made: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +174,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.input.embedding_table import in_order, is_table
-from tests.support.application import run_job
 from tests.support.sharding_runs import vectors_in_parquet
 
 ROWS, LENGTH = 200, 5
@@ -38,15 +36,6 @@ def vectors() -> Vectors:
 @pytest.fixture
 def source(tmp_path: Path, vectors: Vectors) -> Path:
     return vectors_in_parquet(tmp_path / "in", vectors, np.arange(ROWS) % 3)
-
-
-def test_the_place_of_a_table_may_name_the_day(tmp_path: Path, source: Path, vectors: Vectors) -> None:
-    write_table(tmp_path / "2026-01-31", np.arange(ROWS), vectors)
-    places = ["--input", source, "--output", tmp_path / "out", "--image-shape", "3x2x2", "--workers", 2, "--no-report"]
-    done = run_job("submodular.py", *places, "--embedding", f"{tmp_path}/{{ds}}", "--ds", "2026-01-31")
-    assert done.code == 0, done.err
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["params"]["embedding"] == f"{tmp_path}/2026-01-31"
 
 
 @pytest.mark.parametrize(

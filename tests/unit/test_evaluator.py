@@ -301,6 +301,7 @@ def killing(step: int, action: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.full
 def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_path: Path, shards: Path) -> Any:
     finished_run(tmp_path / "whole")
     main(config_of(shards), tmp_path / "whole")

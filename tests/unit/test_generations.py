@@ -158,6 +158,7 @@ def kill_before_every_change(place: str) -> list[list[int]]:
             return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["file", pytest.param("hdfs", marks=pytest.mark.full)], indirect=True)
 def test_a_generation_that_is_killed_before_any_file_change_is_in_the_set_once_when_its_batch_comes_again(
     place: str,

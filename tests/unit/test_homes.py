@@ -200,6 +200,7 @@ def kill_at(step: int) -> None:
     vars_of.write = half
 
 
+@pytest.mark.full
 def test_a_writer_killed_at_any_change_of_a_store_leaves_the_old_checkpoint_or_the_new_one_whole(place: str) -> None:
     found = elsewhere(killed_at_every_change, place)
     assert len(found) > 5, "there are more steps than that"

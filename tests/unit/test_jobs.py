@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +36,7 @@ def assert_one_line(done: Ended, code: int, *parts: str) -> None:
         assert sign not in output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("job", sorted(path.name for path in JOBS.glob("*.py")))
 def test_every_job_explains_itself_and_shadows_no_standard_module(job: Any) -> None:
     command = [sys.executable, str(JOBS / job), "--help"]
@@ -116,16 +116,6 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source: Path, tm
     done = run_job("stratified.py", "--input", source, "--output", tmp_path / "{ds}", *flags)
     assert_one_line(done, 2, "--ds is not given")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
-
-
-def test_compare_leaves_out_a_strategy_that_does_not_suit_the_rows(source: Path, tmp_path: Path) -> None:
-    flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL]
-    done = run_job("compare.py", *flags, "--strategies", "random,hash", "--family", "lsh", "--functions", 40)
-    assert done.code == 0, done.err
-    assert "hash is left out: so many buckets have no more rows than there are workers" in done.err
-    assert [row["strategy"] for row in json.loads((tmp_path / "cmp" / "compare.json").read_text())] == ["random"]
-    done = run_job("compare.py", *flags, "--strategies", "hash", "--family", "lsh", "--functions", 40, "--overwrite")
-    assert_one_line(done, 2, "so many buckets")
 
 
 @pytest.mark.parametrize(

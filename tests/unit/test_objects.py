@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,12 @@ import pytest
 
 from pipeline.errors import JobError, UsageError
 from pipeline.shardset.attempt import Attempt, seems_alive, task_folder
-from pipeline.storage import objects
 from pipeline.storage.object_client import s3_config, s3_credential, s3a_settings
-from pipeline.storage.objects import SINGLE_PUT_BYTES, ObjectFiles
 from pipeline.storage.retries import LastingError, is_transient
 from pipeline.storage.store import Store, configured_store
 from tests.clusters import S3
 from tests.clusters.machine import free_ports
-from tests.support.places import STORE, files_below, put
+from tests.support.places import STORE, files_below
 
 SECRET = "of-no-use-elsewhere"
 KEYS = (("fs.s3a.access.key", "tests"), ("fs.s3a.secret.key", SECRET))
@@ -114,12 +110,10 @@ def test_what_a_store_refuses_is_one_line_with_the_next_step(
 
 
 @pytest.mark.full
-def test_an_endpoint_that_is_not_there_is_told_in_seconds() -> None:
+def test_an_endpoint_that_is_not_there_is_one_line() -> None:
     store = Store((*KEYS, ("fs.s3a.endpoint", f"http://127.0.0.1:{free_ports(1)[0]}")))
-    began = time.monotonic()
     with pytest.raises(OSError, match=r"s3://bucket/x: .*refused.*; check that http://127\.0\.0\.1:\d+ is up"):
         store.info("s3://bucket/x")
-    assert time.monotonic() - began < 20
 
 
 def test_a_store_that_ignores_the_condition_of_a_put_is_found_out() -> None:
@@ -161,56 +155,6 @@ def test_keys_are_not_printed_and_are_in_no_address(tmp_path: Path, monkeypatch:
     assert configured_store() == store
 
 
-def test_a_forked_process_is_told_so_and_does_not_wait_for_ever(s3: S3) -> None:
-    STORE.exists(f"{s3.uri}/x")
-    if (child := os.fork()) == 0:
-        try:
-            STORE.exists(f"{s3.uri}/x")
-        except LastingError:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-@pytest.mark.parametrize("size", [1000, SINGLE_PUT_BYTES + 1, 3 * SINGLE_PUT_BYTES])
-def test_a_file_appears_when_it_is_closed_and_not_at_all_after_an_exception(size: int, s3: S3, folder: str) -> None:
-    data, path = os.urandom(size), f"{folder}/{size}"
-    with suppress(ZeroDivisionError), STORE.create(path) as file:
-        file.write(data)
-        raise ZeroDivisionError
-    file = STORE.create(path)
-    file.write(data)
-    del file  # forgotten, not closed
-    assert files_below(folder) & {str(size)} == set()
-    with STORE.create(path) as file:
-        file.write(data[:500])
-        file.write(memoryview(data)[500:])
-        assert not STORE.exists(path)
-    assert STORE.read(path) == data
-    with pytest.raises(FileExistsError), STORE.create(path) as file:
-        file.write(data)
-    assert uploads(s3) == 0
-
-
-def test_an_upload_that_fails_leaves_no_parts(s3: S3, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = STORE.create(f"{folder}/long")
-    file.write(os.urandom(3 * SINGLE_PUT_BYTES))
-    spool = file._spool  # type: ignore[attr-defined]
-    read, reads = spool.read, []
-
-    def failing(size: int = -1) -> bytes:
-        reads.append(size)
-        if len(reads) > 2:
-            raise OSError(5, "the local disk failed")
-        return bytes(read(size))
-
-    monkeypatch.setattr(spool, "read", failing, raising=False)
-    with pytest.raises(OSError, match="the local disk failed"):
-        file.close()
-    assert not STORE.exists(f"{folder}/long")
-    assert uploads(s3) == 0
-
-
 class Forgetful:
     """obstore, whose first conditional put is carried out and then tried again, as after a lost answer."""
 
@@ -224,44 +168,6 @@ class Forgetful:
         self.puts += 1
         done = obstore.put(*arguments, **options)
         return obstore.put(*arguments, **options) if self.puts == 1 else done
-
-
-def test_a_put_whose_answer_was_lost_is_known_again_and_a_rivals_is_not(s3: S3, folder: str) -> None:
-    files = ObjectFiles(s3.uri, ())
-    files.api = Forgetful()
-    files.put_new(f"{folder}/file", b"same")
-    with pytest.raises(FileExistsError):
-        files.put_new(f"{folder}/file", b"same")
-
-
-def test_a_manifest_is_read_of_one_moment_and_a_file_that_is_replaced_is_not_read_on(s3: S3, folder: str) -> None:
-    path, size = f"{folder}/file", objects.FIRST_BYTES * 4
-    put(path, b"a" * size)
-    with STORE.open(path) as whole, STORE.open(path) as parts:
-        assert parts.read(10) == b"a" * 10
-        put(path, b"b" * (size + 1))
-        assert whole.read() == b"b" * (size + 1)
-        parts.seek(-10, os.SEEK_END)
-        with pytest.raises(OSError, match="was replaced while it was read"):
-            parts.read()
-
-
-def test_an_empty_object_that_a_console_makes_for_a_folder_is_no_file(s3: S3, folder: str) -> None:
-    key = folder.removeprefix("s3:/")
-    for name in (f"{key}/", f"{key}/sub/"):
-        urllib.request.urlopen(urllib.request.Request(f"{s3.url}{name}", data=b"", method="PUT")).close()
-    assert STORE.info(folder).is_dir
-    assert [(entry.name, entry.is_dir) for entry in STORE.list(folder)] == [("sub", True)]
-    assert STORE.list(f"{folder}/sub") == []
-
-
-def test_more_objects_than_a_page_are_listed_and_deleted(s3: S3, folder: str) -> None:
-    client, key = ObjectFiles(s3.uri, ()).client, folder.removeprefix(s3.uri)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: obstore.put(client, f"{key}/{number:04d}", b""), range(1005)))
-    assert len(STORE.list(folder)) == 1005
-    STORE.delete(folder)
-    assert not STORE.exists(folder)
 
 
 def test_what_a_late_task_writes_into_a_folder_that_was_tidied_away_is_gone_after_the_next_run(folder: str) -> None:

@@ -57,6 +57,7 @@ def collected(queue: SimpleQueue[Any], count: int) -> list[Any]:
     return found
 
 
+@pytest.mark.full
 def test_parts_get_the_addresses_once_all_are_there_and_do_what_is_wanted(meeting: Rendezvous, call: Call) -> None:
     first = call(0)
     until(lambda: meeting.present() == 1, "the first part is there")
@@ -74,6 +75,7 @@ def test_parts_get_the_addresses_once_all_are_there_and_do_what_is_wanted(meetin
     assert collected(meeting.arrivals, 2) == [(0, "host-0"), (1, "host-1")]
 
 
+@pytest.mark.full
 def test_every_line_is_heard_once_and_in_order(meeting: Rendezvous, call: Call) -> None:
     line = call(1)
     said = [f"line {number}" for number in range(3 * module.MOST_LINES)]
@@ -107,6 +109,7 @@ def test_a_successor_goes_on_when_its_predecessor_has_said_goodbye(meeting: Rend
     until(lambda: new.answer().addresses == other.answer().addresses == ("tcp://127.0.0.1:7001",), "the second edition")
 
 
+@pytest.mark.full
 def test_a_successor_of_a_killed_process_does_not_wait_for_its_lease(
     meeting: Rendezvous, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

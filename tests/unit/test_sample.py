@@ -125,6 +125,7 @@ def test_kmeans_finds_the_scenes_and_gives_isolated_patterns_tiny_clusters(
     assert (groups[np.isin(found, tiny)] >= scenes).all()  # and nothing else is
 
 
+@pytest.mark.full
 def test_the_spectrum_decays(points: npt.NDArray[np.float64]) -> None:
     variances = points.var(axis=0)
     assert variances[0] > 10 * variances[5] > 100 * variances[49]

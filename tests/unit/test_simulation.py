@@ -157,6 +157,7 @@ def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(t
         virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant", step_ms=7.0)
 
 
+@pytest.mark.full
 def test_the_report_and_the_result_say_that_seconds_are_virtual(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +168,7 @@ def test_the_report_and_the_result_say_that_seconds_are_virtual(
     assert "of virtual time" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
     """Ctrl-C is looked for between two events, so that no update is cut in half."""
     flags = ["--compute", "quadratic", "--workers", "4", "--batch-size", "40", "--protocol", "bsp", "--output"]

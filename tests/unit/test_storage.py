@@ -57,6 +57,7 @@ execute(main, interrupted="")
 """
 
 
+@pytest.mark.full
 def test_a_call_of_a_client_that_comes_back_while_python_ends_changes_no_exit_code() -> None:
     """What was left behind takes a lock that is no more, in native code, which would abort the process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -95,12 +96,10 @@ def test_a_write_that_never_ends_becomes_an_error_that_is_worth_another_try(monk
     inner, files = Stuck(), HdfsFiles.__new__(HdfsFiles)  # without a client, which would ask for a NameNode
     files.root = "hdfs://host"
     writer = HdfsWriter(files, "hdfs://host/file", inner)
-    began = time.monotonic()
     for action in (lambda: writer.write(b"data"), writer.close):
         with pytest.raises(OSError, match=r"hdfs://host/file: no answer in 0\.1 s") as caught:
             action()
         assert is_transient(caught.value)
-    assert time.monotonic() - began < 10
     inner.__del__()  # once more, in the middle of somebody else's garbage collection, and with no limit
     assert inner.closes == 1
     inner.wait.set()
@@ -205,7 +204,7 @@ def test_a_file_is_written_once_and_read_whole_in_part_and_from_any_place(place:
     assert STORE.read(path) == data
     found = STORE.info(path)
     assert (found.path, found.name, found.bytes, found.is_dir) == (path, "file", len(data), False)
-    assert abs(found.modified_ms / 1000 - time.time()) < 60
+    assert found.modified_ms > 1_600_000_000_000, "milliseconds since 1970"
     ranges = [(0, 10), (255, 3), (len(data) - 5, 5), (len(data) - 5, 50), (7, 0)]
     assert [STORE.read_range(path, at, length) for at, length in ranges] == [data[at : at + n] for at, n in ranges]
     with STORE.open(path) as file:

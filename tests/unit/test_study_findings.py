@@ -216,6 +216,7 @@ def test_protocols_are_compared_as_ways_of_sharding_are() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_planted_ratio_of_three_is_reported_by_as_many_studies_as_the_power_says() -> None:
     """From the ledger to the words."""
     seeds, studies, found = 7, 200, 0
@@ -225,6 +226,7 @@ def test_a_planted_ratio_of_three_is_reported_by_as_many_studies_as_the_power_sa
     assert found / studies == pytest.approx(power(seeds, 3.0), abs=4 * math.sqrt(0.25 / studies))
 
 
+@pytest.mark.full
 def test_of_many_studies_without_a_difference_few_report_one() -> None:
     """From the ledger to the words: what is said of spread, and of means, is wrong in a twentieth of the studies at most."""
     studies, wrong = 200, {"teadier than|Less steady": 0, "Mean: other": 0}

@@ -64,6 +64,7 @@ def test_a_default_that_changed_since_is_another_plan(tmp_path: Path) -> None:
         claim(make_plan(), tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("part", "name", "key", "value", "said"),
     [
@@ -130,6 +131,7 @@ def test_a_damaged_plan_is_broken_data(tmp_path: Path) -> None:
         claim(make_plan(), tmp_path)
 
 
+@pytest.mark.full
 def test_a_test_that_was_changed_after_the_study_began_is_in_every_report(tmp_path: Path) -> None:
     def told(plan: StudyPlan) -> list[str]:
         claim(plan, tmp_path)

@@ -278,6 +278,7 @@ print(json.dumps([digest, hashlib.sha256(plain.tobytes()).hexdigest(),
 """
 
 
+@pytest.mark.full
 def test_another_blas_kernel_other_vector_units_and_more_threads_give_the_same_bits() -> None:
     """OpenBLAS' kernels of several processors, and numpy without the instructions that it would choose here."""
     numpys_own: Any = importlib.import_module("numpy._core._multiarray_umath")
@@ -314,6 +315,7 @@ print((kilobytes("VmHWM:") - before) * 1024, held_bytes(rows, 64) + block_bytes(
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
 @pytest.mark.parametrize("workers", [2, 50])
 @pytest.mark.parametrize("name", list(FUNCTIONS))

@@ -205,6 +205,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("way", [main, simulate])

@@ -385,6 +385,7 @@ def test_a_message_beyond_any_slice_ends_its_connection_and_no_other(alone: Serv
     peer.disable_monitor()
 
 
+@pytest.mark.full
 def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
     worker, peer = pair.worker(), pair.peer(server=1)
     worker.step()
@@ -489,6 +490,7 @@ def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> N
     client.close()
 
 
+@pytest.mark.full
 def test_a_worker_with_another_token_is_told_so_over_a_network(
     networked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,6 +529,7 @@ def test_a_supervisor_of_another_configuration_is_told_so_and_its_words_change_n
     assert alone.status()["alive"] == 1
 
 
+@pytest.mark.full
 def test_a_server_of_another_configuration_ends_with_a_line_and_the_others_wait_for_the_right_one(
     pair: Served, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def leave(output: Path) -> None:
         os.utime(folder, (1e9, 1e9))
 
 
+@pytest.mark.full
 def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path, capsys: Capture) -> None:
     output = tmp_path / "o"
     leave(output)

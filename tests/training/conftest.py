@@ -1,0 +1,87 @@
+"""Fixtures of training runs: shard sets and undisturbed runs that the whole session shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from filelock import FileLock
+
+from tests.support.trainer_runs import train_here
+from tests.support.trainer_sets import make_sets
+
+# Flags under which a BSP run ends with the same bits on any number of servers and hosts.
+LOGISTIC = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
+WORKERS = (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unmeasured_processes() -> Iterator[None]:
+    """Leave the processes of training runs out of the coverage of `make test`, which would slow them by a third.
+
+    Those that tests of other folders start are measured: the front page's and the default flags'."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of pytest-xdist share, for what is made once a session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def made_once(folder: Path) -> Iterator[bool]:
+    """Yield True to the first process that asks for a folder, which is to fill it; the others wait until it has."""
+    with FileLock(f"{folder}.lock"):
+        ready = folder / "ready"
+        is_first = not ready.exists()
+        yield is_first
+        if is_first:
+            ready.touch()
+
+
+@pytest.fixture(scope="session")
+def sets(session_folder: Path, request: pytest.FixtureRequest) -> dict[int, Path]:
+    """Shard sets of the same 720 training and 200 evaluation images, by their number of workers."""
+    folder = session_folder / "sets"
+    with made_once(folder) as is_first:
+        if is_first:
+            make_sets(request.getfixturevalue("spark"), folder, *WORKERS)
+    return {workers: folder / f"shards-{workers}" for workers in WORKERS}
+
+
+@pytest.fixture(scope="session")
+def shards(sets: dict[int, Path]) -> Path:
+    """The shard set for three workers."""
+    return sets[3]
+
+
+@pytest.fixture(scope="session")
+def undisturbed_end(
+    shards: Path, session_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], npt.NDArray[np.float32]]:
+    """Return the parameters where an undisturbed BSP run with the flags LOGISTIC ends after a number of steps."""
+
+    def end_of(steps: int) -> npt.NDArray[np.float32]:
+        folder = session_folder / f"end-{steps}"
+        folder.mkdir(exist_ok=True)
+        with made_once(folder) as is_first:
+            if is_first:
+                output = tmp_path_factory.mktemp("undisturbed") / "run"
+                flags = ("--protocol", "bsp", "--servers", 2, "--steps", steps, "--quiet")
+                np.save(folder / "vector.npy", train_here(shards, output, *LOGISTIC, *flags).vector())
+        vector: npt.NDArray[np.float32] = np.load(folder / "vector.npy")
+        return vector
+
+    return end_of
