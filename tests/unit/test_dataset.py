@@ -340,6 +340,15 @@ def test_a_hostile_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
         b"\x80\x02]q\x00.",
         b"\x80\x02}.",
         b"\x80",
+        # uninitialised memory as images, and four gigabytes of it
+        b"\x80\x02}X\x04\x00\x00\x00datacnumpy\nndarray\nK\x02M\x00\x0c\x86cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R\x86Rs.",
+        b"\x80\x02cnumpy\nndarray\n\x8a\x05\x00\x00\x00\x00\x01\x85\x85R.",
+        # a memo of gigabytes, by the number of one entry
+        b"\x80\x02]r\xff\xff\xff\x0f.",
+        b"]p268435455\n.",
+        # an instance made without a call, and an object's state
+        b"\x80\x02cnumpy\nndarray\nK\x05\x85\x85\x81.",
+        b"\x80\x02}cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R(K\x03X\x01\x00\x00\x00|NNNK\x7fK\x01K?tb.",
     ],
 )
 def test_pickles_that_reach_for_more_than_cifar_holds_are_refused(payload: Any) -> None:

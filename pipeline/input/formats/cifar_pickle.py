@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -22,11 +23,15 @@ from pipeline.storage.store import Store
 _reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
 
 
-def _empty_array(kind: type, shape: tuple[int, ...], typecode: bytes) -> Any:
+# What numpy.ndarray resolves to: the class itself could be called with any shape, and gives memory as it finds it.
+_NDARRAY = object()
+
+
+def _empty_array(kind: object, shape: tuple[int, ...], typecode: bytes) -> Any:
     """numpy's array shell: always empty in honest pickles, so a huge shape is a memory bomb."""
-    if kind is not np.ndarray or tuple(shape) != (0,):
+    if kind is not _NDARRAY or tuple(shape) != (0,):
         raise pickle.UnpicklingError("an array shell that is not empty")
-    return _reconstruct(kind, (0,), b"b")
+    return _reconstruct(np.ndarray, (0,), b"b")
 
 
 def _plain_dtype(code: Any, *flags: Any) -> np.dtype[Any]:
@@ -53,10 +58,26 @@ ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _empty_array,
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
     ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _plain_dtype,
     ("_codecs", "encode"): _latin1,
 }
+
+
+MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
+# Opcodes that make instances without one of the calls above, or that name objects outside the pickle.
+REFUSED = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}
+
+
+def _refuse_opcodes(data: bytes) -> None:
+    """Raise UnpicklingError for opcodes that no such file needs, before any of them is executed.
+
+    An entry of the memo with a huge number makes the unpickler allocate a table up to it."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name in REFUSED:
+            raise pickle.UnpicklingError(f"it holds the opcode {opcode.name}")
+        if opcode.name in MEMO and isinstance(argument, int) and argument >= len(data):
+            raise pickle.UnpicklingError(f"entry {argument} of the memo of {len(data)} bytes")
 
 
 class CifarUnpickler(pickle.Unpickler):
@@ -75,6 +96,7 @@ class CifarUnpickler(pickle.Unpickler):
 def load(data: bytes, path: str) -> dict[bytes, Any]:
     """The batch as a dict with bytes keys. Raises DataError for what is no CIFAR pickle, hostile ones included."""
     try:
+        _refuse_opcodes(data)
         batch = CifarUnpickler(data).load()
     except Exception as error:  # a broken pickle raises almost anything
         raise DataError(f"{path} is not a CIFAR pickle: {error or type(error).__name__}; it was not loaded") from None
