@@ -183,7 +183,10 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         limits["neighbourhood"] = len(groups)
     layout = Layout(tuple(manifest["image"]["shape"]), dtype=manifest["image"]["dtype"])
     listed = [
-        (worker, ShardFile(**file)) for worker, entry in enumerate(workers) for file in entry["files"] if file["rows"]
+        (worker, ShardFile.from_json(file))
+        for worker, entry in enumerate(workers)
+        for file in entry["files"]
+        if file["rows"]
     ]
     files = [file for _, file in listed]
     counted = largest(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))

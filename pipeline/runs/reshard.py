@@ -40,7 +40,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         dataset = committed_dataset(shards)
         beside = None
         if shards.manifest["eval"]:
-            listed = [ShardFile(**file) for file in shards.manifest["eval"]["files"]]
+            listed = [ShardFile.from_json(file) for file in shards.manifest["eval"]["files"]]
             files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
             beside = Dataset(store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
         progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")

@@ -26,6 +26,11 @@ class ShardFile:
     bytes: int
     sha256: str
 
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> ShardFile:
+        """Return the file of a manifest's entry. Keys that a later version has added are ignored."""
+        return cls(entry["path"], entry["rows"], entry["bytes"], entry["sha256"])
+
 
 @dataclass(frozen=True)
 class ShardSet:
@@ -41,15 +46,15 @@ class ShardSet:
 
     def files(self) -> list[ShardFile]:
         """All shard files, worker by worker, in id order inside a worker."""
-        return [ShardFile(**file) for worker in self.manifest["workers"] for file in worker["files"]]
+        return [ShardFile.from_json(file) for worker in self.manifest["workers"] for file in worker["files"]]
 
     def eval_files(self) -> list[ShardFile]:
         """Those of the evaluation rows, in id order; none where there are no such rows."""
-        return [ShardFile(**file) for file in (self.manifest.get("eval") or {}).get("files", [])]
+        return [ShardFile.from_json(file) for file in (self.manifest.get("eval") or {}).get("files", [])]
 
     def assignment_files(self) -> list[ShardFile]:
         """Which worker has which row, in id order; none in a set of an older version."""
-        return [ShardFile(**file) for file in (self.manifest.get("assignment") or {}).get("files", [])]
+        return [ShardFile.from_json(file) for file in (self.manifest.get("assignment") or {}).get("files", [])]
 
     def hashed_files(self) -> list[ShardFile]:
         """Every file whose rows, size and digest the manifest tells."""
@@ -109,7 +114,44 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
         raise DataError(f"{uri}/{name} is not a shard manifest; move it away or choose another --output") from None
     if version != FORMAT_VERSION:
         raise DataError(f"{uri}/{name} has format version {version}; this version reads {FORMAT_VERSION}")
+    if fault := _fault(manifest):
+        raise DataError(f"{uri}/{name} is damaged: {fault}; restore it, or make the set again with --overwrite")
     return ShardSet(store, uri, manifest)
+
+
+def _fault(manifest: dict[str, Any]) -> str | None:
+    """Return what is wrong with a manifest's workers and files; None if nothing is.
+
+    Readers and writers join paths to folders of their own, so a path that leads out of the set's folder is refused here."""
+    workers = manifest.get("workers")
+    if not isinstance(workers, list) or not _is_count(manifest.get("num_workers")):
+        return "num_workers or workers is missing"
+    parts = {f"workers[{index}]": worker for index, worker in enumerate(workers)}
+    parts |= {name: manifest[name] for name in ("eval", "assignment", "model") if manifest.get(name) is not None}
+    for name, part in parts.items():
+        files = part.get("files", []) if isinstance(part, dict) else None
+        if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+            return f"{name} has no list of files"
+        for file in files:
+            path = file.get("path")
+            if not isinstance(path, str) or not _stays_inside(path):
+                return f"{name} lists the path {path!r}, which is not one inside the set's folder"
+            if name != "model" and not (
+                _is_count(file.get("rows")) and _is_count(file.get("bytes")) and file.get("sha256")
+            ):
+                return f"{name} lists {path} without its rows, bytes and sha256"
+            if name == "model" and path.count("/") < 2:
+                return f"model lists the path {path!r}, which is not _model/VERSION/NAME"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _stays_inside(path: str) -> bool:
+    """True if a path is relative and leads nowhere but down."""
+    return all(part not in ("", ".", "..") for part in path.split("/")) and not set(path) & set("\\\0\n:*?")
 
 
 def open_committed(store: Store, uri: str) -> ShardSet:

@@ -51,7 +51,8 @@ def taken(store: Store, uri: str) -> Taken:
     """One listing. The number of manifest.json is not looked at: see ``last_taken``."""
     files = {}
     for entry in store.list(f"{uri}/{FOLDER}"):
-        if match := _FILE.fullmatch(entry.name):
+        # A name that is not written as path_of() writes it would be counted and then not be found.
+        if (match := _FILE.fullmatch(entry.name)) and entry.name == path_of("", int(match[1])).rpartition("/")[2]:
             files[int(match[1])] = entry
     newest = max((number for number, entry in files.items() if entry.bytes), default=0)
     return Taken(max(files, default=0), newest, tuple(entry.path for number, entry in files.items() if number < newest))

@@ -288,6 +288,71 @@ def test_what_is_not_a_committed_set_is_refused_in_one_line(place: str, text: st
         open_committed(STORE, place)
 
 
+HOSTILE = (
+    "../outside",
+    "/etc/passwd",
+    "worker=000/../../outside",
+    "_model/x/../../../.bashrc",
+    "",
+    "a//b",
+    "C:\\x",
+    7,
+    None,
+)
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+@pytest.mark.parametrize("part", ["workers", "eval", "assignment", "model"])
+def test_a_path_out_of_the_set_is_refused(tmp_path: Path, part: str, path: object) -> None:
+    """A manifest comes from whoever wrote the set; resharding would replace files that its paths name."""
+    commit(STORE, tmp_path / "set", "a", 1)
+    manifest = json.loads((tmp_path / "set" / "manifest.json").read_text())
+    entry = {"files": [{"path": path, "rows": 1, "bytes": 1, "sha256": "0" * 64}]}
+    manifest[part] = [entry] if part == "workers" else entry
+    for name in ("manifest.json", "_manifests/000001.json"):
+        (tmp_path / "set" / name).write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"is damaged: .*not one inside the set's folder"):
+        open_committed(STORE, str(tmp_path / "set"))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"workers": None}, "num_workers or workers is missing"),
+        ({"num_workers": "two"}, "num_workers or workers is missing"),
+        ({"workers": [3]}, r"workers\[0\] has no list of files"),
+        ({"workers": [{"files": ["x"]}]}, r"workers\[0\] has no list of files"),
+        ({"workers": [{"files": [{"path": "worker=000/a"}]}]}, "without its rows, bytes and sha256"),
+        ({"eval": {"files": 3}}, "eval has no list of files"),
+        ({"model": {"files": [{"path": "_model"}]}}, "is not _model/VERSION/NAME"),
+    ],
+)
+def test_a_malformed_manifest_is_one_line(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
+    commit(STORE, tmp_path / "set", "a", 1)
+    manifest = json.loads((tmp_path / "set" / "manifest.json").read_text()) | change
+    (tmp_path / "set" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=fault):
+        open_committed(STORE, str(tmp_path / "set"))
+
+
+def test_keys_that_a_later_version_adds_are_ignored(tmp_path: Path) -> None:
+    commit(STORE, tmp_path / "set", "a", 1)
+    manifest = json.loads((tmp_path / "set" / "manifest.json").read_text())
+    manifest["workers"][0]["files"][0]["compression"] = "zstd"
+    (tmp_path / "set" / "manifest.json").write_text(json.dumps(manifest))
+    assert open_committed(STORE, str(tmp_path / "set")).files()[0].rows == 1
+
+
+@pytest.mark.parametrize("name", ["1.json", "0000001.json", "00002.json"])
+def test_a_version_under_another_name_is_no_version(tmp_path: Path, name: str) -> None:
+    """Counted as version 1 or 2, it was looked for under the name of that version, for ever."""
+    commit(STORE, tmp_path / "set", "a", 1)
+    (tmp_path / "set" / "_manifests" / "000001.json").rename(tmp_path / "set" / "_manifests" / name)
+    (tmp_path / "set" / "manifest.json").unlink()
+    with pytest.raises(DataError, match="no shards were ever committed"):
+        open_committed(STORE, str(tmp_path / "set"))
+
+
 def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path: Path) -> None:
     output, elsewhere = tmp_path / "o", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -120,7 +120,7 @@ class Shards(ShardSet):
         return self.ratios if num_workers == self.num_workers else ()
 
     def worker_files(self, worker: int) -> list[ShardFile]:
-        return [ShardFile(**file) for file in self.manifest["workers"][worker]["files"]]
+        return [ShardFile.from_json(file) for file in self.manifest["workers"][worker]["files"]]
 
     def worker_rows(self, worker: int) -> int:
         """What a worker trains on, copies included."""
