@@ -19,7 +19,11 @@ COMPANIONS = {
     "batches.meta", "batches.meta.txt", "meta", "readme.html",
     "fine_label_names.txt", "coarse_label_names.txt",
 }  # fmt: skip
-EVALUATION = re.compile(r"(test|val|validation|eval)(?![A-Za-z])")  # test_batch.bin, val-0.parquet; not values.parquet
+# The words for splits that data hubs use, at the beginning of a name: test_batch.bin, valid-0.parquet; not values.parquet.
+TEST = re.compile(r"(test|testing|eval|evaluation)(?![A-Za-z])")
+VALIDATION = re.compile(r"(val|valid|validation|dev)(?![A-Za-z])")
+# Folders in which a table's files lie beside a log of those that count: files alone hold removed and failed rows too.
+TABLE_LOGS = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table", "_spark_metadata": "what a Spark stream wrote"}
 PARTITION = re.compile(r"[^=._][^=]*=.*")  # a folder's name, as Hive and Spark's partitionBy() write it
 LISTED_AT_ONCE = 16
 
@@ -30,6 +34,11 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
     uri: resolved. Costs a listing for every folder, and for every level of a pattern. Raises DataError where there is
     nothing to read, or something that is no data file."""
     found = named(store, uri)
+    # A pattern does not match the log of the table whose files it names.
+    for folder in {file.path.rpartition("/")[0] for file in found if not file.is_dir and file.path != uri}:
+        for log in TABLE_LOGS:
+            if store.exists(f"{folder}/{log}"):
+                _refuse_table(folder, log)
     if len(found) == 1 and not found[0].is_dir:
         return found
     below = [file for entry in found for file in (_below(store, entry.path) if entry.is_dir else [entry])]
@@ -100,11 +109,27 @@ def _below(store: Store, folder: str) -> list[FileInfo]:
     return found
 
 
+def is_test(path: str) -> bool:
+    """True if a file is of the test split, by its own name or the value of a partition folder, such as split=test."""
+    return _begins(path, TEST)
+
+
 def is_evaluation(path: str) -> bool:
-    """Whether a file is of the test side, by its own name or that of a partition, such as split=test."""
+    """True if a file is of the test or the validation split."""
+    return is_test(path) or _begins(path, VALIDATION)
+
+
+def _begins(path: str, word: re.Pattern[str]) -> bool:
     *folders, name = path.split("/")
     values = [folder.partition("=")[2] for folder in folders]
-    return any(EVALUATION.match(each) for each in (name, *values))
+    return any(word.match(each) for each in (name, *values))
+
+
+def _refuse_table(folder: str, log: str) -> None:
+    raise DataError(
+        f"{folder} is {TABLE_LOGS[log]}: its {log} says which files count, and reading all of them would take removed rows"
+        " too; read it with Spark's own reader, write the rows as Parquet, and name that folder"
+    )
 
 
 def may_match(uri: str, path: str) -> bool:
@@ -125,6 +150,8 @@ def _listed(store: Store, uri: str) -> list[FileInfo]:
 def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
     files = []
     for entry in entries:
+        if entry.is_dir and entry.name in TABLE_LOGS:
+            _refuse_table(entry.path.rpartition("/")[0], entry.name)
         if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
             continue
         if entry.name.endswith("._COPYING_"):
@@ -137,7 +164,10 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     above = len(fixed_part(uri))
     tests = [file for file in files if is_evaluation(file.path[above:])]
     if tests and len(tests) < len(files):
-        files = tests if evaluation else [file for file in files if file not in tests]
+        held_out = {file.path for file in tests}
+        # Where both are there, evaluation is on the test split alone.
+        of_test = [file for file in tests if is_test(file.path[above:])]
+        files = (of_test or tests) if evaluation else [file for file in files if file.path not in held_out]
     if not files:
         raise DataError(f"{uri} holds no data files; expected CIFAR binaries, CIFAR pickles or Parquet")
     return files

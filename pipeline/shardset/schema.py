@@ -71,13 +71,19 @@ def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
 
 
 def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
-    shape = declared(schema, column).get("shape")
-    return _shape(shape) if shape else None
+    """Return the (channels, height, width) that a column's metadata declares, or None. Raises ValueError for others."""
+    found = declared(schema, column)
+    layout = found.get("layout", "CHW")
+    if layout != "CHW":
+        raise ValueError(f"column {column!r} declares the layout {layout!r}, and only CHW is read: write its images so")
+    return _shape(found["shape"]) if found.get("shape") else None
 
 
 def _shape(value: Any) -> tuple[int, int, int]:
     numbers = json.loads(value) if isinstance(value, str) else value
     channels, height, width = (int(number) for number in numbers)
+    if min(channels, height, width) < 1:
+        raise ValueError(f"a declared image shape of {value}: channels, height and width are at least 1")
     return channels, height, width
 
 

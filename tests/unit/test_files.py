@@ -37,7 +37,8 @@ def write(path: Path, rows: slice, *, label: bool = True) -> None:
 
 
 def found(root: Path, pattern: str, *, evaluation: bool = False) -> list[str]:
-    return [file.path.removeprefix(f"{root}/") for file in input_files(Store(), f"{root}/{pattern}", evaluation)]
+    files = input_files(Store(), f"{root}/{pattern}".rstrip("/"), evaluation)
+    return [file.path.removeprefix(f"{root}/") for file in files]
 
 
 def rows_of(dataset: Dataset) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -80,6 +81,43 @@ def test_a_pattern_that_matches_nothing_is_one_line(days: Path, pattern: str) ->
         found(days, pattern)
 
 
+@pytest.mark.parametrize("word", ["valid", "validation", "val", "dev"])
+def test_validation_files_are_neither_trained_nor_tested(tmp_path: Path, word: str) -> None:
+    """Of a folder as data hubs leave it, the test split alone is for evaluation."""
+    for name in ("train-0.parquet", f"{word}-0.parquet", "test-0.parquet"):
+        (tmp_path / name).write_bytes(b"")
+    assert found(tmp_path, "") == ["train-0.parquet"]
+    assert found(tmp_path, "", evaluation=True) == ["test-0.parquet"]
+    (tmp_path / "test-0.parquet").unlink()
+    assert found(tmp_path, "", evaluation=True) == [f"{word}-0.parquet"]
+
+
+@pytest.mark.parametrize("log", ["_delta_log", ".hoodie", "_spark_metadata"])
+@pytest.mark.parametrize("named", ["table", "table/*.parquet", "*"])
+def test_a_table_with_a_log_of_its_files_is_refused(tmp_path: Path, log: str, named: str) -> None:
+    """Reading its files as plain Parquet would take rows that the table has removed."""
+    write(tmp_path / "table" / "part-0.parquet", slice(0, 4))
+    (tmp_path / "table" / log).mkdir()
+    with pytest.raises(DataError, match=rf"table is .*: its {log} says which files count"):
+        input_files(Store(), f"{tmp_path}/{named}", False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "line"),
+    [
+        ("[32, 32, 3]", "HWC", "declares the layout 'HWC', and only CHW is read"),
+        ("[-3, 32, -32]", "CHW", "channels, height and width are at least 1"),
+        ("[0, 8, 8]", "CHW", "channels, height and width are at least 1"),
+    ],
+)
+def test_a_layout_that_is_not_read_is_refused(tmp_path: Path, shape: str, layout: str, line: str) -> None:
+    metadata = {"shape": shape, "dtype": "uint8", "layout": layout}
+    schema = pa.schema([pa.field("image", pa.binary(), metadata=metadata), pa.field("label", pa.int32())])
+    pq.write_table(pa.table([[bytes(3072)], [1]], schema), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=line):
+        discover(Store(), str(tmp_path), run=serial)
+
+
 def test_a_folder_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
     for name in ("[ab]", "a"):
         write(tmp_path / name / "x.parquet", slice(0, 3))
@@ -90,7 +128,7 @@ def test_partition_folders_are_read_with_the_folder_and_others_are_refused(tmp_p
     write(tmp_path / "day=02" / "hour=1" / "a.parquet", slice(0, 20))
     write(tmp_path / "day=01" / "b.parquet", slice(20, 50))
     write(tmp_path / "c.parquet", slice(50, 60))
-    (tmp_path / "_spark_metadata").mkdir()
+    (tmp_path / "_temporary").mkdir()
     dataset = discover(Store(), str(tmp_path), run=serial, shape=SHAPE)
     order = np.r_[50:60, 20:50, 0:20]
     labels, images = rows_of(dataset)
