@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipeline.errors import JobError, UsageError
+from pipeline.errors import DataError, JobError, UsageError
 from pipeline.shardset.attempt import ATTEMPTS, Attempt
 from pipeline.shardset.generations import appended
 from pipeline.shardset.manifest import ShardSet, dumps, read_committed, with_paths
@@ -68,7 +68,7 @@ def publish(
             current = read_committed(store, output)
             changed = (current.manifest if current else None) != (before.manifest if before else None)
             if current and changed and not supersedes(current):
-                _delete(store, moved)
+                _delete(store, moved - _listed(current))
                 return current
             stamp = f"v{last + 1}-{attempt.id}"
             origins, places = places, [f"{output}/{stamped(path, stamp)}" for _, path in moves]
@@ -85,8 +85,8 @@ def publish(
             undo = True
     except BaseException as error:
         if undo:
-            with suppress(OSError):  # what cannot be deleted now is the next run's to delete
-                _delete(store, moved)
+            with suppress(OSError, DataError):  # what cannot be deleted now is the next run's to delete
+                _delete(store, moved - _listed(read_committed(store, output)))
         if isinstance(error, FileNotFoundError):
             raise JobError(
                 f"{output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
@@ -98,6 +98,14 @@ def publish(
     except OSError as error:
         raise JobError(f"{output}: committed, but not tidied up: {error}; run it again") from error
     return ShardSet(store, output, made)
+
+
+def _listed(current: ShardSet | None) -> set[str]:
+    """Return the whole paths of a set's files.
+
+    A generation that this run has put may be listed by a later one of another run, although this run has not seen it
+    stand: files that are listed are never deleted."""
+    return {f"{current.uri}/{path}" for path in current.paths()} if current else set()
 
 
 def tidy(attempt: Attempt) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.shardset import versions
 from pipeline.shardset.attempt import Attempt
 from pipeline.shardset.commit import has_leftovers, publish
 from pipeline.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
@@ -106,6 +107,21 @@ def batches(output: str) -> list[int]:
     assert [file.path.rpartition("part-")[2][:5] for file in found.files()[: len(there)]] == [f"{b:05d}" for b in there]
     assert len(found.files()) == WORKERS * len(there)
     return there
+
+
+def test_a_frozen_append_deletes_nothing_that_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver is frozen after its version is put and before it looks whether that stands; another appends meanwhile."""
+    output, look, others = str(tmp_path / "set"), versions.taken, [1]
+
+    def frozen(store: Store, uri: str) -> versions.Taken:
+        if others and look(store, uri).newest == 1:
+            append(STORE, output, others.pop())
+        return look(store, uri)
+
+    monkeypatch.setattr(versions, "taken", frozen)
+    append(STORE, output, 0)
+    assert not others
+    assert batches(output) == [0, 1]
 
 
 def killed(output: str, batch: int, step: int) -> bool:
