@@ -4,7 +4,8 @@ and by mini-batches, until they converge and mini-batch by mini-batch, with two 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.benchmark.command import flags, run_benchmark
 from pipeline.command_line import parse

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the package
+if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.runs.compare import run_comparison
 from pipeline.runs.flags import execute

@@ -4,7 +4,8 @@ in tasks."""
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # absent on YARN, where --py-files brings the packages
+if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from functools import partial
 

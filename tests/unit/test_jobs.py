@@ -36,6 +36,22 @@ def assert_one_line(done: Ended, code: int, *parts: str) -> None:
         assert sign not in output
 
 
+def test_a_copied_job_imports_nothing_beside_its_folder(tmp_path: Path) -> None:
+    """Spark copies a remote script below /tmp, where anybody may put a package of the same name."""
+    guard = 'if Path(__file__).resolve().parent.name == "jobs":'
+    assert all(guard in path.read_text() for path in JOBS.glob("*.py"))
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "__init__.py").write_text("raise SystemExit('another package')")
+    (tmp_path / "spark-1234").mkdir()
+    job = tmp_path / "spark-1234" / "stratified.py"
+    job.write_text((JOBS / "stratified.py").read_text())
+    command = [sys.executable, str(job), "--help"]
+    done = subprocess.run(
+        command, cwd="/", env={"PYTHONPATH": str(JOBS.parent)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("job", sorted(path.name for path in JOBS.glob("*.py")))
 def test_every_job_explains_itself_and_shadows_no_standard_module(job: Any) -> None:
