@@ -173,7 +173,6 @@ def test_the_vectors_of_a_column_are_hashed_in_the_place_of_images(
     assert "image" in pq.read_schema(next((tmp_path / "o" / "worker=000").glob("*.parquet"))).names
 
 
-@pytest.mark.full
 def test_the_saved_functions_give_every_row_its_neighbourhood(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:

@@ -147,7 +147,6 @@ def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
     assert len(shas(tmp_path / "moved")) == 5
 
 
-@pytest.mark.full
 def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
     done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")
