@@ -40,7 +40,8 @@ STRATEGY_JOBS = {
 }
 # Command lines whose default flags another test gives, which is named.
 TESTED_ELSEWHERE = {
-    "benchmark.py --help": "tests/unit/test_jobs.py::test_every_job_explains_itself_and_shadows_no_standard_module"
+    "benchmark.py --help": "tests/unit/test_jobs.py::test_every_job_explains_itself_and_shadows_no_standard_module",
+    "study": "tests/clusters/test_readme.py::test_the_commands_of_a_readme_run_as_they_stand",
 }
 Check = Callable[[Ended], str]
 
@@ -336,18 +337,6 @@ def test_embed(sample: Path, tmp_path: Path) -> None:
     assert int(pq.ParquetFile(output).metadata.num_rows) == ROWS // 5
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_study(tmp_path: Path) -> None:
-    """Run the shipped plan on the sample that its first lines name, by the installed script."""
-    assert last_line(run_script("sample", "--to", "build/sample", folder=tmp_path))
-    result = run_script("study", "quick", "--output", "study", folder=tmp_path)
-    study = tmp_path / "study"
-    assert last_line(result) == f"report: {study}/report.html"
-    assert len((study / "ledger.jsonl").read_text().splitlines()) >= 15
-    assert_page(study / "report.html", "random", "stratified", "class-sorted")
-
-
 # --- completeness -------------------------------------------------------------------------------------------------------
 
 # A new job and a new command need a line here.
@@ -371,13 +360,12 @@ CASES: dict[str, Callable[..., None]] = {
     "train": test_train,
     "simulate": test_simulate,
     "embed": test_embed,
-    "study": test_study,
 }
 
 
 def test_every_job_and_every_command_has_a_case() -> None:
     jobs = {path.name for path in (ROOT / "jobs").glob("*.py")}
-    assert set(CASES) == jobs | set(entry.COMMANDS)
+    assert set(CASES) == (jobs | set(entry.COMMANDS)) - set(TESTED_ELSEWHERE)
 
 
 @pytest.mark.parametrize("case", TESTED_ELSEWHERE.values())
