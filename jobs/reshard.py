@@ -19,7 +19,7 @@ def main() -> int:
         metavar="URI",
         help="folder of a committed set (the --output of another job)",
     )
-    cli.add_output_flags(flags)
+    cli.add_output_flags(flags, rescan=False)
     cli.add_run_flags(flags, seed=False)
     return run_resharding(parse(flags))
 

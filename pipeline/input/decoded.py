@@ -1,7 +1,7 @@
 """Rows that are dear to decode, decoded once for all passes: kept in the executor's local folder, as Arrow maps them.
 
-Spark gives its executors' Python such a folder and deletes it with the application. Without one, or without room there,
-rows are decoded by each pass."""
+Spark gives its executors' Python such a folder and deletes it with the application. Without one, without room there, or
+where local files must be encrypted, rows are decoded by each pass."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_decoded(
 def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
     """The file of decoded rows low <= r < high, made if it is not there; None where it cannot be."""
     folders = os.environ.get(LOCAL_DIRS)
-    if not folders:
+    if not folders or store.encrypts_spill:
         return None
     name = hashlib.sha256(f"{file} {layout} {low}".encode()).hexdigest()[:32]
     choices = folders.split(",")

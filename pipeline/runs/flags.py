@@ -65,7 +65,9 @@ def add_layout_flags(flags: argparse._ActionsContainer) -> None:
 WORKERS = "number of shards (with ratios: as many as they have)"
 
 
-def add_output_flags(flags: argparse.ArgumentParser, *, workers: str = WORKERS, ratios: bool = True) -> None:
+def add_output_flags(
+    flags: argparse.ArgumentParser, *, workers: str = WORKERS, ratios: bool = True, rescan: bool = True
+) -> None:
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
     group.add_argument("--workers", type=int, metavar="N", help=workers)
@@ -78,6 +80,12 @@ def add_output_flags(flags: argparse.ArgumentParser, *, workers: str = WORKERS, 
             "--ratios-from", metavar="RUN", help="shares by the speeds that a training run (its --output) has measured"
         )
     group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
+    if rescan:
+        group.add_argument(
+            "--rescan",
+            action="store_true",
+            help="read the input again even if its names, sizes and times are those of the committed set",
+        )
     group.add_argument("--allow-empty", action="store_true", help="allow workers without rows")
     group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
 
@@ -161,6 +169,7 @@ def read_request(args: argparse.Namespace) -> Request:
         interval=interval,
         ratios=ratios,
         assignment_only=getattr(args, "assignment_only", False),
+        rescan=getattr(args, "rescan", False),
     )
 
 

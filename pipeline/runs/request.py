@@ -14,7 +14,7 @@ from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.shardset.ratios import lowest_terms
 from pipeline.storage.objects import is_object
-from pipeline.storage.store import Store
+from pipeline.storage.store import ENCRYPTED_SPILL, Store
 from pipeline.storage.uri import split_uri
 from pipeline.strategies import Strategy
 
@@ -23,7 +23,7 @@ from pipeline.strategies import Strategy
 class Request:
     """What a run is to do, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
     ratios: of the workers' shares, brought to lowest terms; None: equal ones. assignment_only: it is written which worker
-    gets which row, and no shards."""
+    gets which row, and no shards. rescan: a committed set is held against the content of the input, not its listing."""
 
     input: str
     output: str
@@ -38,6 +38,7 @@ class Request:
     interval: Mapping[str, str] | None = None
     ratios: Sequence[int] | None = None
     assignment_only: bool = False
+    rescan: bool = False
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -84,6 +85,11 @@ def check_output(store: Store, request: Request) -> str:
     """The resolved output, once it is clear that writing there can make sense. Raises UsageError, and DataError for a
     pattern that matches nothing."""
     output = store.resolve(request.output)
+    if store.encrypts_spill and is_object(output):
+        raise UsageError(
+            f"--output {output}: what is written to an object store passes through temporary files in the clear, which"
+            f" {ENCRYPTED_SPILL}=true forbids; write to HDFS or a local folder, or unset it"
+        )
     for given in filter(None, (request.input, request.eval_input)):
         check_apart(store, output, given)
     try:

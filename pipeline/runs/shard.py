@@ -12,10 +12,11 @@ from pyspark import SparkContext
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import offsets_by_chunk
-from pipeline.assignment.groups import MOST_COUNTS, group_table
+from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover
 from pipeline.output.entries import (
+    check_empty,
     describe_assigned_workers,
     describe_assignment,
     describe_eval,
@@ -46,7 +47,9 @@ from pipeline.spark.source import Source, scanned
 from pipeline.spark.store import open_store
 from pipeline.storage.store import Store
 from pipeline.strategies import Context, Fitted, Strategy
-from pipeline.strategies.base import OneGroup
+from pipeline.strategies.base import Grouping, OneGroup
+
+MOST_SHARES = 1 << 24  # numbers of groups by worker that the driver adds up: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -123,13 +126,15 @@ class Inputs:
 @dataclass(frozen=True)
 class Placed:
     """Where the rows are to go, and what the manifest tells of it. neighbourhoods: its entries; histogram: rows of each by
-    worker, int64 [workers, neighbourhoods]; models: fitted ones by name."""
+    worker, int64 [workers, neighbourhoods]; shares: rows by worker, int64 [workers], where they are known before any is
+    written; models: fitted ones by name."""
 
     placement: Placement
     copies: int
     params: dict[str, Any]
     neighbourhoods: list[dict[str, Any]] | None = None
     histogram: Ints | None = None
+    shares: Ints | None = None
     models: dict[str, Any] = field(default_factory=dict)
 
 
@@ -146,8 +151,27 @@ def deal(fitted: Fitted, num_workers: int, ratios: Sequence[int] | None) -> Plac
         fitted.params,
         describe_neighbourhoods(table) if grouping.neighbourhoods else None,
         grouping.rows_by_worker(table) if told else None,
+        shares(grouping, table),
         fitted.models,
     )
+
+
+def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
+    """Return the rows of each worker, copies included, int64 [workers].
+
+    None where a grouping deals rows in a way of its own that it does not count, or where there are very many groups."""
+    kind = type(grouping)
+    counted = kind.workers is Grouping.workers or kind.rows_by_worker is not Grouping.rows_by_worker
+    if not counted or table.num_workers * len(table.sizes) > MOST_SHARES:
+        return None
+    rows: Ints = grouping.rows_by_worker(table).sum(axis=1)
+    return rows
+
+
+def check_shares(rows: Ints | None, allow_empty: bool) -> None:
+    """Raise UsageError where workers would get no rows, before any is written."""
+    if rows is not None:
+        check_empty(rows.tolist(), allow_empty)
 
 
 @dataclass(frozen=True)
@@ -182,7 +206,7 @@ class ShardingRun:
     def carry_out(self) -> ShardingResult:
         """Commit the set, or find it committed; see ``shard``."""
         before = read_committed(self.store, self.output)
-        looks_current = before is not None and self._is_current(before, None)
+        looks_current = before is not None and not self.request.rescan and self._is_current(before, None)
         if before and looks_current and not self._is_damaged(before):
             return self._found(before)
         inputs = self._scan()
@@ -221,6 +245,11 @@ class ShardingRun:
             evaluation = scanned(self.context, self.evaluation, 1) if self.evaluation else None
             classes = f"{source.scan.num_classes} classes" if self.dataset.layout.labelled else "no labels"
             self.progress.report(f"{classes}, fingerprint {source.fingerprint()}")
+            if evaluation and evaluation.scan.num_classes > source.scan.num_classes:
+                raise DataError(
+                    f"{evaluation.dataset.uri} has the label {evaluation.scan.num_classes - 1}, the input has only"
+                    f" {source.scan.num_classes} classes; correct the labels, or declare more with --num-classes"
+                )
         return Inputs(source, evaluation)
 
     def _deal(self, inputs: Inputs, staging: str) -> Dealt:
@@ -242,6 +271,7 @@ class ShardingRun:
         else:
             fitted = self.fit(context) if self.fit else self.strategy.fit(context)
             placed = deal(fitted, num_workers, self.request.ratios)
+        check_shares(placed.shares, self.request.allow_empty)
         with progress.phase("write"):
             written = self._write(source, placed, staging)
             sparse = sum(entry["sparse"] for entry in placed.neighbourhoods or [])

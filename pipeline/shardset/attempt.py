@@ -8,6 +8,7 @@ is committed never depends on it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -18,31 +19,39 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import JobError
+from pipeline.errors import JobError, UsageError
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
+from pipeline.storage.uri import is_remote
 
 ATTEMPTS = "_attempts"
 # Longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too.
 LEASE_S = 2 * STALL_S + 60
 HEARTBEAT_S = 5.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew whenever a machine starts
 
 
 def whoami() -> dict[str, Any]:
-    """A process by host, process-id namespace, process id and start: only then does 'no such process' mean dead, and
-    a process of that number the same one."""
-    try:
+    """Return this process by boot of its machine, process-id namespace, process id and start.
+
+    Only then does 'no such process' mean dead, and a process of that number the same one. A host name does not do:
+    machines made from one image share it, and the first namespace has the same number on each of them."""
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = BOOT_ID.read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        namespace = ""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "namespace": namespace, "pid": pid, "started": _status(pid)[1]}
+    return {
+        "host": socket.gethostname(), "boot": boot, "namespace": namespace, "pid": pid, "started": _status(pid)[1],
+    }  # fmt: skip
 
 
 def is_running(owner: dict[str, Any]) -> bool | None:
-    """Whether a process runs on this host; None where this host cannot tell."""
+    """Tell whether a process runs on this machine; None where this machine cannot tell.
+
+    A heartbeat of an older version names no boot: it is judged by its lease."""
     here = whoami()
-    if (owner.get("host"), owner.get("namespace")) != (here["host"], here["namespace"]) or not here["namespace"]:
+    if any(not here.get(key) or owner.get(key) != here[key] for key in ("boot", "namespace")):
         return None
     try:
         pid = int(owner["pid"])
@@ -95,6 +104,7 @@ class Attempt:
         self._made_output = not self.store.exists(self.output)
         try:
             self._claim()
+            self._check_commits_can_be()
             self._heartbeat.start()
             self.remove_abandoned()
         except BaseException:
@@ -110,6 +120,27 @@ class Attempt:
             except FileNotFoundError:  # another run has found the folder empty, and removed it
                 if last_try:
                     raise
+
+    def _check_commits_can_be(self) -> None:
+        """Raise UsageError where a local file system cannot put a file only where there is none, before any work.
+
+        An object store is asked before its first conditional put, and HDFS always can."""
+        if is_remote(self.output):
+            return
+        probe = f"{self.folder}/probe"
+        self.store.write_new(probe, b"")
+        try:
+            self.store.rename(probe, f"{probe}-2")
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP):
+                raise
+            raise UsageError(
+                f"{self.output}: this file system has no hard links and no rename that spares what is there"
+                f" ({error.strerror}), so two runs could overwrite each other's commit; choose another --output"
+            ) from None
+        finally:
+            self.store.delete(probe)
+            self.store.delete(f"{probe}-2")
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()

@@ -32,6 +32,7 @@ from pipeline.shardset.attempt import ATTEMPTS, Attempt
 from pipeline.shardset.generations import appended
 from pipeline.shardset.manifest import ShardSet, dumps, read_committed, with_paths
 from pipeline.shardset.versions import NAME, STAMP, copy_newest, is_behind, last_taken, put, stamped, withhold
+from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 
 # What a sweep may delete; everything else under OUTPUT is somebody else's.
@@ -56,6 +57,7 @@ def publish(
     """Move files into place and commit the manifest, whose paths have no stamps yet, over ``before``. appends: as one more
     generation of that set, whose files stay (generations.py).
 
+    Each step is tried again for a minute where a failure of the file system may pass: all the work is done by then.
     Where another run has committed since ``before`` was read: its set is kept and returned when ``supersedes(theirs)`` is
     false, and replaced otherwise. Raises JobError where this run was taken for dead, and its files were deleted."""
     store, output = attempt.store, attempt.output
@@ -64,8 +66,8 @@ def publish(
     try:
         while True:
             # Read before the set: who commits in between takes the next number.
-            last = last_taken(store, output)
-            current = read_committed(store, output)
+            last = with_retries(last_taken)(store, output)
+            current = with_retries(read_committed)(store, output)
             changed = (current.manifest if current else None) != (before.manifest if before else None)
             if current and changed and not supersedes(current):
                 _delete(store, moved - _listed(current))
@@ -93,8 +95,8 @@ def publish(
             ) from error
         raise
     try:
-        attempt.finish()  # before the set is looked at again: who replaces it from here on deletes these files
-        tidy(attempt)
+        with_retries(attempt.finish)()  # before the set is read again: who replaces it from here on deletes these files
+        with_retries(tidy)(attempt)
     except OSError as error:
         raise JobError(f"{output}: committed, but not tidied up: {error}; run it again") from error
     return ShardSet(store, output, made)
@@ -201,9 +203,9 @@ def _move(store: Store, origins: list[str], targets: list[str]) -> None:
     """Rename every file, and have the names last."""
     folders = {target.rpartition("/")[0] for target in targets}
     with ThreadPoolExecutor(MOVERS) as pool:
-        list(pool.map(store.makedirs, sorted(folders)))
-        list(pool.map(lambda move: _move_one(store, *move), zip(origins, targets, strict=True)))
-        list(pool.map(store.sync_folder, folders))
+        list(pool.map(with_retries(store.makedirs), sorted(folders)))
+        list(pool.map(with_retries(partial(_move_one, store)), origins, targets))
+        list(pool.map(with_retries(store.sync_folder), folders))
 
 
 def _move_one(store: Store, origin: str, target: str) -> None:
@@ -220,4 +222,4 @@ def _move_one(store: Store, origin: str, target: str) -> None:
 
 def _delete(store: Store, paths: Iterable[str]) -> None:
     with ThreadPoolExecutor(MOVERS) as pool:
-        list(pool.map(store.delete, paths))
+        list(pool.map(with_retries(store.delete), paths))

@@ -71,24 +71,31 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
     """Have the content of a staged file be version ``number``; whether it is. False: the number was taken before.
 
     Where a lost answer leaves it open, what stands there tells. Raises OSError where nothing does."""
-    data, target = store.read(staged), path_of(uri, number)
-    store.makedirs(f"{uri}/{FOLDER}")
+    data, target = with_retries(store.read)(staged), path_of(uri, number)
+    with_retries(store.makedirs)(f"{uri}/{FOLDER}")
+    if not with_retries(_take)(store, staged, target, data):
+        return False
+    with_retries(store.sync_folder)(f"{uri}/{FOLDER}")
+    # A number may be free again because a far newer version stands: nothing counts below that.
+    if taken(store, uri).newest > number:
+        store.delete(target)
+        return False
+    return True
+
+
+def _take(store: Store, staged: str, target: str, data: bytes) -> bool:
+    """Rename a staged manifest to a version's path, and tell whether its content stands there; may be tried again."""
     try:
         store.rename(staged, target)
     except OSError as error:
         try:
-            there = store.read(target)
+            there = with_retries(store.read)(target)
         except FileNotFoundError:
             there = None  # taken, and deleted since as a newer one stands; or nothing was done
         if there != data:
             if isinstance(error, FileExistsError):
                 return False
             raise
-    store.sync_folder(f"{uri}/{FOLDER}")
-    # A number may be free again because a far newer version stands: nothing counts below that.
-    if taken(store, uri).newest > number:
-        store.delete(target)
-        return False
     return True
 
 

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -21,7 +21,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from pipeline.command_line import CONF
-from pipeline.errors import JobError
+from pipeline.errors import JobError, UsageError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PYTHON_WORKERS = "pipeline.spark.python_workers"
@@ -83,12 +83,45 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Have SIGTERM end the block as Ctrl-C does; only the main thread can, so a run of another thread leaves it alone."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_arguments(context: SparkContext) -> None:
+    """Raise UsageError where spark-submit has replaced letters of an argument.
+
+    It passes arguments through Java, which reads them in the locale's encoding and puts "?" for each byte that this lacks:
+    an output would be committed under another name."""
+    encoding = str(context._jvm.System.getProperty("sun.jnu.encoding"))  # type: ignore[union-attr]
+    if encoding.upper() in ("UTF-8", "UTF8"):
+        return
+    for argument in sys.argv[1:]:
+        if "??" in argument or "\ufffd" in argument:
+            raise UsageError(
+                f"{argument!r} has lost letters: Java reads the command line as {encoding}; set LC_ALL=C.UTF-8 (or"
+                " another UTF-8 locale) before spark-submit"
+            )
+
+
+@contextmanager
 def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> Iterator[SparkContext]:
     """The context of a session, else the running one, else a new one that is stopped at the end.
 
     conf/spark-defaults.conf, master and name hold for what nobody else has set: spark-submit's options and the settings
     of a SPARK_CONF_DIR win. On a master that is not local the package travels to the executors as a zip; on a local one
     they import the one that runs here."""
+    if spark is not None and type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(
+            "a Spark Connect session runs no Python tasks of its own; pass a session of the cluster itself"
+        )
     running = spark.sparkContext if spark else SparkContext._active_spark_context
     if running is not None:
         ship_package(running)
@@ -116,15 +149,17 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
         conf.setExecutorEnv("PYTHONPATH", path)
         conf.setIfMissing("spark.python.daemon.module", PYTHON_WORKERS)
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    context = SparkContext(conf=conf)
-    try:
-        if not debug:
-            _quiet(context)
-        ship_package(context)
-        yield context
-    finally:
-        _stop(context)
+    with _sigterm_interrupts():
+        context = SparkContext(conf=conf)
+        try:
+            if "PYSPARK_GATEWAY_PORT" in os.environ:
+                _check_arguments(context)
+            if not debug:
+                _quiet(context)
+            ship_package(context)
+            yield context
+        finally:
+            _stop(context)
 
 
 def _stop(context: SparkContext) -> None:

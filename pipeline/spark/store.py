@@ -5,43 +5,60 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
-from pipeline.storage.hdfs import HDFS_DEFAULTS
-from pipeline.storage.object_client import is_s3a_setting
-from pipeline.storage.store import Store
-
-CLIENT_SETTINGS = (
-    "fs.defaultFS",
-    "dfs.nameservices",
-    "dfs.internal.nameservices",
-    "dfs.client.use.datanode.hostname",
-    *HDFS_DEFAULTS,
-)
+from pipeline.errors import UsageError
+from pipeline.storage.hdfs import HDFS_SETTINGS, is_hdfs_setting
+from pipeline.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
+from pipeline.storage.store import ENCRYPTED_SPILL, Store
 
 
 def open_store(context: SparkContext) -> Store:
-    """A store that knows what Spark's Hadoop configuration knows of name services, the default file system and S3."""
+    """Return a store with what Spark's Hadoop configuration knows of HDFS and S3, keys in credential files included.
+
+    Raises UsageError for a setting that cannot be applied, and for a credential file that cannot be read."""
     java = context._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
-    conf = {key: java.get(key) for key in CLIENT_SETTINGS if _configured(java, key)}
-    for entry in java.getPropsWithPrefix("dfs.ha.namenodes.").items():
-        conf[f"dfs.ha.namenodes.{entry[0]}"] = entry[1]
-    for prefix in ("dfs.namenode.rpc-address.", "dfs.client.failover.proxy.provider."):
-        for entry in java.getPropsWithPrefix(prefix).items():
-            conf[prefix + entry[0]] = entry[1]
-    s3a = [f"fs.s3a.{name}" for name in java.getPropsWithPrefix("fs.s3a.")]
-    conf |= {key: java.get(key) for key in s3a if is_s3a_setting(key) and _configured(java, key)}
+    prefixes = ("dfs.", "fs.viewfs.mounttable.", "fs.s3a.")
+    names = [prefix + str(rest) for prefix in prefixes for rest in java.getPropsWithPrefix(prefix)]
+    ours = [name for name in names if is_hdfs_setting(name) or is_s3a_setting(name)]
+    conf = {key: java.get(key) for key in {*ours, *HDFS_SETTINGS} if _configured(java, key)}
+    conf |= _credentials(context, java)
+    conf.pop(S3A_PROVIDER_PATH, None)  # its content has been read
     # Spark takes keys and endpoint from the driver's AWS_* variables into these, but not the region.
     if any(key.startswith("fs.s3a.") for key in conf) and (region := _first("AWS_REGION", "AWS_DEFAULT_REGION")):
         conf.setdefault("fs.s3a.endpoint.region", region)
+    if context.getConf().get("spark.io.encryption.enabled", "false") == "true":
+        conf[ENCRYPTED_SPILL] = "true"
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
 
 
+def _credentials(context: SparkContext, java: Any) -> dict[str, str]:
+    """Return the S3 settings that Hadoop's credential files (JCEKS and the like) hold; those for one bucket included."""
+    paths = [path for name in (S3A_PROVIDER_PATH, PROVIDER_PATH) if (path := java.get(name))]
+    if not paths:
+        return {}
+    jvm: Any = context._jvm
+    combined = jvm.org.apache.hadoop.conf.Configuration(java)
+    combined.set(PROVIDER_PATH, ",".join(paths))
+    found: dict[str, str] = {}
+    try:
+        for provider in jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(combined):
+            for alias in provider.getAliases():
+                if is_s3a_setting(alias):
+                    secret = provider.getCredentialEntry(alias).getCredential()
+                    found.setdefault(str(alias), "".join(secret))
+    except Py4JJavaError as error:
+        cause = error.java_exception.getMessage()
+        raise UsageError(f"{PROVIDER_PATH}={','.join(paths)} cannot be read: {cause}") from error
+    return found
+
+
 def _first(*names: str) -> str | None:
-    """The value of the first of some variables that is set."""
+    """Return the value of the first of some variables that is set."""
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
 def _configured(java: Any, key: str) -> bool:
-    """Whether somebody set a key, rather than Hadoop's own defaults."""
+    """Tell whether somebody set a key, rather than Hadoop's own defaults."""
     return any(not source.endswith("-default.xml") for source in java.getPropertySources(key) or [])

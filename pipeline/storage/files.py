@@ -9,14 +9,26 @@ from typing import Any, BinaryIO, Protocol
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One directory entry; ``modified_ms`` is the file system's own clock, so compare it only with its peers."""
+    """Describe one directory entry.
+
+    Attributes:
+        path: the whole path or URI.
+        bytes: the size of a file; 0 of a folder.
+        modified_ms: on the file system's own clock, so compare it only with its peers.
+        is_dir: whether it is a folder.
+        is_link: whether it is a symbolic link; local disks only.
+        tag: of the content, where the store has one: equal for equal bytes.
+        change: the time or number of the last change, where the store keeps one that no program can set back: the
+            inode's change time on a local disk, the ETag in an object store; "" on HDFS.
+    """
 
     path: str
     bytes: int
     modified_ms: int
     is_dir: bool
     is_link: bool = False
-    tag: str = ""  # of the content, where the store has one: equal for equal bytes
+    tag: str = ""
+    change: str = ""
 
     @property
     def name(self) -> str:

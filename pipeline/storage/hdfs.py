@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
+from pipeline.errors import UsageError
 from pipeline.storage.files import FileInfo, RemoteReader
 from pipeline.storage.retries import STALL_S, within
 from pipeline.storage.uri import split_uri
@@ -23,8 +24,45 @@ HDFS_DEFAULTS = {
     "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
 }
 
+UMASK = "fs.permissions.umask-mode"
+# Settings that HDFS's client or this module reads, by name and by the start of the name.
+HDFS_SETTINGS = (
+    "fs.defaultFS",
+    UMASK,
+    "hadoop.security.authentication",
+    "hadoop.security.key.provider.path",
+    *HDFS_DEFAULTS,
+)
+_PREFIXES = (
+    "dfs.nameservices", "dfs.internal.nameservices", "dfs.ha.namenodes.", "dfs.namenode.rpc-address.", "dfs.client.",
+    "dfs.data.transfer.", "fs.viewfs.mounttable.",
+)  # fmt: skip
+
 # The client tells of servers with all that is known of them: kilobytes.
 SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
+
+
+def is_hdfs_setting(key: str) -> bool:
+    """Tell whether a Hadoop setting is one that HDFS's client or this module reads."""
+    return key in HDFS_SETTINGS or key.startswith(_PREFIXES)
+
+
+def parse_umask(text: str) -> int:
+    """Return the bits of fs.permissions.umask-mode: octal (``027``) or symbolic (``u=rwx,g=rx,o=``, which names what stays).
+
+    Raises UsageError for anything else."""
+    if re.fullmatch(r"[0-7]{3,4}", text):
+        return int(text, 8) & 0o777
+    umask = 0o022  # Hadoop's default, for those whom no clause names
+    for clause in text.split(","):
+        match = re.fullmatch(r"([ugoa]*)=([rwx-]*)", clause.strip())
+        if not match:
+            raise UsageError(f"{UMASK}={text} is no umask; write it like 027 or u=rwx,g=rx,o=")
+        kept = sum({"r": 4, "w": 2, "x": 1}.get(letter, 0) for letter in set(match[2]))
+        for who in {"u", "g", "o"} if "a" in match[1] or not match[1] else set(match[1]):
+            shift = {"u": 6, "g": 3, "o": 0}[who]
+            umask = umask & ~(7 << shift) | (7 - kept) << shift
+    return umask
 
 
 class HdfsFiles:
@@ -34,6 +72,9 @@ class HdfsFiles:
         from hdfs_native import Client
 
         self.root = f"hdfs://{authority}"
+        # A NameNode takes the permissions that a client asks for: to apply the umask is the client's part.
+        umask = parse_umask(dict(conf).get(UMASK, "022"))
+        self.file_permission, self.folder_permission = 0o666 & ~umask, 0o777 & ~umask
         # The user of an executor's process may be another one than its JVM acts as, which is who submitted the job.
         if "SPARK_USER" in os.environ:
             os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
@@ -91,16 +132,16 @@ class HdfsFiles:
         from hdfs_native import WriteOptions
 
         with self._errors(path):
-            options = WriteOptions(overwrite=False, create_parent=False)
+            options = WriteOptions(overwrite=False, create_parent=False, permission=self.file_permission)
             return cast(BinaryIO, HdfsWriter(self, path, self.client.create(self._path(path), options)))
 
     def makedirs(self, path: str) -> None:
         with self._errors(path):
-            self.client.mkdirs(self._path(path), create_parent=True)
+            self.client.mkdirs(self._path(path), self.folder_permission, create_parent=True)
 
     def makedir(self, path: str) -> None:
         with self._errors(path):
-            self.client.mkdirs(self._path(path), create_parent=False)
+            self.client.mkdirs(self._path(path), self.folder_permission, create_parent=False)
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
         with self._errors(target):

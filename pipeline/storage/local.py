@@ -44,7 +44,8 @@ class LocalFiles:
     def info(self, path: str) -> FileInfo:
         status = os.stat(path)
         is_dir = os.path.isdir(path)
-        return FileInfo(path, 0 if is_dir else status.st_size, status.st_mtime_ns // 1_000_000, is_dir)
+        size, change = (0 if is_dir else status.st_size), str(status.st_ctime_ns)
+        return FileInfo(path, size, status.st_mtime_ns // 1_000_000, is_dir, change=change)
 
     def list(self, path: str) -> list[FileInfo]:
         entries = []
@@ -55,7 +56,8 @@ class LocalFiles:
             except FileNotFoundError:
                 continue  # gone since the listing began
             size, milliseconds = (0 if entry.is_dir() else status.st_size), status.st_mtime_ns // 1_000_000
-            entries.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link))
+            change = str(status.st_ctime_ns)
+            entries.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link, change=change))
         return entries
 
     def open(self, path: str) -> BinaryIO:

@@ -1,6 +1,6 @@
 """Clients of object stores: where one is, who may use it, how long its answer is waited for, and what it refuses.
 
-S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings, which win. ~/.aws is not read. Google's and Azure's
+S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings (s3a.py), which win. ~/.aws is not read. Google's and Azure's
 stores go by the variables that obstore reads (GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and others)."""
 
 from __future__ import annotations
@@ -13,50 +13,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipeline.storage.retries import LastingError
+from pipeline.storage.s3a import proxy_config, s3_config, s3_credential, s3a_settings
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
+    from obstore.store import ClientConfig, RetryConfig
 
-S3A_SETTINGS = (
-    "access.key", "secret.key", "session.token", "aws.credentials.provider", "endpoint", "endpoint.region",
-    "path.style.access", "connection.ssl.enabled",
-)  # fmt: skip
-_SETTING = re.compile(rf"fs\.s3a\.(bucket\..+\.)?({'|'.join(map(re.escape, S3A_SETTINGS))})")
-HADOOPS_DEFAULT = "s3.amazonaws.com"  # an endpoint that knows buckets of one region only
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fs.s3a.access.key and fs.s3a.secret.key"
 # An endpoint that is not there is told in seconds. One that is busy is asked again, for longer than S3 slows a caller down.
 RETRIES, RETRIED_S, CONNECT_S, SILENCE_S = 5, 15, 4, 30
-
-
-def is_s3a_setting(key: str) -> bool:
-    """Whether a Hadoop setting is one that ``s3_client`` reads: for all buckets or for one."""
-    return bool(_SETTING.fullmatch(key))
-
-
-def s3a_settings(bucket: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Hadoop's settings for a bucket, without their prefix; its own win over those for all."""
-    found = {}
-    for name in S3A_SETTINGS:
-        if value := conf.get(f"fs.s3a.bucket.{bucket}.{name}") or conf.get(f"fs.s3a.{name}"):
-            found[name] = value
-    return found
-
-
-def s3_config(settings: Mapping[str, str]) -> S3Config:
-    """obstore's configuration for Hadoop's settings; what they leave out, obstore takes from AWS_* variables."""
-    config: S3Config = {}
-    endpoint = settings.get("endpoint", "")
-    if endpoint and not endpoint.endswith(HADOOPS_DEFAULT):
-        plain = settings.get("connection.ssl.enabled") == "false"
-        config["endpoint"] = endpoint if "://" in endpoint else f"{'http' if plain else 'https'}://{endpoint}"
-    if region := settings.get("endpoint.region"):
-        config["region"] = region
-    if settings.get("path.style.access") == "false" and "endpoint" not in config:
-        config["virtual_hosted_style_request"] = True
-    if "Anonymous" in settings.get("aws.credentials.provider", ""):
-        config["skip_signature"] = True
-    return config
 
 
 def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
@@ -82,19 +47,11 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
     endpoint = str(config.get("endpoint", named))
     if endpoint.startswith("http://"):
         client["allow_http"] = True
+    client |= proxy_config(settings)
     keys = (lambda: s3_credential(settings)) if "access.key" in settings else None
     store = S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
-    return store, endpoint or "AWS"
-
-
-def s3_credential(settings: Mapping[str, str]) -> S3Credential:
-    """Hadoop's three settings as one credential, so that none of them is mixed with an AWS_* variable."""
-    return {
-        "access_key_id": settings["access.key"],
-        "secret_access_key": settings.get("secret.key", ""),
-        "token": settings.get("session.token"),
-        "expires_at": None,
-    }
+    through = f" through the proxy {settings['proxy.host']}" if "proxy_url" in client else ""
+    return store, (endpoint or "AWS") + through
 
 
 @contextmanager

@@ -76,7 +76,9 @@ class ObjectFiles:
 
     def _info(self, meta: ObjectMeta) -> FileInfo:
         modified = round(meta["last_modified"].timestamp() * 1000)
-        return FileInfo(f"{self.root}/{meta['path']}", meta["size"], modified, False, tag=meta["e_tag"] or "")
+        return FileInfo(
+            f"{self.root}/{meta['path']}", meta["size"], modified, False, tag=(tag := meta["e_tag"] or ""), change=tag
+        )
 
     def _folder(self, key: str) -> FileInfo:
         return FileInfo(f"{self.root}/{key}", 0, 0, True)

@@ -21,12 +21,15 @@ from typing import BinaryIO
 from pipeline.errors import UsageError
 from pipeline.storage.files import FileInfo, Files
 from pipeline.storage.hadoop_conf import hadoop_conf
-from pipeline.storage.hdfs import _hdfs
+from pipeline.storage.hdfs import _hdfs, is_hdfs_setting
 from pipeline.storage.local import LocalFiles
-from pipeline.storage.object_client import is_s3a_setting
 from pipeline.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
 from pipeline.storage.retries import is_transient, with_retries
+from pipeline.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.storage.uri import split_uri
+
+
+ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,12 @@ class Store:
     @cached_property
     def hdfs_conf(self) -> tuple[tuple[str, str], ...]:
         """The settings without S3's keys, which are none of HDFS's business."""
-        return tuple(setting for setting in self.conf if not is_s3a_setting(setting[0]))
+        return tuple(setting for setting in self.conf if is_hdfs_setting(setting[0]) or setting[0].startswith("dfs."))
+
+    @property
+    def encrypts_spill(self) -> bool:
+        """Tell whether the user wants no temporary file of data in the clear on a local disk."""
+        return dict(self.conf).get(ENCRYPTED_SPILL) == "true"
 
     def resolve(self, uri: str) -> str:
         """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS, ``s3://bucket/path``."""
@@ -56,7 +64,10 @@ class Store:
             return object_uri(uri)
         if scheme != "hdfs":
             raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file:, hdfs:// or s3://")
-        authority = authority or split_uri(dict(self.conf).get("fs.defaultFS", ""))[1]
+        default = split_uri(dict(self.conf).get("fs.defaultFS", ""))
+        if not authority and default[0] not in ("", "hdfs"):
+            raise UsageError(f"{uri} names no host and fs.defaultFS is {default[0]}:; write hdfs://host:port/path")
+        authority = authority or default[1]
         if not authority:
             raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
         if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
@@ -196,5 +207,8 @@ SETTINGS = "SHARDING_STORE_SETTINGS"
 def configured() -> tuple[tuple[str, str], ...]:
     """What HADOOP_CONF_DIR has of a store's settings, over those that the process that started this one handed on."""
     conf = json.loads(os.environ.get(SETTINGS) or "{}") | hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
-    ours = {key for key in conf if key.startswith(("fs.defaultFS", "dfs.")) or is_s3a_setting(key)}
+    provider_path = conf.pop(S3A_PROVIDER_PATH, "") or conf.get(PROVIDER_PATH, "")
+    if provider_path and f"{PREFIX}access.key" not in conf:  # else a job on Spark has read it and handed its keys on
+        conf[S3A_PROVIDER_PATH] = provider_path
+    ours = {key for key in conf if key.startswith("dfs.") or is_hdfs_setting(key) or is_s3a_setting(key)}
     return tuple(sorted((key, conf[key]) for key in ours))

@@ -123,6 +123,20 @@ def test_the_pipeline_writes_a_file_though_a_datanode_died_just_now(three_datano
     assert store.read(uri) == MEGABYTE
 
 
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(None, 0o644, 0o755), ("027", 0o640, 0o750), ("077", 0o600, 0o700)]
+)
+def test_the_umask_that_hadoop_was_told_is_applied(umask: str | None, file: int, folder: int, hdfs: Hdfs) -> None:
+    """The NameNode takes the permissions that a client sends."""
+    store = Store((("fs.permissions.umask-mode", umask),) if umask else ())
+    root = f"{hdfs.uri}/umask-{umask}"
+    store.put_new(f"{root}/a/file", b"data")
+    store.makedir(f"{root}/b")
+    client = Client(hdfs.uri)
+    found = {path: client.get_file_info(f"/umask-{umask}/{path}").permission & 0o777 for path in ("a", "b", "a/file")}
+    assert found == {"a": folder, "b": folder, "a/file": file}
+
+
 def test_clients_find_the_file_system_in_the_conf_dir(hdfs: Hdfs) -> None:
     put(Client(config_dir=str(hdfs.conf_dir)), "/conf/file", b"found")
     assert Client(hdfs.uri).read("/conf/file").read() == b"found"

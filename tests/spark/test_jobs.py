@@ -7,6 +7,8 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -81,6 +83,51 @@ def test_a_run_its_rerun_another_configuration_and_an_overwrite(
     assert shas(output) != first
     listed = {file["path"] for worker in manifest["workers"] for file in worker["files"]}
     assert {path.relative_to(output).as_posix() for path in output.glob("worker=*/*")} == listed
+
+
+def test_labels_that_changed_under_an_old_time_are_noticed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rsync -t, cp -p and tar keep the time of a file. HDFS has no other mark of a change: there --rescan helps."""
+    file = write_binary(tmp_path / "in", *make_rows(200, pixels=192)) / "data_batch_1.bin"
+    flags = ("--input", tmp_path / "in", "--output", tmp_path / "o", "--workers", 2, *SMALL, "--no-report")
+    assert run_job("stratified.py", *flags).code == 0
+
+    def relabel(label: int) -> None:
+        data, time = bytearray(file.read_bytes()), file.stat()
+        data[0] = label
+        file.write_bytes(data)
+        os.utime(file, ns=(time.st_atime_ns, time.st_mtime_ns))
+
+    relabel((file.read_bytes()[0] + 1) % 10)
+    assert_one_line(run_job("stratified.py", *flags), 2, "another configuration or input", "--overwrite")
+    monkeypatch.setattr("pipeline.storage.files.FileInfo.change", "", raising=False)
+    monkeypatch.setattr("pipeline.input.dataset.Dataset.listing", lambda self: "as HDFS tells")
+    assert run_job("stratified.py", *flags, "--overwrite").code == 0
+    relabel((file.read_bytes()[0] + 1) % 10)
+    assert "already committed" in run_job("stratified.py", *flags).out
+    assert_one_line(run_job("stratified.py", *flags, "--rescan"), 2, "another configuration or input", "--overwrite")
+
+
+def test_an_evaluation_label_without_a_training_class_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for name, labels in (("train", [0, 1, 1, 0]), ("held", [0, 7])):
+        images = pa.array([bytes(192)] * len(labels), pa.binary())
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / name / "a.parquet")
+    flags = ("--input", tmp_path / "train", "--eval-input", tmp_path / "held", "--output", tmp_path / "o")
+    done = run_job("baseline.py", *flags, "--workers", 2, "--image-shape", "3x8x8")
+    assert_one_line(done, 3, "held has the label 7, the input has only 2 classes", "--num-classes")
+    assert not (tmp_path / "o").exists()
+
+
+def test_workers_without_rows_are_told_of_before_any_row_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    source = write_binary(tmp_path / "in", *make_rows(200, pixels=192))
+    flags = ("--input", source, "--output", tmp_path / "o", "--ratios", "1000:1:1", *SMALL, "--no-report")
+    done = run_job("stratified.py", *flags)
+    assert_one_line(done, 2, "2 of 3 workers would get no rows (the first is 1)", "--allow-empty")
+    assert "write" not in done.out
+    assert not (tmp_path / "o").exists()
+    assert run_job("stratified.py", *flags, "--allow-empty").code == 0
 
 
 def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import serial
-from pipeline.shardset.attempt import LEASE_S, Attempt, whoami
+from pipeline.shardset.attempt import LEASE_S, Attempt, is_running, whoami
 from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.shardset.damage import all_damage
 from pipeline.shardset.manifest import ShardSet, open_committed
@@ -21,7 +24,7 @@ from pipeline.shardset.versions import stamped, unstamped
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
 from pipeline.upkeep.clean import leftovers
-from tests.support.commits import assert_nothing_else, commit, contents, killed_at, manifest_of, whole
+from tests.support.commits import assert_nothing_else, commit, contents, killed_at, manifest_of, staged, whole
 from tests.support.places import STORE, elsewhere, put
 
 
@@ -33,6 +36,62 @@ class LateStore(Store):
 
     def write_new(self, uri: str, data: bytes) -> None:
         (self.late.pop() if self.late else Store.write_new)(self, uri, data)
+
+
+class OnceFaulty:
+    """Files of which one operation, number ``at``, fails once with an error that passes. lost: after it was carried out."""
+
+    NAMES = ("create", "delete", "info", "list", "makedirs", "open", "rename", "sync_folder")
+
+    def __init__(self, inner: Any, at: int, *, lost: bool) -> None:
+        self.inner, self.left, self.lost, self.lock = inner, at, lost, threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.inner, name)
+        if name not in self.NAMES:
+            return function
+
+        def call(*arguments: Any) -> Any:
+            with self.lock:
+                self.left -= 1
+                now = self.left == -1
+            if now and not self.lost:
+                raise OSError(errno.EIO, "the NameNode is failing over")
+            result = function(*arguments)
+            if now:
+                raise OSError(errno.EIO, "the answer was lost")
+            return result
+
+        return call
+
+
+@dataclass(frozen=True)
+class OnceFaultyStore(Store):
+    faulty: list[Any] = field(default_factory=list)
+
+    def files(self, uri: str) -> Any:
+        return self.faulty[0]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost-answer"])
+def test_a_failure_that_passes_ends_no_commit(lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail each operation of a commit once: the work of hours is staged by then."""
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    for at in count():
+        output = str(tmp_path / str(at))
+        commit(STORE, output, "old", 2)
+        files = contents("new", 2)
+        with Attempt(STORE, output, heartbeat_s=3600) as attempt:
+            moves, before = staged(attempt, files), open_committed(STORE, output)
+            faulty = OnceFaulty(STORE.files(output), at, lost=lost)
+            attempt.store = OnceFaultyStore(faulty=[faulty])
+            publish(attempt, manifest_of("new", files, 2), moves, before=before, supersedes=lambda _: True)
+            attempt.store = STORE
+        assert whole(output) == "new", at
+        assert_nothing_else(output)
+        if faulty.left >= 0:
+            break
+    assert at > 20
 
 
 def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_an_error(
@@ -160,6 +219,33 @@ def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
             time.sleep(9.5)
             assert other.alive(living.id)
             assert other.remove_abandoned() == [silent.id]
+
+
+def test_a_machine_of_the_same_name_cannot_tell_whether_a_process_runs(tmp_path: Path) -> None:
+    """Machines made from one image share a host name, and each one's first namespace of processes has the same number."""
+    here = whoami()
+    assert is_running(here)
+    assert is_running(here | {"boot": "of another machine", "pid": 1 << 30}) is None
+    assert is_running({key: value for key, value in here.items() if key != "boot"}) is None
+
+
+def test_a_file_system_that_always_overwrites_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some FUSE and SMB mounts have neither hard links nor renameat2."""
+
+    def no_links(source: str, target: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", target)
+
+    def no_rename(source: str, target: str) -> None:
+        raise OSError(errno.EINVAL, "a file system without hard links", target)
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr("pipeline.storage.local.rename_no_replace", no_rename)
+    output = tmp_path / "set"
+    with pytest.raises(UsageError, match="no hard links .* choose another --output"), Attempt(STORE, str(output)):
+        pytest.fail("the run began")
+    assert not output.exists()
 
 
 def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_not_been_heard(place: str) -> None:

@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 
 from pipeline.errors import JobError, UsageError
 from pipeline.shardset.attempt import Attempt, seems_alive, task_folder
-from pipeline.storage.object_client import s3_config, s3_credential, s3a_settings
+from pipeline.storage.objects import SINGLE_PUT_BYTES
 from pipeline.storage.retries import LastingError, is_transient
+from pipeline.storage.s3a import s3_config, s3_credential, s3a_settings
 from pipeline.storage.store import Store, configured_store
 from tests.clusters import S3
 from tests.clusters.machine import free_ports
@@ -182,3 +184,67 @@ def test_what_a_late_task_writes_into_a_folder_that_was_tidied_away_is_gone_afte
     with Attempt(STORE, folder):
         pass
     assert files_below(folder) == set()
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """A proxy that passes requests on and keeps their headers."""
+
+    seen: list[tuple[str, str, dict[str, str]]] = []
+
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.seen.append((self.command, self.path, {name.lower(): value for name, value in self.headers.items()}))
+        host, _, path = self.path.removeprefix("http://").partition("/")
+        connection = HTTPConnection(host)
+        connection.request(self.command, f"/{path}", body, dict(self.headers))
+        answer = connection.getresponse()
+        data = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(name, value)
+        # A HEAD's answer tells the length of what it does not send.
+        self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = pass_on
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_every_object_is_encrypted_and_paid_for_as_hadoop_was_told_and_goes_through_the_proxy(
+    s3: S3, folder: str
+) -> None:
+    """Of a put, an upload in parts, a copy and a conditional put."""
+    handler = type("Handler", (Recorder,), {"seen": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    key = "arn:aws:kms:us-east-1:000000000000:key/11111111-2222-3333-4444-555555555555"
+    settings = {
+        "endpoint": s3.url,
+        "encryption.algorithm": "SSE-KMS",
+        "encryption.key": key,
+        "requester.pays.enabled": "true",
+        "proxy.host": "127.0.0.1",
+        "proxy.port": str(server.server_port),
+    }
+    store = Store((*KEYS, *((f"fs.s3a.{name}", value) for name, value in settings.items())))
+    try:
+        store.write_new(f"{folder}/small", b"data")
+        with store.create(f"{folder}/large") as file:
+            file.write(bytes(SINGLE_PUT_BYTES + 1))
+        store.rename(f"{folder}/small", f"{folder}/moved")
+        store.put_new(f"{folder}/put", b"data")
+        store.replace(f"{folder}/put", b"other")
+    finally:
+        server.shutdown()
+        server.server_close()
+    for name in ("large", "moved", "put"):
+        path = f"{s3.url}/{s3.bucket}{folder.removeprefix(s3.uri)}/{name}"
+        with urllib.request.urlopen(urllib.request.Request(path, method="HEAD")) as answer:
+            assert answer.headers["x-amz-server-side-encryption"] == "aws:kms", name
+            assert answer.headers["x-amz-server-side-encryption-aws-kms-key-id"] == key, name
+    assert {command for command, _, _ in handler.seen} >= {"PUT", "POST", "DELETE"}
+    assert all(headers.get("x-amz-request-payer") == "requester" for _, _, headers in handler.seen)

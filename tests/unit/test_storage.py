@@ -19,7 +19,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.storage import hdfs as storage
-from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
+from pipeline.storage.hdfs import HdfsFiles, HdfsWriter, parse_umask
 from pipeline.storage.local import DurableWriter
 from pipeline.storage.retries import is_transient, within
 from pipeline.storage.store import Store
@@ -159,6 +159,26 @@ def test_paths_are_kept_to_the_letter(uri: str, expected: str) -> None:
 def test_uris_that_name_no_place_are_refused(uri: str) -> None:
     with pytest.raises(UsageError):
         Store().resolve(uri)
+
+
+@pytest.mark.parametrize("default", ["viewfs://cluster/", "s3a://bucket/", "file:///"])
+def test_a_path_without_a_host_is_refused_where_the_default_file_system_is_not_hdfs(default: str) -> None:
+    with pytest.raises(UsageError, match="write hdfs://host:port/path"):
+        Store((("fs.defaultFS", default),)).resolve("hdfs:///a")
+
+
+@pytest.mark.parametrize(
+    ("text", "umask"),
+    [("022", 0o022), ("0027", 0o027), ("u=rwx,g=rx,o=", 0o027), ("a=rx", 0o222), ("o=", 0o027), ("u=rwx,g=,o=", 0o077)],
+)
+def test_a_umask_is_octal_or_symbolic(text: str, umask: int) -> None:
+    assert parse_umask(text) == umask
+
+
+@pytest.mark.parametrize("text", ["", "8", "18", "u+w", "x=r", "rwx"])
+def test_what_is_no_umask_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"fs\.permissions\.umask-mode"):
+        parse_umask(text)
 
 
 class LostReader:

@@ -34,6 +34,7 @@ class DataFile:
     rows: int
     decode_rows: int = 0
     label: int | None = None
+    change: str = ""  # see FileInfo
 
 
 @dataclass(frozen=True)

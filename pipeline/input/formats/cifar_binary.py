@@ -56,7 +56,9 @@ class FixedRecords(Format):
         declared = shape is not None and shape != CIFAR_SHAPE
         classes = None if declared else self.limits[-1]
         coarse = self.limits[0] if self.label_bytes == 2 else None
-        return DataFile(file.path, file.bytes, file.modified_ms, rows), Layout(shape or CIFAR_SHAPE, classes, coarse)
+        return DataFile(file.path, file.bytes, file.modified_ms, rows, change=file.change), Layout(
+            shape or CIFAR_SHAPE, classes, coarse
+        )
 
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool

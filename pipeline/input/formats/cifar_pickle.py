@@ -145,7 +145,7 @@ class CifarPickle(Format):
             layout = Layout(shape, 10)
         else:
             layout = Layout(shape, labelled=False)
-        return DataFile(file.path, file.bytes, file.modified_ms, rows, decode_rows=rows), layout
+        return DataFile(file.path, file.bytes, file.modified_ms, rows, decode_rows=rows, change=file.change), layout
 
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool

@@ -109,7 +109,7 @@ class ParquetImages(Format):
         parquet = _open(store, file.path)
         schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
         image = _pick(schema, IMAGE_COLUMNS, file.path)
-        data = DataFile(file.path, file.bytes, file.modified_ms, rows)
+        data = DataFile(file.path, file.bytes, file.modified_ms, rows, change=file.change)
         if not any(name in schema.names for name in LABEL_COLUMNS):
             data = replace(data, label=_label_of_folder(file.path))
         layout = Layout(

@@ -1,0 +1,100 @@
+"""What Spark's Hadoop configuration says of storage reaches the store, and is applied or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.errors import UsageError
+from pipeline.spark.store import open_store
+from pipeline.storage.s3a import PROVIDER_PATH
+from pipeline.storage.store import ENCRYPTED_SPILL
+from tests.support.application import run_job
+from tests.unit.test_jobs import assert_one_line
+
+Configure = Callable[[str, str], None]
+
+
+@pytest.fixture
+def configure(spark: SparkSession) -> Iterator[Configure]:
+    """Set one of the session's Hadoop settings until the test ends."""
+    java: Any = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    before: dict[str, str | None] = {}
+
+    def set_one(name: str, value: str) -> None:
+        before.setdefault(name, java.getRaw(name))
+        java.set(name, value)
+
+    yield set_one
+    for name, value in before.items():
+        java.unset(name) if value is None else java.set(name, value)
+
+
+def test_settings_of_hdfs_and_s3_reach_the_store(spark: SparkSession, configure: Configure) -> None:
+    told = {
+        "fs.permissions.umask-mode": "027",
+        "dfs.data.transfer.protection": "privacy",
+        "dfs.client.failover.resolve-needed.ha": "true",
+        "dfs.ha.namenodes.ha": "a,b",
+        "hadoop.security.key.provider.path": "kms://http@host:9600/kms",
+        "fs.viewfs.mounttable.cluster.link./data": "hdfs://h:1/data",
+        "fs.s3a.bucket.mine.encryption.algorithm": "SSE-KMS",
+        "fs.s3a.acl.default": "Private",
+    }
+    for name, value in told.items():
+        configure(name, value)
+    conf = dict(open_store(spark.sparkContext).conf)
+    assert told.items() <= conf.items()
+    assert "fs.s3a.threads.max" not in conf
+
+
+def test_a_file_of_keys_is_read(spark: SparkSession, configure: Configure, tmp_path: Path) -> None:
+    """Its keys win over those in the clear, as Hadoop has it; those for one bucket are there too."""
+    jvm: Any = spark.sparkContext._jvm
+    configure(PROVIDER_PATH, f"jceks://file{tmp_path}/keys.jceks")
+    configure("fs.s3a.access.key", "in the clear")
+    java = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    [provider] = jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(java)
+    keys = {"fs.s3a.access.key": "id", "fs.s3a.secret.key": "s\u00e9cret", "fs.s3a.bucket.mine.secret.key": "mine"}
+    for name, value in (keys | {"another.password": "none of ours"}).items():
+        provider.createCredentialEntry(name, jvm.java.lang.String(value).toCharArray())
+    provider.flush()
+    store = open_store(spark.sparkContext)
+    conf = dict(store.conf)
+    assert {name: conf.get(name) for name in keys} == keys
+    assert "none of ours" not in conf.values()
+    assert "s\u00e9cret" not in repr(store)
+
+
+def test_a_file_of_keys_that_cannot_be_read_is_one_line(
+    spark: SparkSession, configure: Configure, tmp_path: Path
+) -> None:
+    (tmp_path / "keys.jceks").write_bytes(b"no keys")
+    configure(PROVIDER_PATH, f"jceks://file{tmp_path}/keys.jceks")
+    with pytest.raises(UsageError, match="keys.jceks cannot be read") as caught:
+        open_store(spark.sparkContext)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_refuses_a_setting_that_it_cannot_apply(spark: SparkSession, configure: Configure) -> None:
+    configure("fs.s3a.acl.default", "PublicRead")
+    done = run_job("baseline.py", "--input", "s3://bucket/in", "--output", "s3://bucket/out", "--workers", 2)
+    assert_one_line(done, 2, "fs.s3a.acl.default=PublicRead cannot be applied")
+
+
+def test_temporary_files_in_the_clear_are_refused_where_spark_is_to_encrypt_them(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf: Any = spark.sparkContext._conf
+    before = conf.get(ENCRYPTED_SPILL)
+    conf.set(ENCRYPTED_SPILL, "true")
+    try:
+        assert open_store(spark.sparkContext).encrypts_spill
+        done = run_job("baseline.py", "--input", tmp_path, "--output", "s3://bucket/out", "--workers", 2)
+    finally:
+        conf.set(ENCRYPTED_SPILL, before or "false")
+    assert_one_line(done, 2, "temporary files in the clear, which spark.io.encryption.enabled=true forbids")
