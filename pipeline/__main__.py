@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pipeline.errors import JobError
+from pipeline.command_line import Parser
+from pipeline.errors import JobError, UsageError
 
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
@@ -24,9 +25,9 @@ COMMANDS = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     lines = [f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pipeline",
         usage="%(prog)s COMMAND [OPTION ...]",
         description="commands:\n" + "\n".join(lines),
@@ -41,7 +42,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
-    args = _parser().parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if not argv:
+        parser.print_help(sys.stderr)
+        return UsageError.exit_code
+    try:
+        args = parser.parse_args(argv)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     module, _ = COMMANDS[args.command]
     try:
         import_module(module).main(args.rest)  # imported late: a command loads only what it uses

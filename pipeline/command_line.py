@@ -4,11 +4,12 @@ exit codes. No Spark."""
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -30,18 +31,53 @@ def _conf() -> Traversable:
 CONF = _conf()
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, with the one-line errors of the rest. conf: the name of its file of defaults, where not the program's."""
+def as_typed(text: str) -> str:
+    """Replace ``python -m pipeline shard`` and the like by ``sharding shard`` where that is the program that runs."""
+    if Path(sys.argv[0]).stem != "sharding":
+        return text
+    text = re.sub(r"python -m (?:pipeline |trainer\.|trainer (?=embed))(?=\w)", "sharding ", text)
+    return re.sub(r"python -m trainer\b", "sharding train", text)
 
-    conf: str | None = None
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, which name the nearest flag or choice.
+
+    Attributes:
+        conf: the name of the file of defaults in conf/, without its ending.
+        hints: advice by the name of a flag that this program does not have, although people give it.
+    """
+
+    conf: str | None
+    hints: Mapping[str, str]
+
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        super().__init__(prog=prog and as_typed(prog), **settings)
+        self.conf = Path(prog.split()[-1]).stem if prog else None
+        self.hints = {}
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
+
+    def _advice(self, message: str) -> str:
+        """Return what the first flag or choice that is not known was probably meant to be."""
+        if match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            known = [name for action in self._actions for name in action.option_strings]
+        elif match := re.search(r"invalid choice: '([^']*)'", message):
+            known = [str(choice) for action in self._actions for choice in action.choices or ()]
+        else:
+            return ""
+        if hint := self.hints.get(match[1]):
+            return f": {hint}"
+        near = difflib.get_close_matches(match[1], known, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 def parser(prog: str, description: str | None, epilog: str) -> Parser:
     return Parser(
-        prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog,
+        description=description and as_typed(description),
+        epilog=as_typed(epilog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
@@ -72,7 +108,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags._actions}
     early, _ = _config_only().parse_known_args(argv)
-    path = early.config or CONF / f"{flags.conf or Path(flags.prog.split()[-1]).stem}.toml"
+    path = early.config or CONF / f"{flags.conf}.toml"
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
     told = given(flags, argv)
@@ -90,6 +126,12 @@ def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]
     """The flags that a command line itself gives, by the names of their values."""
     unset = argparse.Namespace(**{action.dest: UNSET for action in flags._actions})
     return frozenset(name for name, value in vars(flags.parse_args(argv, unset)).items() if value is not UNSET)
+
+
+def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
+    """Add --config, whose help names the file of defaults that holds without it. conf: its name without the ending."""
+    file = f"conf/{conf}.toml" if (CONF / f"{conf}.toml").is_file() else "none"
+    flags.add_argument("--config", type=Path, metavar="TOML", help=f"defaults file (default: {file})")
 
 
 def _config_only() -> Parser:

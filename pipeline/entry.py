@@ -14,6 +14,8 @@ from typing import Any
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import command_line
+from pipeline.command_line import Parser
+from pipeline.errors import UsageError
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
@@ -32,15 +34,24 @@ PROGRAMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
-    args = _parser().parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if not argv:
+        parser.print_help(sys.stderr)
+        return UsageError.exit_code
+    try:
+        args = parser.parse_args(argv)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if args.command in PROGRAMS:
         _train(args.command, args.rest)
     return pipeline_commands.main([args.command, *args.rest])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     lines = [f"  {name:<12}{summary}" for name, summary in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sharding",
         usage="%(prog)s COMMAND [OPTION ...]",
         description="commands:\n" + "\n".join(lines),

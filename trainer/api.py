@@ -68,7 +68,8 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
             run.train()
     result = read_result(place_of(config.run.output))
     if start is not Start.FINISHED:
-        announce(result, options, result.output / REPORT if options.report else None)
+        page = result.output / REPORT
+        announce(result, options, page if options.report and page.exists() else None)
     return result
 
 
@@ -107,6 +108,10 @@ def _settled(
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
+        if start is Start.FINISHED and options.report and not (output / REPORT).exists():
+            from trainer.launch.ends import try_report  # of a run whose report failed
+
+            try_report(output)
         if start is Start.NEW and options.resume and not options.silent:
             print(f"{output}: holds no run to go on with, so one is started")
         yield start

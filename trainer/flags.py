@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from pipeline import command_line
 from pipeline.command_line import Parser
@@ -35,6 +34,7 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
     """The parser; a new protocol, model or parameter needs no line here."""
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"
+    parser.hints = {"--workers": "a run has a worker for each shard; jobs/reshard.py --workers N makes other shards"}
     add_flags(parser.add_argument_group("data"), Data)
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -64,7 +64,7 @@ def _add_run(parser: Parser) -> None:
     add_flags(group.add_mutually_exclusive_group(), RunSpec, only=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), Options, only=BEFORE)
     add_flags(group, Options, leave_out=(*BEFORE, *HOSTS))
-    group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/trainer.toml)")
+    command_line.add_config_flag(group, "trainer")
     group.add_argument("--debug", action="store_true", help="show stack traces")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline import command_line
-from pipeline.command_line import Parser
+from pipeline.command_line import Parser, as_typed
 from pipeline.errors import UsageError
 from pipeline.extras import require
 from pipeline.specs import add_flags, from_flags
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return replay(place_of(args.replay), quiet=args.quiet)
     if not args.output:
-        raise UsageError(f"--output is required: a folder for the run; see {PROG} --help")
+        raise UsageError(f"--output is required: a folder for the run; see {as_typed(PROG)} --help")
     config, simulated = config_of(args), from_flags(Simulated, args)
     if args.loss is not None and not args.compare:
         raise UsageError(f"--loss {args.loss:g} is what runs of --compare are to reach: give --compare LIST too")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.atomic import write_durably
 from pipeline.benchmark.experiment import add_experiment_flags, experiment_from_flags
 from pipeline.benchmark.results.summary import Summary, judge_goals, summarise
-from pipeline.command_line import Parser
+from pipeline.command_line import Parser, add_config_flag
 from pipeline.errors import UsageError
 from pipeline.extras import require
 from pipeline.reporting.tables import table
@@ -36,7 +36,7 @@ def flags(description: str | None) -> Parser:
     run_group.add_argument(
         "--overwrite", action="store_true", help="start anew; without, runs already measured are kept"
     )
-    run_group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/benchmark.toml)")
+    add_config_flag(run_group, "benchmark")
     run_group.add_argument("--quiet", action="store_true", help="print results only")
     run_group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
     return parser

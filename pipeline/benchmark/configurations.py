@@ -80,7 +80,8 @@ class Configuration:
 def configurations_to_converge(
     model: Model, rows: int, batches: tuple[int, ...], tolerance: float = TOLERANCE
 ) -> list[Configuration]:
-    """Runs that the stop rule ends: gradient descent, and the regressions' mini-batches (thesis, table 2.4).
+    """Runs that the stop rule ends: gradient descent, and the regressions' mini-batches (thesis, figures 2.12 and
+    2.13).
 
     MLlib's perceptron has no mini-batches."""
     smaller = [batch for batch in batches if batch < rows and model != "perceptron"]
@@ -89,7 +90,7 @@ def configurations_to_converge(
 
 def configurations_of_fixed_length(model: Model, rows: int, length: int) -> list[Configuration]:
     """Runs of ``length`` mini-batches: of all rows and, of a regression, of a hundredth and a thousandth of them (thesis,
-    figures 2.10 to 2.13). A perceptron's run has a fifth as many."""
+    figures 2.7, 2.9 and 2.10). A perceptron's run has a fifth as many."""
     parts = (1,) if model == "perceptron" else (1, 100, 1000)
     mini_batches = length if model != "perceptron" else max(1, length // 5)
     return [Configuration(model, rows, rows // part, mini_batches) for part in parts]

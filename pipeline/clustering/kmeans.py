@@ -1,4 +1,6 @@
-"""BlockKMeans: a spark.ml Estimator whose centres are the same bits for any partitioning. See pipeline/lloyd.py."""
+"""BlockKMeans: a spark.ml Estimator whose centres are the same bits for any partitioning.
+
+See pipeline/clustering/lloyd.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlockPCA: a spark.ml Estimator on image bytes, exact and independent of partitioning. See pipeline/gram.py."""
+"""BlockPCA: a spark.ml Estimator on image bytes, exact and independent of partitioning. See pipeline/clustering/gram.py."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from urllib.parse import urlparse
 import pooch
 import requests
 
+from pipeline import command_line
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.hadoop_conf import hadoop_conf, webhdfs_address
 from pipeline.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
@@ -280,10 +281,11 @@ def fetch(
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline fetch",
-        description="Download a data set from its home page and publish its official files; "
-        "a broken download goes on where it stopped.",
+    parser = command_line.parser(
+        "python -m pipeline fetch",
+        "Download a data set from its home page and publish its official files; a broken download goes on where it"
+        " stopped.",
+        "",
     )
     parser.add_argument("name", choices=sorted({name for name, _ in ARCHIVES}), help="data set")
     parser.add_argument(

@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pipeline import command_line
 from pipeline.errors import JobError, UsageError
 from pipeline.storage.uri import local_folder
 
@@ -327,9 +328,10 @@ def write(files: Mapping[str, bytes], folder: Path) -> bool:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline sample",
-        description="Write a small generated data set in CIFAR-10's binary layout; equal options give equal bytes.",
+    parser = command_line.parser(
+        "python -m pipeline sample",
+        "Write a small generated data set in CIFAR-10's binary layout; equal options give equal bytes.",
+        "",
     )
     parser.add_argument("--to", required=True, metavar="DIR", help="folder to create")
     parser.add_argument("--rows", type=int, default=SampleSpec.rows, help="training rows (%(default)s)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipeline.shardset.manifest import ShardSet, missing_file, with_rows
 from pipeline.shardset.schema import no_labels, raw_images
 
 WINDOW_ROWS = 1000  # of each worker: about one row group of every file is open at a time
+MOST_OPEN = 64  # files that a task keeps open; of more workers the others are opened anew for each window
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,35 @@ class CommittedDataset(Dataset):
             low, high = max(start, first), min(stop, last)
             if low >= high:
                 continue
-            files = [self._open(file) for file, at in zip(self.files, self.file_chunks, strict=True) if at == chunk]
+            files = [file for file, at in zip(self.files, self.file_chunks, strict=True) if at == chunk]
+            kept = {file.path: self._open(file) for file in files[:MOST_OPEN]}
             for begin in range(low, high, window):
                 end = min(begin + window, high)
-                table = pa.concat_tables([self._window(file, begin, end, images) for file in files])
+                table = pa.concat_tables([self._window(file, kept, begin, end, images) for file in files])
                 ids = table.column("id").to_numpy()
                 order = np.argsort(ids)
                 if not np.array_equal(ids[order], np.arange(begin, end)):
                     raise DataError(f"{self.uri}: ids {begin}..{end - 1} are not each there once; the set is damaged")
                 yield from self._blocks(table.take(pa.array(order)), images)
 
-    def _open(self, file: DataFile) -> tuple[DataFile, pq.ParquetFile]:
+    def _open(self, file: DataFile) -> pq.ParquetFile:
         try:
-            return file, pq.ParquetFile(self.store.open(file.path))
+            return pq.ParquetFile(self.store.open(file.path))
         except (pa.ArrowInvalid, FileNotFoundError) as error:
             raise DataError(f"{file.path}: {str(error).splitlines()[0]}") from None
 
-    def _window(self, opened: tuple[DataFile, pq.ParquetFile], begin: int, end: int, images: bool) -> pa.Table:
-        file, parquet = opened
+    def _window(
+        self, file: DataFile, kept: Mapping[str, pq.ParquetFile], begin: int, end: int, images: bool
+    ) -> pa.Table:
+        """Return one file's owners with begin <= id < end."""
+        parquet = kept.get(file.path) or self._open(file)
+        try:
+            return self._owners(file, parquet, begin, end, images)
+        finally:
+            if file.path not in kept:
+                parquet.close(force=True)
+
+    def _owners(self, file: DataFile, parquet: pq.ParquetFile, begin: int, end: int, images: bool) -> pa.Table:
         names = [name for name in parquet.schema_arrow.names if images or name != "image"]
         groups = []
         for group in range(parquet.num_row_groups):

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 from pipeline.quality.metrics import ChiSquare, Quality
 
 SURE = 0.01  # call a split other than random only if chance gives such a one in less than 1 % of cases
-MANY_DUPLICATES = 0.01  # of all examples
 
 
 class Verdict(NamedTuple):
@@ -28,8 +27,8 @@ def verdict(measured: Quality) -> list[Verdict]:
         findings.append(Verdict("worse", "At least one shard is empty: its worker has nothing to train on."))
     if measured.copies:
         share = measured.duplicate_share
-        text = f"{measured.copies:,} rows are duplicates of sparse examples ({share:.2%} of all examples)."
-        findings.append(Verdict("worse" if share > MANY_DUPLICATES else "note", text))
+        text = f"{measured.copies:,} rows are copies ({share:.2%} of all examples): every worker has the sparse groups."
+        findings.append(Verdict("note", text))
     if measured.classes:
         findings.append(spread_finding(measured.classes, "Classes"))
     if measured.neighbourhoods:

@@ -81,8 +81,10 @@ def print_result(result: ShardingResult) -> int:
     print(aligned(describe(shards)))
     share = shards.manifest["copies"] / shards.manifest["rows"]
     if share > MANY_COPIES:
+        fewer = "--functions" if "functions" in shards.manifest["params"] else "--clusters"
         print(
-            f"warning: copies of sparse groups add {share:.1%} rows; try fewer --clusters or --functions",
+            f"note: sparse groups are copied to every worker, which adds {share:.1%} rows; fewer {fewer} make fewer of"
+            " them, --sparse-if never makes none",
             file=sys.stderr,
         )
     if result.report:

@@ -18,7 +18,7 @@ from pipeline.errors import UnsuitableError, UsageError
 from pipeline.reporting.tables import table
 from pipeline.runs import flags as cli
 from pipeline.runs.agreement import agreement
-from pipeline.runs.report import replace_below, report
+from pipeline.runs.report import report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
 from pipeline.shardset.manifest import ShardSet
@@ -158,8 +158,8 @@ def run_comparison(prog: str, description: str | None) -> int:
         exact = [shards for shards in made.values() if shards.manifest["strategy"] == DistributionAware.name]
         for row in rows:
             row |= agreement_row(context, made[row["name"]], exact[0] if exact else None)
-        replace_below(store, output, "compare.json", json.dumps(rows, indent=1).encode())
-        replace_below(store, output, "compare.html", render_comparison(rows).encode())
+        store.replace(f"{output}/compare.json", json.dumps(rows, indent=1).encode())
+        store.replace(f"{output}/compare.html", render_comparison(rows).encode())
     print(comparison_table(rows))
     print(f"report: {output}/compare.html")
     return 0

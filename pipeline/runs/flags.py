@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import command_line, specs
@@ -90,14 +89,14 @@ def add_output_flags(
     group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
 
 
-def add_run_flags(flags: argparse.ArgumentParser, *, seed: bool = True) -> None:
+def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     group = flags.add_argument_group("run")
     if seed:
         add_seed_flag(group)
     interval = group.add_mutually_exclusive_group()
     interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
     interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
-    group.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/JOB.toml)")
+    command_line.add_config_flag(group, str(flags.conf))
     group.add_argument("--quiet", action="store_true", help="print results only")
     group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
 

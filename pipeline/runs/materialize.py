@@ -55,7 +55,7 @@ def materialize(
     with progress.phase("discover"):
         table = open_table(store, assignment)
         dataset, evaluation = discover_inputs(context, store, request)
-        workers = _num_workers(context, table, num_workers)
+        workers = _num_workers(context, table, num_workers, allow_empty=request.allow_empty)
         request = replace(request, num_workers=workers, ratios=_ratios(table))
         progress.report(f"{dataset.rows:,} rows for {workers} workers by {len(table.files)} files of {table.uri}")
     if not table.made_by and num_workers is None and workers > dataset.rows:
@@ -84,8 +84,10 @@ def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:
     return tuple(ratios) if ratios else None
 
 
-def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | None) -> int:
-    """As many as the assignment has. Raises UsageError where others are asked for."""
+def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | None, *, allow_empty: bool) -> int:
+    """Return as many as the assignment has.
+
+    Raises UsageError where others are asked for, and DataError for a table that numbers them from 1."""
     if table.made_by:
         made = table.made_by.num_workers
         if asked not in (None, made):
@@ -93,18 +95,28 @@ def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | Non
         return made
     if asked is not None:
         return asked
-    found = run_on(context)(partial(_highest_worker, table.store), table.files)
+    found = run_on(context)(partial(_worker_range, table.store), table.files)
     if problems := [each for each in found if isinstance(each, str)]:
         raise DataError(problems[0])
-    return max(each for each in found if isinstance(each, int)) + 1
+    ranges = [each for each in found if isinstance(each, tuple)]
+    lowest = min((low for low, _ in ranges), default=0)
+    highest = max((high for _, high in ranges), default=0)
+    if lowest > 0 and not allow_empty:
+        raise DataError(
+            f"{table.uri} names workers {lowest} to {highest} and no worker 0; number them from 0, or pass --allow-empty"
+        )
+    return highest + 1
 
 
-def _highest_worker(store: Store, path: str) -> int | str:
-    """Of one file, or what is wrong with it: a task that raises is tried again."""
+def _worker_range(store: Store, path: str) -> tuple[int, int] | str | None:
+    """Return the lowest and the highest worker of one file, None where it has no lines, or the line about a broken one.
+
+    A task that raises would be tried again."""
     try:
-        return max((int(lines[1].max()) for lines in read_lines(store, path) if lines.size), default=0)
+        ranges = [(int(lines[1].min()), int(lines[1].max())) for lines in read_lines(store, path) if lines.size]
     except DataError as error:
         return str(error)
+    return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
 
 def _place(

@@ -12,9 +12,9 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from pipeline.errors import JobError
 from pipeline.quality.metrics import Quality
-from pipeline.shardset.manifest import ShardSet
-from pipeline.storage.store import Store
+from pipeline.shardset.manifest import ShardSet, read_committed
 
 REPORT = "report.html"
 
@@ -40,14 +40,24 @@ def report(context: SparkContext, shards: ShardSet) -> Quality:
     """Measure a committed set and write report.html and quality.json beside its manifest."""
     from pipeline.quality.report import write_report  # matplotlib: see load_report
 
-    return write_report(shards, partial(replace_below, shards.store, shards.uri), partial(run_in_few, context))
+    return write_report(shards, partial(replace_below, shards), partial(run_in_few, context))
 
 
-def replace_below(store: Store, uri: str, path: str, data: bytes) -> None:
-    """Write a file whole or not at all, over an older one."""
-    fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
-    store.write_new(fresh, data)
-    store.rename(fresh, f"{uri}/{path}", overwrite=True)
+def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
+    """Write a file beside a set's manifest, whole or not at all, over an older one.
+
+    Another run that tidies up deletes the draft, for it cannot tell whose it is: then it is written again, as long as
+    this set is the committed one. Raises JobError once it is not."""
+    store, uri = shards.store, shards.uri
+    while True:
+        fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
+        store.write_new(fresh, data)
+        try:
+            return store.rename(fresh, f"{uri}/{path}", overwrite=True)
+        except FileNotFoundError:
+            committed = read_committed(store, uri)
+            if committed is None or committed.manifest != shards.manifest:
+                raise JobError(f"another run has replaced the set in {uri}, which has a report of its own") from None
 
 
 def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

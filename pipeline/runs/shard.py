@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -71,7 +72,10 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
     with progress.phase("discover"):
         dataset, evaluation = discover_inputs(context, store, request)
         size = "x".join(map(str, dataset.layout.shape))
-        progress.report(f"{dataset.rows:,} rows of {size} in {len(dataset.files)} {dataset.format} files")
+        files = f"{len(dataset.files)} {dataset.format} files ({file_names(dataset)})"
+        progress.report(f"{dataset.rows:,} rows of {size} in {files}")
+        if evaluation:
+            progress.report(f"{evaluation.rows:,} evaluation rows in {file_names(evaluation)}")
     strategy.check_input(dataset)
     check_num_workers(request, dataset)
     strategy = strategy.prepared(store, run_on(context))
@@ -104,6 +108,12 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
     if {file.path for file in beside.files} & {file.path for file in dataset.files}:
         raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
     return dataset, beside
+
+
+def file_names(dataset: Dataset) -> str:
+    """Return the names of the first and the last file, so that a reader sees which split of the input is read."""
+    names = list(dict.fromkeys(dataset.files[at].path.rpartition("/")[2] for at in (0, -1)))
+    return (" and " if len(dataset.files) == 2 else " to ").join(names)
 
 
 def check_num_workers(request: Request, dataset: Dataset) -> None:
@@ -214,7 +224,7 @@ class ShardingRun:
             return self._found(before)
         damaged = before and before.manifest.get("identity") == self.identity and missing_file(before)
         if before and not damaged:  # a set that misses files is mended without --overwrite
-            refuse_unless(self.request.overwrite, before, "configuration or input")
+            refuse_unless(self.request.overwrite, before, f"configuration or input ({self._difference(before)})")
         with Attempt(self.store, self.output) as attempt:
             dealt = self._deal(inputs, attempt.folder)
             with self.progress.phase("commit"):
@@ -274,8 +284,9 @@ class ShardingRun:
         check_shares(placed.shares, self.request.allow_empty)
         with progress.phase("write"):
             written = self._write(source, placed, staging)
-            sparse = sum(entry["sparse"] for entry in placed.neighbourhoods or [])
-            progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
+            if placed.neighbourhoods is not None:
+                sparse = sum(entry["sparse"] for entry in placed.neighbourhoods)
+                progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
         written_eval = None
         if inputs.evaluation:
             with progress.phase("eval"):
@@ -361,6 +372,33 @@ class ShardingRun:
             listings = self.dataset.listing(), self.evaluation.listing() if self.evaluation else None
             return (manifest["input"]["listing"], beside.get("listing")) == listings
         return (manifest["input"]["fingerprint"], beside.get("fingerprint")) == inputs.fingerprints()
+
+    def _difference(self, before: ShardSet) -> str:
+        """Return in what a committed set differs from the one that is asked for."""
+        manifest, request = before.manifest, self.request
+        asked: dict[str, Any] = {
+            "strategy": self.strategy.name,
+            **self.strategy.params(),
+            "seed": self.strategy.seed,
+            "workers": request.num_workers,
+            "ratios": request.ratios and list(request.ratios),
+            "interval": request.interval,
+            "evaluation rows": "yes" if request.eval_input else "none",
+            "assignment only": request.assignment_only,
+        }
+        held = {
+            "strategy": manifest["strategy"],
+            **manifest.get("asked", manifest["params"]),
+            "seed": manifest["seed"],
+            "workers": manifest["num_workers"],
+            "ratios": manifest.get("ratios"),
+            "interval": manifest.get("interval"),
+            "evaluation rows": "yes" if manifest.get("eval") else "none",
+            "assignment only": manifest.get("assignment_only", False),
+        }
+        asked = json.loads(json.dumps(asked))  # as a manifest holds it
+        found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
+        return "; ".join(found) or "its input"
 
     def _supersedes(self, theirs: ShardSet, inputs: Inputs) -> bool:
         """Whether this run may replace what another run committed in the meantime."""

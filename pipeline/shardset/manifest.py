@@ -158,8 +158,16 @@ def open_committed(store: Store, uri: str) -> ShardSet:
     """The committed set at a place. Raises DataError where there is none."""
     shards = read_committed(store, uri)
     if shards is None:
+        refuse_single_shard(store, uri)
         raise DataError(f"{uri} has no {NAME}: no shards were ever committed there; run a job of jobs/ first")
     return shards
+
+
+def refuse_single_shard(store: Store, uri: str) -> None:
+    """Raise DataError where a path is the folder of one worker in a committed set, which is what was meant."""
+    above, _, name = uri.rpartition("/")
+    if name.startswith("worker=") and read_committed(store, above) is not None:
+        raise DataError(f"{uri} is one shard of a set; give the folder of the set, {above}")
 
 
 def with_rows(shards: ShardSet) -> ShardSet:

@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 
 NAME = "manifest.json"

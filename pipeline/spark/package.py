@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline import command_line
 from pipeline.spark.session import PACKAGE, package_zip
 
 TRAINER = PACKAGE.parent / "trainer"  # of jobs/train.py; not there where only the pipeline is installed
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipeline zip", description=__doc__)
+    parser = command_line.parser("python -m pipeline zip", __doc__, "")
     parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the zip to write")
     args = parser.parse_args(argv)
     args.to.parent.mkdir(parents=True, exist_ok=True)

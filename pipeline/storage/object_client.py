@@ -1,6 +1,6 @@
 """Clients of object stores: where one is, who may use it, how long its answer is waited for, and what it refuses.
 
-S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings (s3a.py), which win. ~/.aws is not read. Google's and Azure's
+S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings (s3a.py), which win. ~/.aws is not read. Other
 stores go by the variables that obstore reads (GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and others)."""
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from pipeline.storage.retries import is_transient, with_retries
 from pipeline.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.storage.uri import split_uri
 
-
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
 
 

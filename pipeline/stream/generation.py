@@ -172,7 +172,7 @@ def check_stream(before: ShardSet | None, request: StreamRequest, query: str) ->
         raise UsageError(f"{before.uri} holds a set that no stream has made; choose another --output")
     if before.manifest["identity"] != request.identity():
         raise UsageError(
-            f"{before.uri} holds a stream of another configuration; repeat its own (python -m pipeline inspect shows it),"
+            f"{before.uri} holds a stream of another configuration; repeat its own (`sharding inspect` shows it),"
             " or choose another --output"
         )
     if before.manifest[STREAM]["query"] != query:

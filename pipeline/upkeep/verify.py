@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipeline import command_line
+from pipeline.command_line import as_typed
 from pipeline.errors import DataError
 from pipeline.shardset.commit import has_leftovers
 from pipeline.shardset.damage import all_damage
@@ -45,10 +46,12 @@ def main(argv: Sequence[str]) -> None:
             raise DataError(
                 f"{shards.uri}: {len(damage):,} of {files:,} files are damaged; make the set again: its job with --overwrite"
             )
-        how = "every byte is what was committed" if args.deep else "by names and sizes (--deep reads every byte)"
-        print(f"{shards.uri}: whole, {files:,} files, {how}")
+        if args.deep:
+            print(f"{shards.uri}: whole, every byte of {files:,} files is what was committed")
+        else:
+            print(f"{shards.uri}: all {files:,} files are there and of the right size; --deep reads every byte")
         if has_leftovers(shards.store, shards):
-            print(f"killed runs have left files beside it: python -m pipeline clean {shards.uri}")
+            print(f"killed runs have left files beside it: {as_typed('python -m pipeline clean')} {shards.uri}")
         return 0
 
     command_line.execute(run, interrupted="run it again")

@@ -159,6 +159,18 @@ def test_the_front_doors_protocol_divides_gradients_by_their_staleness() -> None
     np.testing.assert_allclose(done.parameters, -sum(1 / max(1, each) for each in staleness))
 
 
+def test_the_front_page_works_after_make_demo() -> None:
+    """A folder that `make demo` made, or one around it, is refused as the output of another run."""
+    demo = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    made = {folder.strip("'") for folder in re.findall(r"--(?:output|to) (\S+)", demo)} - {"build/sample"}
+    assert len(made) == 2, made
+    for file in FILES:
+        for output in re.findall(r"--output (build/[\w/.-]+)", TEXTS[file]):
+            for folder in made:
+                assert not f"{folder}/".startswith(f"{output}/"), (file, output, folder)
+                assert not f"{output}/".startswith(f"{folder}/"), (file, output, folder)
+
+
 def test_the_front_door_is_short() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= FRONT_DOOR_LINES
 

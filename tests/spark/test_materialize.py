@@ -202,6 +202,9 @@ def test_a_worker_beyond_the_rows_is_told_by_its_number(spark: SparkSession, sou
     table.to_parquet(tmp_path / "t.parquet")
     with pytest.raises(DataError, match=rf"t.parquet names worker {1 << 20}, and there are {ROWS} rows"):
         materialized(spark, source, tmp_path / "t.parquet", tmp_path / "made")
+    pd.DataFrame({"id": np.arange(ROWS), "worker": 1 + np.arange(ROWS) % 3}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"names workers 1 to 3 and no worker 0; number them from 0"):
+        materialized(spark, source, tmp_path / "t.parquet", tmp_path / "made")
     with pytest.raises(DataError, match=r"nowhere does not exist; check --assignment"):
         materialized(spark, source, tmp_path / "nowhere", tmp_path / "made")
 

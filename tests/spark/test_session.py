@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.datasets.synthetic import SampleSpec, files_of, write
+from pipeline.errors import UsageError
 from pipeline.import_path import without_zips
-from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
-from tests.clusters import spark_submit
+from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_context, spark_defaults
+from tests.clusters import ROOT, spark_submit
+from tests.support.application import Ended
+from tests.unit.test_jobs import assert_one_line
 
 PROGRAM = """
 import json, sys
@@ -36,6 +41,52 @@ from pipeline.spark.session import spark_context
 with spark_context(debug="debug" in sys.argv) as context:
     context._jvm.org.apache.logging.log4j.LogManager.getLogger("org.apache.spark.TaskContextImpl").error("in a listener")
 """
+
+
+HANDLERS = """
+import signal, threading
+from pipeline.spark.session import spark_context
+before = signal.getsignal(signal.SIGTERM)
+with spark_context():
+    print("inside", signal.getsignal(signal.SIGTERM) is before)
+print("after", signal.getsignal(signal.SIGTERM) is before)
+def work():
+    with spark_context():
+        print("thread", signal.getsignal(signal.SIGTERM) is before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.full
+def test_sigterm_has_its_handler_back_after_a_run(tmp_path: Path) -> None:
+    """A library that a program calls, also from a thread of its own, leaves the program's handlers alone."""
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-c", HANDLERS]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["inside", "False", "after", "True", "thread", "True"], done.stderr
+
+
+def test_a_spark_connect_session_is_refused_in_one_line() -> None:
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(UsageError, match="Spark Connect"), spark_context(session):
+        pytest.fail("it went on")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_letters_that_java_cannot_read_are_told(locale: str, tmp_path: Path) -> None:
+    """spark-submit hands arguments on through Java, which puts ?? for a letter that its locale lacks."""
+    write(files_of(SampleSpec(rows=40, test_rows=10)), tmp_path / "in")
+    output = tmp_path / "\u00e9t\u00e9"
+    flags = ("--input", tmp_path / "in", "--output", output, "--workers", 2, "--no-report")
+    done = spark_submit(ROOT / "jobs" / "baseline.py", *flags, master="local[1]", env={"LC_ALL": locale})
+    assert_one_line(Ended(done.returncode, done.stdout, done.stderr), 2, "has lost letters", "LC_ALL=C.UTF-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+    done = spark_submit(ROOT / "jobs" / "baseline.py", *flags, master="local[1]", env={"LC_ALL": "C.UTF-8"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (output / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["debug"]])

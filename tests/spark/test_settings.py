@@ -75,7 +75,7 @@ def test_a_file_of_keys_that_cannot_be_read_is_one_line(
 ) -> None:
     (tmp_path / "keys.jceks").write_bytes(b"no keys")
     configure(PROVIDER_PATH, f"jceks://file{tmp_path}/keys.jceks")
-    with pytest.raises(UsageError, match="keys.jceks cannot be read") as caught:
+    with pytest.raises(UsageError, match=r"keys\.jceks cannot be read") as caught:
         open_store(spark.sparkContext)
     assert "\n" not in str(caught.value)
 

@@ -1,5 +1,6 @@
 """Very many workers: rows that pass through files by ranges of workers end in the same bytes as those one task writes."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from pyspark.sql import SparkSession
 
 from pipeline.assignment import chunks
 from pipeline.assignment.chunks import chunk_bounds, piece_bounds, row_group_rows, workers_at_once
+from pipeline.input import committed
+from pipeline.input.committed import committed_dataset
 from pipeline.output import spill
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
+from pipeline.shardset.manifest import open_committed
 from pipeline.spark import source as scanning
 from tests.conftest import make_rows, write_binary
+from tests.support.places import STORE
 from tests.support.sharding_runs import QUIET, assert_promises, digests, make, read, run
 from tests.support.tiers import only
 
@@ -74,6 +79,30 @@ def test_three_hundred_workers_and_back(spark: SparkSession, source: Path, tmp_p
     direct = run(spark, source, tmp_path / "direct", make("stratified", start="carry"), 5)
     back = reshard(spark.sparkContext, Request(str(tmp_path / "many"), str(tmp_path / "back"), 5), QUIET)
     assert digests(back.shards.manifest) == digests(direct)
+
+
+def test_many_workers_are_read_with_few_open_files(
+    spark: SparkSession, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that opened a file of each of 1,100 workers met the usual limit of 1,024."""
+    run(spark, source, tmp_path / "many", make("stratified"), 40)
+    dataset = committed_dataset(open_committed(STORE, str(tmp_path / "many")))
+    monkeypatch.setattr(committed, "WINDOW_ROWS", 10)
+
+    def open_files() -> int:
+        names = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+        return sum(name.startswith(f"{tmp_path}/many/worker=") for name in names)
+
+    def look() -> tuple[list[int], int]:
+        counts, ids = [], []
+        for block in dataset.read(0, ROWS):
+            counts.append(open_files())
+            ids += block.ids.tolist()
+        return ids, max(counts)
+
+    assert look() == (list(range(ROWS)), 40)
+    monkeypatch.setattr(committed, "MOST_OPEN", 4)
+    assert look() == (list(range(ROWS)), 4)
 
 
 @pytest.mark.full

@@ -7,15 +7,16 @@ import json
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, JobError, UsageError
 from pipeline.input.dataset import serial
+from pipeline.runs.report import replace_below
 from pipeline.shardset.attempt import LEASE_S, Attempt, is_running, whoami
 from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.shardset.damage import all_damage
@@ -243,7 +244,7 @@ def test_a_file_system_that_always_overwrites_is_refused_before_any_work(
     monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr("pipeline.storage.local.rename_no_replace", no_rename)
     output = tmp_path / "set"
-    with pytest.raises(UsageError, match="no hard links .* choose another --output"), Attempt(STORE, str(output)):
+    with pytest.raises(UsageError, match=r"no hard links .* choose another --output"), Attempt(STORE, str(output)):
         pytest.fail("the run began")
     assert not output.exists()
 
@@ -363,6 +364,14 @@ def test_other_peoples_files_are_left_alone(place: str) -> None:
     assert [STORE.read(path) for path in mine] == [b"keep", b"keep"]
 
 
+def test_one_shard_is_told_from_its_set(tmp_path: Path) -> None:
+    commit(STORE, tmp_path, "a", 2)
+    with pytest.raises(DataError, match=rf"one shard of a set; give the folder of the set, {tmp_path}$"):
+        open_committed(STORE, f"{tmp_path}/worker=001")
+    with pytest.raises(DataError, match="no shards were ever committed"):
+        open_committed(STORE, f"{tmp_path}/worker=001/deeper")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(None, "no shards were ever committed"), ("{", "not a shard manifest"), ('{"format_version": 9}', "version 9")],
@@ -460,6 +469,30 @@ def test_a_refused_run_leaves_a_folder_that_was_there_before(tmp_path: Path) -> 
         pass
     assert tmp_path.is_dir()
     assert not any(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class SweptStore(Store):
+    """Whose next renames find that another run's sweep has deleted the source; before: what that run does beside."""
+
+    before: list[Any] = field(default_factory=list)
+
+    def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        if self.before:
+            Store().delete(source)
+            self.before.pop()()
+        super().rename(source, target, overwrite=overwrite)
+
+
+def test_a_report_whose_draft_was_swept_is_written_again(tmp_path: Path) -> None:
+    commit(STORE, tmp_path, "a", 1)
+    shards = replace(open_committed(STORE, str(tmp_path)), store=SweptStore(before=[lambda: None, lambda: None]))
+    replace_below(shards, "report.html", b"page")
+    assert (tmp_path / "report.html").read_bytes() == b"page"
+    late = replace(shards, store=SweptStore(before=[lambda: commit(STORE, tmp_path, "b", 1)]))
+    with pytest.raises(JobError, match="another run has replaced the set"):
+        replace_below(late, "report.html", b"of a")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:

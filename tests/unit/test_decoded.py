@@ -141,11 +141,14 @@ def test_a_fifth_of_the_disk_stays_free_however_many_parts_there_are(
     assert 8 <= len(kept(local)) <= 10
 
 
-@pytest.mark.parametrize("trouble", ["full", "broken"])
+@pytest.mark.parametrize("trouble", ["full", "broken", "secret"])
 def test_without_room_each_pass_decodes(
     counted: Counted, local: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    if trouble == "full":
+    """Rows in the clear are kept on no disk where Spark is told to encrypt what it keeps there."""
+    if trouble == "secret":
+        monkeypatch.setattr(Store, "encrypts_spill", True)
+    elif trouble == "full":
         usage = shutil.disk_usage(local)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     else:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import obstore
 import pytest
@@ -189,7 +189,7 @@ def test_what_a_late_task_writes_into_a_folder_that_was_tidied_away_is_gone_afte
 class Recorder(BaseHTTPRequestHandler):
     """A proxy that passes requests on and keeps their headers."""
 
-    seen: list[tuple[str, str, dict[str, str]]] = []
+    seen: ClassVar[list[tuple[str, str, dict[str, str]]]] = []
 
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -31,7 +31,10 @@ KEY_ID = "arn:aws:kms:eu-west-1:1:key/2"
             {"server-side-encryption-algorithm": "AES256", "bucket.mine.encryption.algorithm": "SSE-KMS"},
             {"server_side_encryption": "aws:kms"},
         ),
-        ({"encryption.algorithm": "SSE-KMS", "bucket.other.acl.default": "PublicRead"}, {"server_side_encryption": "aws:kms"}),
+        (
+            {"encryption.algorithm": "SSE-KMS", "bucket.other.acl.default": "PublicRead"},
+            {"server_side_encryption": "aws:kms"},
+        ),
         ({"requester.pays.enabled": "true"}, {"request_payer": True}),
         ({"requester.pays.enabled": "false", "acl.default": "", "endpoint.fips": "false"}, {}),
     ],

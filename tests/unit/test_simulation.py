@@ -24,6 +24,7 @@ from trainer.data.shards import load_worker, open_shards
 from trainer.runlog.read import read_events
 from trainer.simulate import main, simulate
 from trainer.simulation.compare import compare, parse_protocols
+from trainer.simulation.compute import Computed, Quadratic
 from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import Network
@@ -192,6 +193,20 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
 def test_a_toy_run_that_diverges_says_so(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="diverged"):
         virtual(tmp_path / "run", learning_rate=1e20)
+
+
+def test_a_model_that_begins_as_nan_is_not_told_to_learn_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Quadratic.step
+
+    def broken(self: Quadratic, worker: int, clock: int, parameters: Any) -> Computed:
+        return step(self, worker, clock, parameters)._replace(loss=float("nan"))
+
+    monkeypatch.setattr(Quadratic, "step", broken)
+    with pytest.raises(JobError, match="before any update: check how the model begins") as caught:
+        virtual(tmp_path / "run")
+    assert "--learning-rate" not in str(caught.value)
 
 
 # --- profiles and failures ------------------------------------------------------------------------------------------------

@@ -22,12 +22,14 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateNotFound
 
 from pipeline import extras
 from pipeline.errors import DataError, UsageError
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
+from trainer.launch.ends import try_report
 from trainer.report import figures, history
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
@@ -222,6 +224,20 @@ def test_a_report_replaces_the_last_one_whole_and_is_the_same_for_the_same_log(t
     (folder / "report.html").write_bytes(b"old" * len(first))
     assert write_report(folder).read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "pushes.csv", "report.html"]
+
+
+def test_a_report_that_fails_is_a_warning(
+    eventful: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A template that is not found is an OSError, which as an error of the run would count as a lost host."""
+
+    def missing(*_: str) -> None:
+        raise TemplateNotFound("report.html")
+
+    monkeypatch.setattr("trainer.report.page.template", missing)
+    assert try_report(eventful) is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"warning: the run has ended .*its report failed: report\.html; the same command .*", line)
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
 from pipeline.shardset.generations import as_of, generations
 from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed, with_rows
+from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed, refuse_single_shard, with_rows
 from pipeline.shardset.ratios import Ratios
 from pipeline.shardset.schema import (
     DTYPES,
@@ -136,6 +136,7 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     store.exists(store.resolve(uri))  # asked once, so that a host that does not answer is reported at once
     found = with_retries(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
     if found is None:
+        refuse_single_shard(store, store.resolve(uri))
         raise DataError(
             f"{store.resolve(uri)} has no {NAME}: no shards were ever committed there; make them with spark-submit"
             f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"

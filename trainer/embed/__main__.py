@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipeline import command_line
 from pipeline.command_line import Parser
@@ -30,7 +30,7 @@ def parser() -> Parser:
     add_flags(made.add_argument_group("auto-encoder"), Embedding, only=fit)
     run = made.add_argument_group("run")
     add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "output", *fit))
-    run.add_argument("--config", type=Path, metavar="TOML", help="defaults file (default: conf/embed.toml)")
+    command_line.add_config_flag(run, "embed")
     run.add_argument("--debug", action="store_true", help="show stack traces")
     return made
 
@@ -43,6 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     made = embed(asked)
     state = "made" if made.fresh else "already made, nothing to do"
+    if made.explained <= 0:
+        print(
+            "warning: the auto-encoder explains no more than the mean image does, so its vectors say little of the"
+            " images; learn longer (--epochs) or from more rows (--fit-rows)",
+            file=sys.stderr,
+        )
     print(f"{made.uri}: {state}; {made.rows:,} rows of {made.length} numbers, {made.explained:.1%} of the variance")
     return 0
 

@@ -84,14 +84,28 @@ def conclude(config: Config, options: Options, status: dict[str, Any], cause: st
     result = summarise(events, read_pushes(log / PUSHES))
     _withdraw_other_best(output, events)
     write_whole(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
-    report = None
-    if options.report:
-        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
-
-        report = write_report(output)
+    report = try_report(output) if options.report else None
     ended = Result(output=output, **result)
     announce(ended, options, report)
     return ended
+
+
+def try_report(output: Place) -> Place | None:
+    """Write the report of a run that has ended. The result stands whatever happens here, so a failure is a warning.
+
+    As an error it would count as a lost host, and the run would be started again to no end."""
+    try:
+        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
+
+        return write_report(output)
+    except Exception as error:
+        line = " ".join(str(error).split())[:300] or type(error).__name__
+        print(
+            f"warning: the run has ended and {output / RESULT} is written, but its report failed: {line};"
+            " the same command writes the report again",
+            file=sys.stderr,
+        )
+        return None
 
 
 def announce(result: Result, options: Options, report: Place | None) -> None:

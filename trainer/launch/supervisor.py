@@ -209,9 +209,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         status = self.control.status
         if status["diverged"]:
-            raise Diverged(
-                f"the run diverged: {status['diverged']}; lower --learning-rate (see {self.folders.home / METRICS})"
-            )
+            raise Diverged(f"the run diverged: {status['diverged']} (see {self.folders.home / METRICS})")
         if status["finished"]:
             return True
         if LEADER in self.roles:

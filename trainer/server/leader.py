@@ -287,8 +287,13 @@ class Leader:
 
     def _diverged(self, training: Training) -> str | None:
         bad = training.coordinator.diverged
+        if bad and not bad.version_pulled:  # no update has touched the parameters that it was computed at
+            return (
+                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check how the model begins and"
+                " what its rows hold"
+            )
         if bad:
-            return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}"
+            return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}; lower --learning-rate"
         return training.snapshots.broken
 
     def _advance(self, training: Training, now: float) -> None:

@@ -82,7 +82,9 @@ class Snapshots:
             return
         del self.under_way[sequence]
         if outcome is Outcome.NOT_FINITE:
-            self.broken = f"the parameters of server {server} are no finite numbers at version {version}"
+            self.broken = (
+                f"the parameters of server {server} are no finite numbers at version {version}; lower --learning-rate"
+            )
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
 

@@ -100,7 +100,7 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         watcher.evaluate(engine)
         status = engine.status()
         if status["diverged"]:
-            raise Diverged(f"the run diverged: {status['diverged']}; lower --learning-rate (see {output})")
+            raise Diverged(f"the run diverged: {status['diverged']} (see {output})")
         if not status["finished"]:
             raise JobError("the virtual run stands still: nobody has anything to do, and it has not ended")
         cause = "finished"

@@ -1,7 +1,8 @@
 """The auto-encoder of RCD-SGD (He and Dube 2023, Table 1), which makes vectors of images that tell how similar they are.
 
 Two entries of the printed table cannot be: a residual block of 9 channels among those of 8, which is one of 8 here, and
-residual blocks of stride 2 in the decoder, which would enlarge an image 64 times and are of stride 1 here."""
+residual blocks of stride 2 in the decoder, which would enlarge an image by 2^7 a side (by 2^5 if each
+row of the table is one block) and are of stride 1 here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,86 @@
+"""What every command line says of a typing error, and under which name a program speaks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pipeline import __main__ as pipeline_commands
+from pipeline import entry
+from pipeline.command_line import CONF, Parser, as_typed, parser
+from pipeline.errors import UsageError
+from pipeline.runs.command import shard_parser
+from trainer import simulate
+from trainer.embed import __main__ as embed
+from trainer.flags import flags as trainer_flags
+
+
+@pytest.mark.parametrize(
+    ("make", "argv", "advice"),
+    [
+        (shard_parser, ["--imput", "x"], "did you mean --input?"),
+        (shard_parser, ["--strategy", "stratifed"], "did you mean stratified?"),
+        (trainer_flags, ["--staleness-bond", "2"], "did you mean --staleness-bound?"),
+        (trainer_flags, ["--protocol", "dsp"], "did you mean dssp?"),
+        (trainer_flags, ["--workers", "3"], "jobs/reshard.py --workers N makes other shards"),
+        (trainer_flags, ["--zzzz", "3"], "unrecognized arguments: --zzzz 3; see "),
+    ],
+)
+def test_a_typing_error_is_answered_with_what_was_meant(
+    make: Callable[[], Parser], argv: list[str], advice: str
+) -> None:
+    required = ["--shards", "s", "--output", "o"] if make is trainer_flags else ["--input", "i", "--output", "o"]
+    with pytest.raises(UsageError) as caught:
+        make().parse_args([*required, *argv] if argv[0] != "--imput" else [*required, "--strategy", "random", *argv])
+    assert advice in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("main", [entry.main, pipeline_commands.main])
+def test_a_command_that_does_not_exist_is_one_line(
+    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verfy", "x"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "did you mean verify?" in line
+
+
+@pytest.mark.parametrize("main", [entry.main, pipeline_commands.main])
+def test_no_command_shows_the_commands(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "inspect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "typed"),
+    [
+        ("python -m pipeline shard", "sharding shard"),
+        ("python -m trainer", "sharding train"),
+        ("python -m trainer.simulate", "sharding simulate"),
+        ("python -m trainer embed", "sharding embed"),
+        ("python -m trainer.study", "sharding study"),
+    ],
+)
+def test_a_program_calls_itself_as_it_was_typed(module: str, typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_typed(module) == module
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sharding", "x"])
+    assert as_typed(f"example: {module} --output x") == f"example: {typed} --output x"
+    assert parser(module, None, "").prog == typed
+    with pytest.raises(UsageError, match=f"see {typed} --help"):
+        parser(module, None, "").parse_args(["--unknown"])
+
+
+@pytest.mark.parametrize("make", [shard_parser, trainer_flags, simulate.parser, embed.parser])
+def test_the_file_of_defaults_that_help_names_exists(make: Callable[[], Parser]) -> None:
+    [config] = [action for action in make()._actions if "--config" in action.option_strings]
+    default = str(config.help).partition("(default: ")[2].rstrip(")")
+    assert default == "none" or (CONF / default.removeprefix("conf/")).is_file()
+
+
+def test_defaults_are_those_of_the_module_whatever_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [make().conf for make in (shard_parser, trainer_flags, simulate.parser, embed.parser)]
+    monkeypatch.setattr(sys, "argv", ["sharding"])
+    assert [make().conf for make in (shard_parser, trainer_flags, simulate.parser, embed.parser)] == before
+    assert before == ["shard", "trainer", "trainer", "embed"]
