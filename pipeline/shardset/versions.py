@@ -78,8 +78,8 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
         return False
     with_retries(store.sync_folder)(f"{uri}/{FOLDER}")
     # A number may be free again because a far newer version stands: nothing counts below that.
-    if taken(store, uri).newest > number:
-        store.delete(target)
+    if with_retries(taken)(store, uri).newest > number:
+        with_retries(store.delete)(target)
         return False
     return True
 

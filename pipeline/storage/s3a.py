@@ -108,7 +108,7 @@ def s3_config(settings: Mapping[str, str]) -> S3Config:
         config["skip_signature"] = True
     algorithm = settings.get("encryption.algorithm", "")
     if algorithm.lower() not in OFF:
-        config["server_side_encryption"] = ENCRYPTION[algorithm.upper()]  # type: ignore[typeddict-item]
+        config["server_side_encryption"] = ENCRYPTION[algorithm.upper()]
         if key := settings.get("encryption.key"):
             config["sse_kms_key_id"] = key
     if settings.get("requester.pays.enabled", "").lower() == "true":

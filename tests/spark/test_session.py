@@ -78,7 +78,7 @@ def test_a_spark_connect_session_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize("locale", ["C", "POSIX"])
 def test_letters_that_java_cannot_read_are_told(locale: str, tmp_path: Path) -> None:
     """spark-submit hands arguments on through Java, which puts ?? for a letter that its locale lacks."""
-    write(files_of(SampleSpec(rows=40, test_rows=10)), tmp_path / "in")
+    write(files_of(SampleSpec(rows=200, test_rows=20)), tmp_path / "in")
     output = tmp_path / "\u00e9t\u00e9"
     flags = ("--input", tmp_path / "in", "--output", output, "--workers", 2, "--no-report")
     done = spark_submit(ROOT / "jobs" / "baseline.py", *flags, master="local[1]", env={"LC_ALL": locale})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ Configure = Callable[[str, str], None]
 @pytest.fixture
 def configure(spark: SparkSession) -> Iterator[Configure]:
     """Set one of the session's Hadoop settings until the test ends."""
-    java: Any = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    java: Any = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
     before: dict[str, str | None] = {}
 
     def set_one(name: str, value: str) -> None:
@@ -57,12 +57,15 @@ def test_a_file_of_keys_is_read(spark: SparkSession, configure: Configure, tmp_p
     jvm: Any = spark.sparkContext._jvm
     configure(PROVIDER_PATH, f"jceks://file{tmp_path}/keys.jceks")
     configure("fs.s3a.access.key", "in the clear")
-    java = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
-    [provider] = jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(java)
+    java: Any = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
     keys = {"fs.s3a.access.key": "id", "fs.s3a.secret.key": "s\u00e9cret", "fs.s3a.bucket.mine.secret.key": "mine"}
     for name, value in (keys | {"another.password": "none of ours"}).items():
-        provider.createCredentialEntry(name, jvm.java.lang.String(value).toCharArray())
-    provider.flush()
+        words = ["create", name, "-value", value, "-provider", java.get(PROVIDER_PATH)]
+        arguments = spark.sparkContext._gateway.new_array(jvm.java.lang.String, len(words))  # type: ignore[union-attr]
+        for at, word in enumerate(words):
+            arguments[at] = word
+        shell = jvm.org.apache.hadoop.security.alias.CredentialShell()
+        assert jvm.org.apache.hadoop.util.ToolRunner.run(java, shell, arguments) == 0
     store = open_store(spark.sparkContext)
     conf = dict(store.conf)
     assert {name: conf.get(name) for name in keys} == keys

@@ -7,11 +7,23 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.made_up_study import WAYS, Draw, ledger_of, made_steadier, make_plan, make_records, normal, said
+from tests.support.made_up_study import (
+    WAYS,
+    Draw,
+    ledger_of,
+    made,
+    made_steadier,
+    make_plan,
+    make_records,
+    normal,
+    said,
+)
 from tests.support.tiers import only
+from trainer.study import figures
 from trainer.study.analysis import PRIMARY, Analysis, analyse
 from trainer.study.folder import claim
 from trainer.study.ledger import Ledger, Record, read_beside
@@ -55,6 +67,30 @@ def test_every_file_says_the_same(steadier: Analysis) -> None:
     assert r"round\_robin" in to_latex(steadier)
     for table in tables(steadier):
         assert all(len(row) == len(table.header) for row in table.rows), table.caption
+
+
+def ticks_in_view(axis: Any, low: float, high: float) -> list[tuple[float, str]]:
+    """The places and texts of an axis' labelled ticks between two limits, after the figure was drawn."""
+    ticks = [(tick.get_loc(), tick.label1.get_text()) for tick in axis.get_major_ticks() + axis.get_minor_ticks()]
+    return [(place, text) for place, text in ticks if low <= place <= high and text]
+
+
+@pytest.mark.parametrize("spread", [0.0004, 0.004, 0.04])
+def test_ticks_of_a_study_s_figures_say_where_they_are(spread: float) -> None:
+    """Percentages of 52.5 read 52, and an axis over less than a decade had one tick."""
+    analysis = made(normal(dict.fromkeys(WAYS, spread)))
+    for draw in (figures.learning, figures.finals, figures.quality):
+        figure = draw(analysis.settings[0])
+        assert figure is not None
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            found = ticks_in_view(ax.xaxis, *sorted(ax.get_xlim()))
+            assert len(found) >= 2, (draw, found)
+            vertical = ticks_in_view(ax.yaxis, *sorted(ax.get_ylim())) if draw is figures.learning else []
+            for place, text in found + vertical:
+                number = text.replace("\u2212", "-")
+                value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+                assert value == pytest.approx(place, rel=1e-6, abs=1e-9), (draw, place, text)
 
 
 def test_the_published_figures_stand_beside_ours() -> None:

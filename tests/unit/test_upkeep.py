@@ -65,7 +65,7 @@ def test_verify_finds_damage_by_size_and_deeply_by_content(
         assert str(victim) in said.out
         assert "1 of 4 files are damaged; make the set again: its job with --overwrite" in said.err
     else:
-        assert "every byte is what was committed" in said.out
+        assert "every byte of 4 files is what was committed" in said.out
 
 
 def test_a_place_without_a_set_is_one_line(tmp_path: Path, capsys: Capture) -> None:
