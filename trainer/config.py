@@ -298,7 +298,7 @@ class Config:
 class Facts:
     """What every process knows of a run. rows: distinct training examples, and fingerprint the sum of their hashes; the flat
     vector has num_parameters, then num_buffers elements; shards: the digest of the shard set's content; ratios: of its
-    shards, none where they are equal."""
+    shards, none where they are equal; classifies: whether predictions are of classes, so that there is an accuracy."""
 
     num_workers: int
     rows: int
@@ -307,6 +307,7 @@ class Facts:
     shards: str = ""
     fingerprint: int | None = None
     ratios: Ratios = ()
+    classifies: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratios", tuple(self.ratios))  # JSON has lists

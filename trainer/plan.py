@@ -124,13 +124,12 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
 
 
 def usual_batch(config: Config, facts: Facts) -> float | None:
-    """The mean mini-batch of a worker where the set's ratios give them different ones; else None."""
-    if not facts.ratios:
-        return None
-    drawn = config.data.batch_size
-    if config.data.sampling == "shuffle":
-        drawn = sum(config.worker_batches(facts.num_workers, facts.ratios))
-    return drawn / facts.num_workers
+    """Return the mean mini-batch of a worker where workers draw different ones, by the set's ratios or --worker-batch
+    exact; else None."""
+    if config.data.sampling == "bernoulli":
+        return config.data.batch_size / facts.num_workers if facts.ratios else None
+    batches = config.worker_batches(facts.num_workers, facts.ratios)
+    return sum(batches) / facts.num_workers if len(set(batches)) > 1 else None
 
 
 def worker_rate(config: Config, facts: Facts, epoch: float) -> float:

@@ -170,7 +170,7 @@ class Simulation:
             else:
                 part.apply(used, order.learning_rate, weights)
         if order.snapshot:
-            names = ("version", "accepted", "examples", "clocks", "memory", "passes")
+            names = ("version", "accepted", "examples", "clocks", "memory", "passes", "epoch_sums")
             position = json.dumps({name: order.snapshot[name] for name in names})
             slices = [(part.values.copy(), part.momentum.copy()) for part in self.slices]
             self.saved = Saved(position, slices, self.run.records + self.coordinator.records)

@@ -31,7 +31,7 @@ from trainer.home.segments import begin, copy
 from trainer.report.page import write_report
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, SEGMENTS
 from trainer.runlog.read import best, evaluations
-from trainer.runlog.result import is_model_of, read_result
+from trainer.runlog.result import is_best_of, read_result
 from trainer.runlog.run_folder import OWNED
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -128,7 +128,7 @@ def test_a_run_elsewhere_that_is_killed_and_resumed_ends_with_the_bits_of_a_loca
     assert len(evaluations(result.events())) == steps // 10
     top = best(evaluations(result.events()))
     assert top
-    assert is_model_of(home / "best.safetensors", top)
+    assert is_best_of(home, top)
     assert [name for name in listing(home) if not OWNED.fullmatch(name)] == []
     assert [name for name in listing(home) if name.startswith(SEGMENTS)] == [f"{SEGMENTS}/000002.settled"]
     assert b"Traceback" not in (home / "logs" / "server-0.log").read_bytes()
@@ -304,7 +304,7 @@ def test_a_minute_with_a_checkpoint_costs_a_store_fewer_than_sixty_operations(
                     file.write("evaluated\n")
                 copy(folders, (METRICS,))
                 mark_evaluated(root, state, 1 / version)
-            is_model_of(home / "best.safetensors", {"version": 1})
+            is_best_of(home, {"version": 1})
 
     for name in OPERATIONS:
         monkeypatch.setattr(LocalFiles, name, counted(name, counts, getattr(LocalFiles, name)))

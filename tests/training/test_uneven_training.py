@@ -108,7 +108,10 @@ def test_under_bernoulli_sampling_updates_stay_means_and_single_gradients_count_
     facts = Facts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
     assert usual_batch(make_config(batch_size=61, epochs=1), facts) == 59 / 4
     assert usual_batch(make_config(batch_size=61, epochs=1, sampling="bernoulli"), facts) == 61 / 4
-    assert usual_batch(make_config(batch_size=61, epochs=1), Facts(4, 1000, 10, 0)) is None
+    equal = Facts(4, 1000, 10, 0)
+    assert usual_batch(make_config(batch_size=61, epochs=1), equal) is None
+    assert usual_batch(make_config(batch_size=61, epochs=1, worker_batch="exact"), equal) == 61 / 4
+    assert usual_batch(make_config(batch_size=64, epochs=1, worker_batch="exact"), equal) is None
     several = Weights(BSP(), 4, by_examples=True, usual=61 / 4)
     assert several.of([0] * 4, [30, 10, 10, 10]) == [2.0, 2 / 3, 2 / 3, 2 / 3], "the mean over all"
     assert Weights(ASP(), 4, by_examples=True, usual=10.0).of([0], [25]) == [2.5]

@@ -400,6 +400,14 @@ def test_pruning_keeps_the_best_up_to_every_one_that_the_run_may_go_back_to(tmp_
     assert versions(tmp_path) == [2, 5, 6, 7], "5, 6 and 7 may be gone back to; up to 5, 2 is the best"
 
 
+def test_pruning_keeps_the_lowest_loss_of_real_targets(tmp_path: Path) -> None:
+    for version, loss in enumerate((3.0, 0.5, 2.0, 0.7, 0.6), start=1):
+        write(tmp_path, state_of(version, epoch_boundary=version))
+        mark_evaluated(tmp_path, state_of(version), None, loss)
+    prune(tmp_path, keep=1)
+    assert versions(tmp_path) == [2, 5]
+
+
 @pytest.mark.parametrize("refused", ["rmtree", "unlink"])
 def test_what_cannot_be_deleted_costs_a_later_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str

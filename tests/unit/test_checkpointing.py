@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,6 +121,20 @@ def test_a_checkpoint_is_of_the_moment_of_its_order_however_late_it_is_written(t
     short.engine.run()
     short.settle()
     np.testing.assert_array_equal(read_vector(late.root, version), read_vector(short.root, version))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """One of another momentum; one that says nothing of itself is taken."""
+    other = Slow(tmp_path / "other", steps=3, momentum=0.25)
+    other.engine.run()
+    other.settle()
+    config = make_config("", tmp_path / "other", **TOY | {"epoch_checkpoints": False, "steps": 9, "momentum": 0.5})
+    facts, start = Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32)
+    with pytest.raises(DataError, match=r"00000012 is of a run with --momentum 0\.25, not 0\.5"):
+        first_checkpoint(config, facts, start)
+    for identity in ("{}", "damaged", "3"):
+        write_state(folder_of(other.root, 12), replace(read_state(other.root, 12), identity=identity))
+        first_checkpoint(config, facts, start)
 
 
 def test_no_end_of_an_epoch_is_left_out_however_slow_the_disk_and_never_more_than_two_wait(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pipeline.input.embedding_table import open_embeddings
 from pipeline.storage.store import Store
 from tests.conftest import write_binary
 from tests.support.places import files_below
+from trainer.embed import run as embedding
 from trainer.embed import table as tables
 from trainer.embed.fit import ENCODED_NUMBERS, Fitting
 from trainer.embed.options import Embedding
@@ -144,6 +145,15 @@ def test_the_same_command_gives_the_same_bytes_and_the_second_time_does_nothing(
     other = Embedding(output=str(tmp_path / "other.parquet"), input=str(source), **{**FAST, "seed": 1})
     embed(other)
     assert (tmp_path / "other.parquet").read_bytes() != made.read_bytes()
+
+
+def test_another_recipe_makes_another_table(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no flag says, such as the network, decides the vectors too."""
+    asked = Embedding(output=str(tmp_path / "t.parquet"), input=str(source), **FAST)
+    dataset = open_rows(Store(), asked)
+    before = embedding.identity_of(asked, dataset)
+    monkeypatch.setattr(embedding, "RECIPE", embedding.RECIPE + 1)
+    assert embedding.identity_of(asked, dataset) != before
 
 
 def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:

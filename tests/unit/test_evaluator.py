@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file
+from safetensors.torch import save as save_file
 
 from pipeline.errors import DataError
 from tests.support.configs import change, make_config
-from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
 from trainer import Options
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
@@ -34,6 +37,7 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
+from trainer.evaluation import recalibration
 from trainer.evaluation.guessing import NOTHING_LEARNED
 from trainer.evaluation.process import Measurement, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
@@ -42,10 +46,10 @@ from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
-from trainer.run_files import BEST, METRICS, MODEL
+from trainer.run_files import BEST, BEST_OF, METRICS, MODEL
 from trainer.runlog.events import log_event
 from trainer.runlog.read import best, evaluations, read_events, read_pushes
-from trainer.runlog.result import summarise
+from trainer.runlog.result import is_best_of, summarise
 
 DECAY = 0.01
 QUIET = Options(silent=True, report=False)
@@ -153,6 +157,14 @@ def test_an_evaluation_changes_no_number_of_the_model() -> None:
         assert torch.equal(tensor, before[name]), name
 
 
+def test_real_targets_have_a_loss_and_no_accuracy() -> None:
+    built = build(model_from_json({"name": "linear"}), ModelInput(SHAPE, CLASSES, has_targets=True), 1)
+    images = torch.zeros(4, *SHAPE)
+    found = evaluate(built.model, built.task, iter([Batch(images, torch.tensor([1.0, 2.0, 3.0, 4.0]))]))
+    assert found.accuracy is None
+    assert found.loss > 0
+
+
 def test_an_evaluation_of_no_rows_is_refused() -> None:
     built = build(model_from_json({"name": "linear"}), ModelInput(SHAPE, CLASSES), 1)
     with pytest.raises(ValueError, match="no rows"):
@@ -204,6 +216,39 @@ def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_sam
     np.testing.assert_array_equal(sample.ids, sample_rows(shards, 20, seed=3).ids)
     assert set(sample.ids) != set(sample_rows(shards, 20, seed=4).ids)
     assert set(sample_rows(shards, 2000, seed=3).ids) == source.keys()
+
+
+def test_a_sample_of_a_set_in_ratios_is_in_its_ratios(tmp_path: Path) -> None:
+    root = write_shards(tmp_path, [rows_of(60, 1), rows_of(20, 2, 100)], None)
+    manifest = json.loads((root / "manifest.json").read_text()) | {"ratios": [3, 1]}
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    sample = sample_rows(open_shards(str(root)), 16, seed=3)
+    assert (len(sample), sum(sample.ids < 100)) == (16, 12)
+
+
+def test_a_sample_reads_only_the_files_that_it_takes_rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are those of a set with one file a worker."""
+    workers = [rows_of(60, 1), rows_of(20, 2, 100)]
+    whole = open_shards(str(write_shards(tmp_path / "whole", workers, None)))
+    root = write_shards(tmp_path / "parts", workers, None)
+    manifest = json.loads((root / "manifest.json").read_text())
+    for worker, rows in enumerate(workers):
+        cuts = [Rows(*(part[at : at + 5] for part in astuple(rows))) for at in range(0, len(rows), 5)]
+        files = [write_rows(root, f"worker={worker:03d}/part-{at}.parquet", cut) for at, cut in enumerate(cuts)]
+        manifest["workers"][worker]["files"] = files
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    read: list[str] = []
+    load = recalibration.load_files
+
+    def watched(shards: Any, files: Any, **more: Any) -> Rows:
+        read.extend(file.path for file in files)
+        return load(shards, files, **more)
+
+    monkeypatch.setattr(recalibration, "load_files", watched)
+    sample = sample_rows(open_shards(str(root)), 4, seed=3)
+    assert len(set(read)) == len(read) <= 4
+    for found, expected in zip(astuple(sample), astuple(sample_rows(whole, 4, seed=3)), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_rows_that_are_sorted_by_class_recalibrate_as_shuffled_ones_do(tmp_path: Path) -> None:
@@ -317,7 +362,7 @@ def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_pa
         died = killing(step, partial(main, config_of(shards), output))
         main(config_of(shards), output)
         assert outcome(output) == outcome(tmp_path / "whole")
-        assert sorted(path.name for path in output.iterdir()) == [BEST, "checkpoints", METRICS, MODEL]
+        assert sorted(path.name for path in output.iterdir()) == [BEST_OF, BEST, "checkpoints", METRICS, MODEL]
         if not died:
             break
     assert step > 15, "there are more steps than that"
@@ -443,6 +488,52 @@ def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is
     assert top
     assert (top["version"], top["accuracy"]) == (10, 0.5)
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 10))
+
+
+def test_the_best_model_of_real_targets_has_the_lowest_loss(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {10: 3.0, 20: 0.5, 30: 1.0}
+    monkeypatch.setattr(
+        evaluator, "evaluate", lambda *_: Measurement(losses[versions(tmp_path / "checkpoints")[-1]], None, 0.0)
+    )
+    for version in losses:
+        write(tmp_path, version, boundary=version // 10)
+        evaluate_what_is_there(tmp_path, shards)
+        prune(tmp_path / "checkpoints", keep=1)
+    np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))
+    assert versions(tmp_path / "checkpoints") == [20, 30]
+    assert [event["accuracy"] for event in events(tmp_path, "eval")] == [None] * 3
+
+
+def test_a_best_model_is_known_without_a_word_in_it(tmp_path: Path, shards: Path) -> None:
+    """Whether a kill came between the model and best.json, or an older version wrote the model alone."""
+    for version in (10, 20):
+        write(tmp_path, version, boundary=version // 10)
+    evaluate_what_is_there(tmp_path, shards)
+    top = best(evaluations(read_events(tmp_path / METRICS)))
+    assert top
+    assert is_best_of(tmp_path, top)
+    model, other = (tmp_path / BEST).read_bytes(), save_file({"x": torch.zeros(1)})
+    (tmp_path / BEST).write_bytes(other)
+    assert not is_best_of(tmp_path, top)
+    evaluate_what_is_there(tmp_path, shards)
+    assert (tmp_path / BEST).read_bytes() == model
+    (tmp_path / BEST_OF).unlink()
+    assert not is_best_of(tmp_path, top)
+    about = {"version": top["version"], "generation": 0}
+    (tmp_path / BEST).write_bytes(save_file({"x": torch.zeros(1)}, {"trained": json.dumps(about)}))
+    assert is_best_of(tmp_path, top)
+    assert not is_best_of(tmp_path, top | {"generation": 1})
+
+
+def test_a_models_metadata_say_how_to_use_it(tmp_path: Path, shards: Path) -> None:
+    write(tmp_path, 10, boundary=1, final=True)
+    main(config_of(shards), tmp_path)
+    with safe_open(tmp_path / MODEL, "np") as file:
+        about = json.loads(file.metadata()["model"])
+    mean = [120.0, 125.0, 130.0]
+    assert about == {"network": {"name": "perceptron"}, "shape": list(SHAPE), "classes": CLASSES, "mean": mean}
 
 
 def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path: Path, shards: Path) -> None:

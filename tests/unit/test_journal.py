@@ -14,18 +14,50 @@ from trainer.coordination.passes import Passes
 from trainer.runlog.journal import Journal
 
 
-def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp_path: Path) -> None:
-    coordinator: Any = SimpleNamespace(
+def coordinator_of(num_workers: int) -> Any:
+    return SimpleNamespace(
         started=True,
         finished=False,
         records=[],
         version=0,
-        num_workers=1,
+        num_workers=num_workers,
         rate=lambda _: 0.1,
         budget=SimpleNamespace(epoch=0.0, position=SimpleNamespace(accepted=0)),
-        members=[SimpleNamespace(clock=0)],
-        passes=Passes(1, {}),
+        members=[SimpleNamespace(clock=0) for _ in range(num_workers)],
+        passes=Passes(num_workers, {}),
     )
+
+
+def events_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_refused_gradients_count_for_their_workers_alone(tmp_path: Path) -> None:
+    """K-BSP with K=1 of 3 workers: one gradient of three makes the update."""
+    coordinator = coordinator_of(3)
+    journal = Journal(tmp_path, coordinator, 0, 0.0)
+
+    def push(worker: int, staleness: int, loss: float, correct: int, *, accepted: bool) -> Record:
+        return Record(1, worker, 0, 0, staleness, Measured(100, loss, correct, 0.1), accepted=accepted)
+
+    coordinator.records = [
+        push(0, 0, 1.0, 10, accepted=True),
+        push(1, 5, 9.0, 90, accepted=False),
+        push(2, 5, 9.0, 90, accepted=False),
+    ]
+    journal.note(None, 0.0)
+    journal.flush(1.0)
+    coordinator.records = [push(1, 5, 9.0, 90, accepted=False)]
+    journal.note(None, 1.5)
+    journal.flush(2.0)
+    names = ("images_per_s", "loss", "accuracy", "staleness_mean", "staleness_max")
+    found = [[event[name] for name in names] for event in events_in(tmp_path)]
+    assert found == [[100.0, 1.0, 0.1, 0.0, 0], [0.0, None, None, None, None]]
+    assert [[worker["index"] for worker in event["workers"]] for event in events_in(tmp_path)] == [[0, 1, 2], [1]]
+
+
+def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp_path: Path) -> None:
+    coordinator = coordinator_of(1)
     journal = Journal(tmp_path, coordinator, 0, 0.0)
 
     def push(now: float) -> None:
@@ -39,6 +71,6 @@ def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp
     coordinator.finished = True
     push(1.25)
     journal.flush(3.0)  # the rest of the last checkpoint was waited for
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    events = events_in(tmp_path)
     assert [event["images_per_s"] for event in events] == pytest.approx([1000.0, 1000.0])
     assert events[-1]["seconds"] == 1.25

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,31 @@ def test_of_many_who_take_a_lease_at_once_one_gets_it(home: StorePlace, monkeypa
     assert got[0].renew()
     got[0].release()
     Lease(home / "lease").take()
+
+
+def test_a_lease_counts_from_when_its_renewal_was_tried(home: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others count from when they see the file, which may have been there long before the answer came."""
+    now = [100.0]
+    lease = Lease(home / "lease")
+    lease.clock = lambda: now[0]
+    lease.take()
+    looked: list[bool] = []
+    keeps = lease._keeps
+    monkeypatch.setattr(lease, "_keeps", lambda: looked.append(True) or keeps())  # type: ignore[func-returns-value]
+    create = Store.create
+
+    def slow(store: Store, uri: str) -> Any:
+        file = create(store, uri)
+        now[0] += leases.EXPIRES_S / 2
+        return file
+
+    monkeypatch.setattr(Store, "create", slow)
+    assert lease.renew()
+    monkeypatch.setattr(Store, "create", create)
+    now[0] += leases.EXPIRES_S / 2 + 0.1
+    assert not looked
+    assert lease.renew()
+    assert looked, "it may have been taken by another: more than the lease has gone by since the renewal was tried"
 
 
 def test_a_holder_that_was_frozen_finds_that_it_has_lost(home: StorePlace, strangers: None) -> None:

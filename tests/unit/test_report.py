@@ -206,6 +206,13 @@ def test_the_verdict_tells_better_from_random_from_worse(tmp_path: Path) -> None
     assert verdict(measured)[-1].level == "worse"  # the images of the sorted split
 
 
+def test_neighbourhoods_are_said_to_be_by_size_where_they_are() -> None:
+    """A stream numbers its buckets as they come up."""
+    for sizes, label in (((9, 5, 5, 1), "neighbourhood, by size"), ((5, 9, 1, 5), "neighbourhood")):
+        figure = figures.neighbourhood_sizes([{"size": size, "sparse": False} for size in sizes], 2)
+        assert figure.axes[0].get_xlabel() == label
+
+
 def test_copies_of_sparse_groups_are_what_was_asked_for(tmp_path: Path) -> None:
     measured, *_ = measure(shard_set(tmp_path, committed(tmp_path)))
     assert [f.level for f in verdict(measured) if "copies" in f.text] == ["note"]

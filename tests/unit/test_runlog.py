@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import DataError
 from tests.support.configs import make_config
+from trainer.home.place import blocks
+from trainer.report.terminal import ending
 from trainer.run_files import METRICS
-from trainer.runlog.events import COLUMNS
+from trainer.runlog import read
+from trainer.runlog.events import COLUMNS, log_event
 from trainer.runlog.read import best, read_events, read_pushes, surviving
 from trainer.runlog.result import summarise
 
@@ -71,6 +76,34 @@ def test_the_best_evaluation_is_the_earliest_of_equals() -> None:
     assert best([]) is None
 
 
+def test_without_an_accuracy_the_lowest_loss_is_best() -> None:
+    """Logs of older versions have accuracy 0 for real targets; a resumed run has both."""
+    losses = (3.0, 1.0, None, float("nan"), 1.0, 2.0)
+    for accuracy in (None, 0.0):
+        evaluated: list[dict[str, Any]] = [
+            {"version": v, "accuracy": accuracy, "loss": loss} for v, loss in enumerate(losses)
+        ]
+        assert best(evaluated) == evaluated[1]
+    mixed: list[dict[str, Any]] = [
+        {"version": 1, "accuracy": 0.0, "loss": 1.0},
+        {"version": 2, "accuracy": None, "loss": 0.5},
+    ]
+    assert best(mixed) == mixed[1]
+
+
+def test_a_run_on_real_targets_is_told_by_its_losses() -> None:
+    losses = {1: 2.0, 2: 0.5, 3: 1.0}
+    log: list[dict[str, Any]] = [
+        {"event": "eval", "version": v, "epoch": v, "loss": loss, "accuracy": None} for v, loss in losses.items()
+    ]
+    result = summarise(log, pushes_of([(1, 0, 0, 1)]))
+    assert (result["best_loss"], result["best_epoch"], result["final_loss"]) == (0.5, 2.0, 1.0)
+    assert (result["best_accuracy"], result["final_accuracy"]) == (None, None)
+    assert "loss  1.0000, best 0.5000" in ending(result, Path("run"), None)
+    nothing = ending(summarise([], pushes_of([])), Path("run"), None)
+    assert "not evaluated" in nothing
+
+
 updates = st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=8)  # (accepted pushes, whether one is refused)
 histories = st.lists(st.tuples(st.integers(0, 30), st.booleans(), updates))  # (back to, refused at once, updates)
 
@@ -103,7 +136,7 @@ def test_pushes_that_a_rollback_took_away_are_dropped(
     assert [tuple(row) for row in found.itertuples(index=False)] == kept
 
 
-def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path: Path) -> None:
+def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pushes.csv"
     good = "0,1,0,0,0,0,10,nan,3,1.5,1,0.05,0.001"
     path.write_text(
@@ -112,10 +145,63 @@ def test_pushes_cut_off_by_a_crash_are_left_out(tmp_path: Path) -> None:
     found = read_pushes(path)
     assert len(found) == 2
     assert found["loss"].isna().all()
+    assert capsys.readouterr().err == f"{path}: 2 damaged rows are left out of its 4\n", "the cut-off end is none"
+    read_pushes(path)
+    assert capsys.readouterr().err == "", "once"
     assert read_pushes(tmp_path / "absent").columns.tolist() == COLUMNS.split(",")
     assert summarise([], read_pushes(tmp_path / "absent"))["updates"] == 0
     path.write_text("")
     assert len(read_pushes(path)) == 0
+
+
+PUSH = (7, 1, 2, 3, 0, 0, 10, 0.5, 4, 1.5, 1, 0.05, 0.001)
+
+
+def test_pushes_are_read_by_their_header(tmp_path: Path) -> None:
+    path, names = tmp_path / "pushes.csv", COLUMNS.split(",")
+    values = dict(zip(names, PUSH, strict=True)) | {"new": "text"}
+    shuffled = sorted(values.keys() - {"step_s", "read_s"})
+    path.write_text(",".join(shuffled) + "\n" + ",".join(str(values[name]) for name in shuffled) + "\n")
+    found = read_pushes(path)
+    assert found.columns.tolist() == names
+    assert found.iloc[0, :-2].tolist() == list(PUSH[:-2])
+    assert found[["step_s", "read_s"]].isna().all(axis=None)
+    assert read_pushes(path, ["clock", "step_s"])["clock"].tolist() == [3]
+    path.write_text("worker,version\n1,2\n")
+    with pytest.raises(DataError, match=r"pushes\.csv has no column generation"):
+        read_pushes(path)
+
+
+@pytest.mark.parametrize("header", ["", "generation,version,wor", "generation,vers7,1,2\n"])
+def test_pushes_without_their_header_are_read_by_position(tmp_path: Path, header: str) -> None:
+    path, row = tmp_path / "pushes.csv", ",".join(map(str, PUSH)) + "\n"
+    path.write_text((header + "\n" if header and not header.endswith("\n") else header) + row)
+    assert [tuple(found) for found in read_pushes(path).itertuples(index=False)] == [PUSH]
+
+
+def test_blocks_of_pushes_are_read_as_the_whole_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block may begin with a damaged row, which is longer than the others."""
+    path = tmp_path / "pushes.csv"
+    rows = [f"{7 + at // 40},{at},2,3,0,0,10,0.5,4,1.5,1,0.05,0.001" for at in range(100)]
+    rows[50] += ",1,2,3"
+    path.write_text("\n".join([COLUMNS, *rows]) + "\n")
+    whole = read_pushes(path)
+    assert whole["version"].tolist() == [at for at in range(100) if at != 50]
+    for size in (1, 60, 61, 1000):
+        monkeypatch.setattr(read, "blocks", partial(blocks, size=size))
+        pd.testing.assert_frame_equal(read_pushes(path), whole)
+
+
+def test_pushes_of_a_generation_that_was_left_do_not_count(tmp_path: Path) -> None:
+    """Though the one after it has accepted none yet, and its own events are those of other times."""
+    path = tmp_path / "pushes.csv"
+    rows = [(7, version, *PUSH[2:]) for version in range(1, 6)] + [(9, 3, *PUSH[2:10], 0, *PUSH[11:])]
+    path.write_text("\n".join([COLUMNS, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    assert len(read_pushes(path)) == 6, "nothing tells"
+    for generation, version in ((7, 0), (8, 4), (9, 3)):
+        log_event(tmp_path, "generation", generation=generation, version=version)
+    found = read_pushes(path)
+    assert list(zip(found["generation"], found["version"], strict=True)) == [(7, 1), (7, 2), (7, 3), (9, 3)]
 
 
 def pushes_of(rows: list[tuple[int, int, int, int]]) -> pd.DataFrame:
@@ -180,6 +266,18 @@ def test_a_run_is_summed_up() -> None:
         "evaluations_given_up": 0,
         "simulated": None,
     }
+
+
+@pytest.mark.parametrize("name", ["version", "updates"])
+def test_an_end_that_was_taken_back_does_not_count(name: str) -> None:
+    """A failed run says how long it trained beyond its last checkpoint; ``updates``: as older versions said it."""
+    log: list[dict[str, Any]] = [
+        {"event": "start", "config": {}, "plan": None},
+        {"event": "end", "cause": "failed", "seconds": 50.0, name: 5},
+        {"event": "start", "config": {}, "plan": None, "resumed_from": 3},
+        {"event": "end", "cause": "finished", "seconds": 40.0, name: 4},
+    ]
+    assert summarise(log, pushes_of([(1, 0, 0, 1)]))["seconds"] == 40.0
 
 
 def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from pipeline.errors import JobError
 from pipeline.storage.store import Store
 from tests.support.configs import make_config
+from trainer.home import segments
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace, listing, write_whole
-from trainer.home.segments import Log, Superseded, begin, copy, joined, settle
+from trainer.home.segments import Log, Superseded, begin, copy, joined, look, merge, settle, unread, whole_log
 from trainer.home.work import Work, due, working
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
 from trainer.runlog.event_tail import HomeTail
@@ -139,6 +140,158 @@ def test_a_log_that_was_being_made_whole_is_whole_wherever_that_ended(
         if done:
             break
     assert step > 6
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are merged three at a time where there are more than four."""
+    monkeypatch.setattr(segments, "MOST", 4)
+    monkeypatch.setattr(segments, "MERGED", 3)
+
+
+def segments_in(home: StorePlace) -> list[str]:
+    return [name for name in listing(home / SEGMENTS) if name.endswith(METRICS)]
+
+
+def copy_and_merge(folders: Folders) -> None:
+    merge(folders, copy(folders))
+
+
+def test_a_long_runs_segments_stay_few(near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each copy holds is written to the home a few times at most."""
+    monkeypatch.setattr(segments, "MOST", 16)
+    monkeypatch.setattr(segments, "MERGED", 8)
+    work = begin(near, folder(tmp_path, "work"))
+    written = 0
+    put, replace = Store.put_new, Store.replace
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(store: Store, path: str, data: bytes) -> Any:
+            nonlocal written
+            written += len(data)
+            return change(store, path, data)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Store, "put_new", counted(put))
+        patched.setattr(Store, "replace", counted(replace))
+        for line in range(200):
+            add(work, METRICS, f"{line:09d}")
+            copy_and_merge(work)
+            assert len(segments_in(near)) <= segments.MOST + 1
+    assert written < 4 * 10 * 200
+    assert log_of(begin(near, folder(tmp_path, "next"))) == log_of(work)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_merge_that_is_killed_anywhere_loses_nothing(
+    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same start goes on, as when a store did not answer, or another one begins."""
+    for step in itertools.count():
+        root = near / str(step)
+        first = begin(root, folder(tmp_path, f"a{step}"))
+        for line in "abcde":
+            add(first, METRICS, line)
+            log = copy(first)
+        log = look(root)
+        with monkeypatch.context() as patched:
+            changes = [step]
+            for name in ("replace", "put_new", "delete"):
+                patched.setattr(Store, name, failing(changes, getattr(Store, name)))
+            try:
+                merge(first, log)
+                done = True
+            except JobError:
+                done = False
+        assert whole_log(root, METRICS, look(root)) == log_of(first)[METRICS]
+        for line in "fgh":
+            add(first, METRICS, line)
+            copy_and_merge(first)
+        assert len(segments_in(root)) <= 5
+        assert log_of(begin(root, folder(tmp_path, f"b{step}"))) == log_of(first)
+        if done:
+            break
+    assert step == 3, "one merged segment is written, and two others are deleted"
+
+
+@pytest.mark.usefixtures("few")
+def test_a_frozen_start_that_merges_changes_no_later_log(near: StorePlace, tmp_path: Path) -> None:
+    frozen = begin(near, folder(tmp_path, "frozen"))
+    for line in "abcde":
+        add(frozen, METRICS, line)
+        log = copy(frozen)
+    log = look(near)
+    later = begin(near, folder(tmp_path, "later"))
+    for line in "fghijk":
+        add(later, METRICS, line)
+        copy_and_merge(later)
+    merge(frozen, log)  # it had asked before the later one began
+    assert log_of(begin(near, folder(tmp_path, "after"))) == log_of(later)
+    settle(last := begin(near, folder(tmp_path, "last")))
+    merge(frozen, log)
+    assert log_of(begin(near, folder(tmp_path, "end"))) == log_of(last) == log_of(later)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_start_that_begins_while_segments_are_merged_reads_all(
+    near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begin(near, folder(tmp_path, "first"))
+    for line in "abcde":
+        add(first, METRICS, line)
+        copy(first)
+    log, read = look(near), segments.whole_log
+
+    def merged_meanwhile(*args: Any) -> bytes:
+        merge(first, log)
+        return read(*args)
+
+    monkeypatch.setattr(segments, "whole_log", merged_meanwhile)
+    assert log_of(begin(near, folder(tmp_path, "second"))) == log_of(first)
+
+
+@pytest.mark.usefixtures("few")
+def test_merged_segments_are_read_once(near: StorePlace, tmp_path: Path) -> None:
+    """By an evaluator on another host, and by the host that leads of what others log."""
+    lead = Work(begin(near, folder(tmp_path, "lead")))
+    other = Work(Folders(near, folder(tmp_path, "other"), "host-0a"))
+    tail = HomeTail(Folders(near, folder(tmp_path, "far"), "host-0b"))
+    found: list[int] = []
+    for version in range(40):
+        kind, of = ("eval", other) if version % 2 else ("epoch", lead)
+        add(of.folders, METRICS, json.dumps({"event": kind, "version": version}))
+        of.copy()
+        if not version % 7:
+            lead.copy()
+        found += [event["version"] for event in tail.new()]
+    lead.copy()
+    found += [event["version"] for event in tail.new()]
+    assert sorted(found) == list(range(40))
+    logged = [json.loads(line)["version"] for line in (lead.folders.work / METRICS).read_bytes().splitlines()]
+    assert sorted(logged) == list(range(40))
+    assert len(segments_in(near)) <= 2 * (segments.MOST + 1)
+    lead.close()
+    other.close()
+
+
+def test_a_segment_that_is_being_merged_is_read_at_the_next_look(near: StorePlace, tmp_path: Path) -> None:
+    """A listing may name a segment that is gone, or lack one that was there."""
+    lead = begin(near, folder(tmp_path, "lead"))
+    for line in "abcd":
+        add(lead, METRICS, line)
+        copy(lead)
+    listed, taken = look(near).of_leaders(METRICS), dict[str, int]()
+    first, second, third, fourth = listed
+    write_whole(near / SEGMENTS / first.name, b"a\nb\nc\n")
+    (near / SEGMENTS / second.name).unlink()
+    (near / SEGMENTS / third.name).unlink()
+    assert b"".join(unread(near, [first, second, third, fourth], taken)) == b"a\nb\nc\nd\n"
+    taken = {first.source: 2}
+    assert list(unread(near, [second, third, fourth], taken)) == []
+    assert list(unread(near, [third, fourth], taken)) == []
+    assert b"".join(unread(near, look(near).of_leaders(METRICS), taken)) == b"b\nc\nd\n"
 
 
 def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
 from trainer.data.shards import load_worker, open_shards
-from trainer.runlog.read import read_events
+from trainer.runlog.read import read_events, surviving
+from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
 from trainer.simulation.compare import compare, parse_protocols
 from trainer.simulation.compute import Computed, Quadratic
@@ -30,7 +33,7 @@ from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
 from trainer.simulation.profiles import PROFILES, parse_profile
-from trainer.simulation.replay import replay
+from trainer.simulation.replay import configurations, replay
 
 QUIET = Options(silent=True, report=False)
 TOY: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "steps": 30, "epoch_checkpoints": False}
@@ -209,6 +212,15 @@ def test_a_model_that_begins_as_nan_is_not_told_to_learn_slower(
     assert "--learning-rate" not in str(caught.value)
 
 
+def test_the_cause_of_a_failed_run_is_in_its_log_result_and_report(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="diverged") as caught:
+        virtual(tmp_path / "run", learning_rate=1e20, options=Options(silent=True))
+    line = str(caught.value)
+    assert read_events(tmp_path / "run" / "metrics.jsonl")[-1]["error"] == line
+    assert read_result(tmp_path / "run").error == line
+    assert escape(f"The cause: {line}", quote=False)[:60] in (tmp_path / "run" / "report.html").read_text()
+
+
 # --- profiles and failures ------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +308,55 @@ def test_a_replay_notices_another_seed(tmp_path: Path) -> None:
     assert not replay(done.output).is_equal
     with pytest.raises(JobError, match="differ"):
         main(["--replay", str(done.output)])
+
+
+def test_every_example_of_an_exact_batch_counts_the_same(tmp_path: Path) -> None:
+    """Workers of 11, 10 and 10 examples: an update of bsp is the mean over all 31, as a loop computes it."""
+    values: dict[str, Any] = {"workers": 3, "batch_size": 31, "worker_batch": "exact", "steps": 5, "momentum": 0.0}
+    done = virtual(tmp_path / "run", "bsp", recipe="constant", **values)
+    curvature, weights = np.geomspace(1, 0.01, 64), np.ones(64)
+    for step in range(5):
+        noise = [generator(0, Purpose.TOY, worker, step).standard_normal(64, np.float32) for worker in range(3)]
+        drawn = sum(size * part / np.sqrt(size) for size, part in zip((11, 10, 10), noise, strict=True))
+        weights -= 0.1 * (curvature * weights + drawn / 31)
+    np.testing.assert_allclose(final(done)[:64], weights, rtol=1e-5, atol=1e-5)
+    assert replay(done.output).is_equal
+
+
+def test_a_run_that_was_made_longer_replays(tmp_path: Path) -> None:
+    """Its rate fell at the end of the shorter run, and again at the end of the longer one."""
+    virtual(tmp_path, steps=20)
+    longer = virtual(tmp_path, steps=40, options=Options(silent=True, report=False, resume=True))
+    assert longer.updates == 160
+    assert replay(tmp_path).is_equal
+
+
+def test_each_start_tells_the_configuration_of_its_updates() -> None:
+    """The third start found the newest checkpoint broken; the fourth began with a crash of the servers."""
+
+    def start(steps: int, threads: int, resumed_from: int | None, **more: Any) -> dict[str, Any]:
+        plan = {"threads_per_worker": threads}
+        values = {"config": make_config(steps=steps).to_json(), "plan": plan, "resumed_from": resumed_from}
+        return {"event": "start", **values, **more}
+
+    events: list[dict[str, Any]] = [
+        start(20, 1, None),
+        {"event": "generation", "generation": 1, "version": 0},
+        start(30, 2, 40),
+        {"event": "generation", "generation": 2, "version": 40},
+        start(40, 3, 50),
+        {"event": "generation", "generation": 3, "version": 45},
+        start(50, 8, 60, simulated={"compute": "quadratic"}),
+        {"event": "rollback", "from_version": 70, "to_version": 55},
+    ]
+    found = configurations(events)
+    assert [(first, config.run.steps, config.processes.threads) for first, config in found] == [
+        (1, 20, 1),
+        (41, 30, 2),
+        (46, 40, 3),
+        (56, 50, 1),
+    ]
+    assert configurations([*events[:1], start(30, 1, 0)])[0][1].run.steps == 30
 
 
 # --- comparison and the command line --------------------------------------------------------------------------------------
@@ -416,6 +477,44 @@ def test_a_killed_run_that_is_resumed_counts_every_gradient_once_and_replays(
     events = read_events(tmp_path / "metrics.jsonl")
     assert [event["event"] for event in events].count("restart") == 1
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+
+
+def epoch_means(output: Path) -> list[tuple[int, float]]:
+    live = surviving(read_events(output / "metrics.jsonl"))
+    return [(event["epoch"], event["loss"]) for event in live if event["event"] == "epoch"]
+
+
+def test_epoch_means_count_each_gradient_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the servers went back within the epoch, or the run was killed there and resumed."""
+    values: dict[str, Any] = {"protocol": "bsp", "epoch_checkpoints": True, "checkpoint_every_s": 0.35}
+    whole = virtual(tmp_path / "whole", **values)
+    virtual(tmp_path / "crashed", failures=parse_failures("server@1.65+0.5"), **values)
+    kill_at(1.65, monkeypatch, tmp_path / "killed", **values)
+    virtual(tmp_path / "killed", options=Options(silent=True, report=False, resume=True), **values)
+    means = epoch_means(tmp_path / "whole")
+    pushes = whole.pushes()
+    for epoch, loss in means:
+        assert loss == pytest.approx(pushes[(pushes["version"] - 1) // 10 == epoch - 1]["loss"].mean(), rel=1e-5)
+    for other in ("crashed", "killed"):
+        log = read_events(tmp_path / other / "metrics.jsonl")
+        back_to = [event["version"] for event in log if event["event"] == "generation"][1:]
+        assert all(version % 10 for version in back_to), "within an epoch"
+        assert epoch_means(tmp_path / other) == means
+
+
+def test_models_of_equal_parameters_are_equal_files(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that nobody disturbed, and of one that was killed and resumed."""
+    values: dict[str, Any] = {"compute": "real", "model": "cnn", "shards": str(shards), "workers": 2, "protocol": "bsp"}
+    values |= {"batch_size": 12, "steps": 12, "epoch_checkpoints": True, "checkpoint_every_s": 0.35}
+    whole = virtual(tmp_path / "whole", **values)
+    kill_at(0.95, monkeypatch, tmp_path / "killed", **values)
+    killed = virtual(tmp_path / "killed", options=Options(silent=True, report=False, resume=True), **values)
+    assert sum(event["event"] == "start" for event in killed.events()) == 2
+    for name in ("model.safetensors", "best.safetensors"):
+        one, other = (sha256((run.output / name).read_bytes()).hexdigest() for run in (whole, killed))
+        assert one == other, name
 
 
 def test_a_worker_that_dies_again_while_it_is_away_is_away_for_the_longer_of_both(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_a_line_without_what_every_run_writes_is_broken_data(tmp_path: Path) -> 
         Ledger(path)
 
 
+def test_a_run_on_real_targets_has_no_accuracy(tmp_path: Path) -> None:
+    curve = {"epoch": [1, 2], "accuracy": [None, None], "loss": [2.0, 1.0]}
+    nothing = dict.fromkeys(("final_accuracy", "best_accuracy", "train_accuracy"))
+    filled(tmp_path / "l", 2, **nothing, curve=curve)
+    for record in Ledger(tmp_path / "l").records.values():
+        assert (record["final_accuracy"], record["failed"], record["curve"]) == (None, None, curve)
+
+
 def test_two_hosts_ledgers_become_one(tmp_path: Path) -> None:
     whole = filled(tmp_path / "whole")
     records = list(whole.records.values())

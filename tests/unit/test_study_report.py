@@ -274,6 +274,18 @@ def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: 
     json.loads((tmp_path / "results.json").read_text())
 
 
+def test_a_report_of_real_targets_compares_losses(tmp_path: Path) -> None:
+    plan = make_plan(seeds=6)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
+    for record in records:
+        record |= dict.fromkeys(("final_accuracy", "best_accuracy", "train_accuracy"))
+        record["curve"] = record["curve"] | {"accuracy": [None] * 3}
+    assert "real targets have no accuracy" in report_of(plan, tmp_path, records)
+    member = analyse(plan, records).settings[0].members["stratified"]
+    assert (member.diverged, member.comparisons[PRIMARY]) == (0, None)
+    assert member.comparisons["final_loss"]
+
+
 def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
     text = report_of(make_plan(WAYS), tmp_path, [])
     assert "Nothing can be said yet" in text

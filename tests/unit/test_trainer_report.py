@@ -161,6 +161,13 @@ def test_a_log_cut_off_in_its_last_line_and_without_pushes_is_reported(tmp_path:
     assert "seconds a step" not in page.text
 
 
+def test_a_second_of_refused_gradients_alone_loses_no_loss(tmp_path: Path) -> None:
+    run = eventful_run(epochs=2)
+    trains = [event for event in run.events if event["event"] == "train"]
+    trains[3] |= dict.fromkeys(("loss", "accuracy", "staleness_mean", "staleness_max"))
+    assert "no finite number" not in page_of(run.save(tmp_path)).text
+
+
 @pytest.mark.parametrize("bad", only([None], [None, float("inf")]))
 def test_a_loss_that_is_no_number_is_named_and_the_rest_is_drawn(tmp_path: Path, bad: float | None) -> None:
     run = eventful_run(epochs=2)
@@ -357,6 +364,7 @@ def test_the_line_tells_what_is_known_and_dashes_what_is_not() -> None:
         "epoch 0.50 of 5  loss 1.2500  accuracy 37.5%  1,234 images/s  staleness 10.9  workers 11/12"
     )
     assert "evaluation 61.0%" in line({**STATUS, "eval_accuracy": 0.61})
+    assert "evaluation loss 0.2500" in line({**STATUS, "accuracy": None, "eval_loss": 0.25})
     nothing = {"accepted": 0, "epoch": 0.0, "loss": None, "accuracy": None, "images_per_s": None}
     text = line({**STATUS, **nothing, "staleness_mean": float("nan")})
     assert text == "epoch 0.00  loss -  accuracy -  - images/s  staleness -  workers 11/12"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, states_and_names, versions
-from trainer.checkpoints.state import STATE, State, folder_of
+from trainer.checkpoints.state import STATE, Evaluated, State, folder_of, rank
 from trainer.home.place import Place, delete_tree
 
 WAITING = 50  # checkpoints that wait for the evaluator; a longer queue loses its oldest
@@ -26,8 +26,10 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
     newest, recent = sound[-1].version, sound[-keep:]
     evaluated = {state.version: evaluation_of(root, state, names) for state, names in found}
     wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
-    accuracies = {version: mark.accuracy for version, mark in evaluated.items() if mark and mark.accuracy is not None}
-    kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(accuracies, recent)
+    measured = {
+        version: mark for version, mark in evaluated.items() if mark and (mark.accuracy, mark.loss) != (None, None)
+    }
+    kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
     old = [version for version in versions(root) if version < newest and version not in kept]
     deleted = [version for version in old if _remove(folder_of(root, version))]
     return [version for version in deleted if version in wait]
@@ -60,11 +62,12 @@ def discard_after(root: Place, version: int) -> None:
             _remove(folder_of(root, later))
 
 
-def _best(accuracies: dict[int, float], recent: Iterable[State]) -> set[int]:
-    """The version of the highest accuracy, the earliest of equals, up to each of some: if the run goes back to that one,
-    its model is the best again."""
-    upto = [[version for version in accuracies if version <= state.version] for state in recent]
-    return {max(found, key=lambda version: (accuracies[version], -version)) for found in upto if found}
+def _best(measured: dict[int, Evaluated], recent: Iterable[State]) -> set[int]:
+    """Return the best version, the earliest of equals, up to each of ``recent``: if the run goes back to that one, its
+    model is the best again."""
+    ranks = {version: rank(mark.accuracy, mark.loss) for version, mark in measured.items()}
+    upto = [[version for version in ranks if version <= state.version] for state in recent]
+    return {max(found, key=lambda version: (ranks[version], -version)) for found in upto if found}
 
 
 def _remove(folder: Place) -> bool:

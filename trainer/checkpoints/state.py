@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -17,7 +18,8 @@ EVALUATED = "evaluated"
 class State:
     """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks: by
     worker, its gradients that were applied or refused; memory: the protocol's; passes: over the rows, as far as they were
-    trained; seconds: of training so far; num_parameters P and num_buffers Q make up the vector."""
+    trained; epoch_sums: of the accepted gradients since the last end of an epoch; seconds: of training so far;
+    num_parameters P and num_buffers Q make up the vector."""
 
     version: int
     accepted: int
@@ -34,6 +36,7 @@ class State:
     identity: str
     memory: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, Any] = field(default_factory=dict)
+    epoch_sums: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:
@@ -60,12 +63,18 @@ class State:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the evaluator leaves in a checkpoint: of which generation's it was, whether as the final one, and the accuracy,
-    None where nothing was measured."""
+    """What the evaluator leaves in a checkpoint.
+
+    Attributes:
+        generation: of the checkpoint that was evaluated.
+        final: whether it was evaluated as the run's final one.
+        accuracy: None for real targets, and where nothing was measured.
+        loss: None where nothing was measured, or the loss was no finite number."""
 
     generation: int
     final: bool
     accuracy: float | None = None
+    loss: float | None = None
 
     def is_of(self, state: State) -> bool:
         """An evaluation of the final checkpoint is also one of the same checkpoint once the run goes on past it."""
@@ -78,6 +87,16 @@ class Evaluated:
     def from_bytes(cls, data: bytes) -> Evaluated:
         """Raises TypeError or ValueError."""
         return cls(**json.loads(data))
+
+
+def rank(accuracy: float | None, loss: float | None) -> tuple[float, float]:
+    """Return the key by which evaluations are ordered; the best one has the greatest.
+
+    The highest accuracy is the best. Where there is no accuracy (real targets), or it is 0 throughout, as older logs of
+    real targets have it, the lowest loss is."""
+    if accuracy:
+        return accuracy, 0.0
+    return 0.0, -loss if loss is not None and math.isfinite(loss) else -math.inf
 
 
 @overload

@@ -51,10 +51,10 @@ def reopen(root: Place, version: int) -> None:
         write_whole(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
 
 
-def mark_evaluated(root: Place, state: State, accuracy: float | None = None) -> bool:
-    """The evaluator is done with a checkpoint. False: it was discarded meanwhile, and needs no mark. Raises OSError."""
+def mark_evaluated(root: Place, state: State, accuracy: float | None = None, loss: float | None = None) -> bool:
+    """Mark a checkpoint as evaluated. False: it was discarded meanwhile, and needs no mark. Raises OSError."""
     if not folder_of(root, state.version).is_dir():
         return False
-    mark = Evaluated(state.generation, state.final, accuracy)
+    mark = Evaluated(state.generation, state.final, accuracy, loss)
     write_whole(folder_of(root, state.version) / EVALUATED, mark.to_bytes())
     return True

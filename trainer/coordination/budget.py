@@ -11,7 +11,7 @@ class Position:
     """How far the run has come: what has been applied. All of it is in every checkpoint.
 
     clocks: by worker, gradients that were applied or refused; memory: the protocol's, in plain JSON; passes: what
-    trainer.coordination.passes remembers."""
+    trainer.coordination.passes remembers; epoch_sums: what trainer.coordination.epoch_sums does."""
 
     version: int = 0
     accepted: int = 0
@@ -19,6 +19,7 @@ class Position:
     clocks: dict[int, int] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, Any] = field(default_factory=dict)
+    epoch_sums: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -14,13 +14,24 @@ class Convergence:
     """Converged is the first global mini-batch t >= 2 with |w_t - w_(t-1)| < tolerance * max(|w_t|, 1).
 
     A global mini-batch is one accepted gradient of each worker: an update of a synchronous protocol, n updates of an
-    asynchronous one, whose single updates are n times smaller. read() gives the parameters [P]: O(P) a mini-batch. After
-    a roll-back the first mini-batch is compared with nothing, as at the start."""
+    asynchronous one, whose single updates are n times smaller. O(P) a mini-batch.
 
-    def __init__(self, tolerance: float, num_workers: int, read: Read) -> None:
+    Args:
+        tolerance: 0 for a run that never converges.
+        num_workers: n.
+        read: returns the parameters [P] of now, which are those of the checkpoint that the run goes on from.
+        accepted: gradients of that checkpoint; 0 at the start of a run.
+        update_size: gradients of an update. If the last one ended a mini-batch, the next is compared with the checkpoint;
+            else the first whole mini-batch is compared with nothing, as at the start."""
+
+    def __init__(
+        self, tolerance: float, num_workers: int, read: Read, *, accepted: int = 0, update_size: int = 1
+    ) -> None:
         self.tolerance, self.num_workers, self.read = tolerance, num_workers, read
-        self._mini_batches: int | None = None
+        self._mini_batches = accepted // num_workers
         self._before: npt.NDArray[np.float64] | None = None
+        if tolerance and self._mini_batches and (accepted - update_size) // num_workers < self._mini_batches:
+            self._before = read().astype(np.float64)
 
     def is_reached(self, accepted: int) -> bool:
         """Whether the update that brought the accepted gradients to so many ends the run."""

@@ -13,6 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 from trainer.coordination.budget import Budget
+from trainer.coordination.epoch_sums import EpochSums
 from trainer.coordination.ledger import Entry, Ledger
 from trainer.coordination.membership import Member, Membership, Phase
 from trainer.coordination.orders import Measured, Order, Record, Reply, Share
@@ -68,6 +69,8 @@ class Coordinator:
         self._room = budget.room(self.size)  # gradients that the next update takes
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
+        self.epoch_sums = EpochSums(budget.position.epoch_sums)
+        self.epoch_means: dict[str, float | None] = {}  # of the last epoch that ended
         self.records: list[Record] = []
         self.sequence = 0
         self.started = self.finished = False
@@ -262,11 +265,14 @@ class Coordinator:
         self._room = self.budget.room(self.size)
         for entry in entries:
             self.records.append(self._record(entry, version, accepted=True))
+            self.epoch_sums.add(entry[1])
             if entry[1].seen:
                 self.passes.use(entry[0].worker, entry[1].seen)
             member = self.members[entry[0].worker]
             member.unapplied -= 1
             self._note_through(member)
+        if boundary is not None:
+            self.epoch_means = self.epoch_sums.end()
         for worker, ticket, release in self._queues.waiting_for(version):
             member = self.members[worker]
             if member.ticket == ticket:
@@ -384,6 +390,7 @@ class Coordinator:
             "clocks": {str(worker): clock for worker, clock in position.clocks.items()},
             "memory": deepcopy(position.memory),  # a checkpoint is written while the run goes on
             "passes": deepcopy(position.passes),
+            "epoch_sums": dict(position.epoch_sums),
         }
 
     def _clock_to_go_on_at(self, member: Member) -> int:

@@ -183,9 +183,9 @@ def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *
     return _load(shards, shards.worker_files(index), on_loaded, targets, hashed=True)
 
 
-def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False) -> Rows:
-    """Some of a worker's files, read and verified as ``load_worker`` does."""
-    return _load(shards, files, None, targets, hashed=True)
+def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False, hashed: bool = True) -> Rows:
+    """Some of a worker's files, read and verified as ``load_worker`` does. hashed: with the hashes of their rows."""
+    return _load(shards, files, None, targets, hashed=hashed)
 
 
 def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:

@@ -32,11 +32,11 @@ from trainer.models.build import build
 from trainer.models.devices import EVALUATOR, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
-from trainer.run_files import BEST, METRICS, MODEL, NEWS
+from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
 from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
 from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
-from trainer.runlog.result import is_model_of
+from trainer.runlog.result import best_of, is_best_of
 from trainer.watchdog import kick
 
 BATCH = 500  # images at a time; the result depends on it only by rounding
@@ -98,6 +98,13 @@ class Evaluator:
         self.tail, self.log = tail_of(folders), Surviving()
         self.warned: set[str] = set()
         self.num_classes = shards.num_classes
+        self.about = {
+            "network": config.model.to_json(),
+            "shape": list(shards.shape),
+            "classes": None if built.targets else shards.num_classes,
+            "mean": shards.mean.tolist(),
+        }
+        self._kept: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:
             self._warn(NO_ROWS)
 
@@ -126,13 +133,17 @@ class Evaluator:
         found = self._evaluation(state)
         if not self.folders.is_local:
             copy(self.folders, (METRICS,))  # the mark says that the event is in the home
-        return mark_evaluated(self.root, state, found["accuracy"] if found else None)
+        measured = (found.get("accuracy"), found.get("loss")) if found else ()
+        return mark_evaluated(self.root, state, *measured)
 
     def keep_best(self) -> None:
         """Have best.safetensors be the model of the best evaluation that counts, after a roll-back too; or no model, where
         that one's checkpoint is gone. Raises OSError."""
         top, path = best(self._evaluations()), self.home / BEST
-        if not top or is_model_of(path, top):
+        if not top or self._kept == _key(top):
+            return
+        if is_best_of(self.home, top):
+            self._kept = _key(top)
             return
         state = next((state for state in checkpoint.whole_states(self.root) if _is_of(top, state)), None)
         try:
@@ -140,7 +151,8 @@ class Evaluator:
                 return self._save(BEST, state, self._load(state))
         except DataError as error:
             self._warn(f"{path} is deleted: {error}")
-        path.unlink(missing_ok=True)
+        for name in (BEST_OF, BEST):
+            (self.home / name).unlink(missing_ok=True)
 
     def _load(self, state: State) -> Tensor:
         """The vector [P+Q] of a checkpoint, which is the model's state from now on."""
@@ -201,11 +213,15 @@ class Evaluator:
             self._save(MODEL, state, values)
 
     def _save(self, name: str, state: State, values: Tensor) -> None:
-        """The model by the names of its state_dict(), so that any tool that reads safetensors can use it."""
-        about = {"model": self.config.model.name, "version": state.version, "epoch": state.epoch}
-        about |= {"generation": state.generation}
-        metadata = {"trained": json.dumps(about)}  # one entry: safetensors writes several in any order
-        write_whole(self.home / name, save(self.flat.named(values.cpu().numpy()), metadata=metadata))
+        """Write the model by the names of its state_dict(), so that any tool that reads safetensors can use it.
+
+        Runs with equal parameters write equal bytes."""
+        metadata = {"model": json.dumps(self.about)}  # one entry: safetensors writes several in any order
+        data = save(self.flat.named(values.cpu().numpy()), metadata=metadata)
+        write_whole(self.home / name, data)
+        if name == BEST:
+            write_whole(self.home / BEST_OF, best_of(state, data))
+            self._kept = (state.version, state.generation)
 
     def _evaluations(self) -> list[dict[str, Any]]:
         """Those that still count; only what was logged since the last time is read."""
@@ -226,16 +242,21 @@ class Evaluator:
             log_event(self.work, "warning", message=message)
 
 
+def _key(evaluation: dict[str, Any]) -> tuple[int, int | None]:
+    return evaluation["version"], evaluation.get("generation")
+
+
 def _is_of(event: dict[str, Any], state: State) -> bool:
     """Whether an evaluation is of this checkpoint."""
-    return (event["version"], event.get("generation")) == (state.version, state.generation)
+    return _key(event) == (state.version, state.generation)
 
 
 class Measurement(NamedTuple):
-    """Mean loss without the L2 term, share of correct predictions, and the standard error of that loss."""
+    """Mean loss without the L2 term, share of correct predictions (None for real targets), and the standard error of that
+    loss."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None
     noise: float
 
 
@@ -245,16 +266,19 @@ def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurem
     model.eval()
     rows = right = 0
     loss = squares = 0.0
+    are_classes = True
     for images, labels in batches:
         outputs = model(images)
         rows += len(labels)
         loss += float(task.loss(outputs, labels)) * len(labels)
         squares += float(task.losses(outputs, labels).double().square().sum())
         right += int(task.correct(outputs, labels))
+        are_classes = not labels.is_floating_point()
     if not rows:
         raise ValueError("no rows to evaluate")
     mean = loss / rows
-    return Measurement(mean, right / rows, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))
+    accuracy = right / rows if are_classes else None
+    return Measurement(mean, accuracy, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))
 
 
 @torch.no_grad()

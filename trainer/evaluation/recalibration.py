@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipeline.seeds import Purpose, generator
+from pipeline.shardset.ratios import largest_remainder
 from trainer.config import slice_bounds
 from trainer.data.augment import normalise
 from trainer.data.batches import Batch
-from trainer.data.shards import Rows, Shards, load_worker
+from trainer.data.shards import Rows, Shards, load_files
 
 
 @torch.no_grad()
@@ -44,13 +45,15 @@ def batches(rows: Rows, mean: npt.NDArray[np.float32], size: int) -> Iterator[Ba
 
 
 def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False) -> Rows:
-    """Up to ``count`` distinct training rows, equally many of each worker where it has them: a function of the seed, and so
-    is their order, which has nothing of the data set's: batches of one class would have statistics of their own.
+    """Return up to ``count`` distinct training rows, equally many of each worker where it has them, or as many as the set's
+    ratios say: a function of the seed, and so is their order, which has nothing of the data set's: batches of one class
+    would have statistics of their own.
 
-    Reads every shard, one in memory at a time."""
+    Reads the files that hold such rows, one in memory at a time. Raises DataError and OSError."""
     shares = [end - begin for begin, end in slice_bounds(count, shards.num_workers)]
-    loaded = (load_worker(shards, worker, targets=targets) for worker in range(shards.num_workers))
-    parts = [_draw(rows, share, seed, worker) for worker, (rows, share) in enumerate(zip(loaded, shares, strict=True))]
+    if shards.ratios:
+        shares = largest_remainder(np.array([count]), shards.ratios)[0].tolist()
+    parts = [part for worker, share in enumerate(shares) for part in _draw(shards, worker, share, seed, targets)]
     ids = np.concatenate([part.ids for part in parts])
     _, first = np.unique(ids, return_index=True)  # a row that sharding copied may be drawn for several workers
     first = generator(seed, Purpose.SAMPLE_ORDER).permutation(first)
@@ -58,7 +61,14 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
     return Rows(images[first], np.concatenate([part.labels for part in parts])[first], ids[first])
 
 
-def _draw(rows: Rows, count: int, seed: int, worker: int) -> Rows:
+def _draw(shards: Shards, worker: int, count: int, seed: int, targets: bool) -> Iterator[Rows]:
+    """Yield up to ``count`` rows of a worker, file by file."""
     rng = generator(seed, Purpose.TRAIN_SAMPLE, worker)
-    chosen = np.sort(rng.permutation(len(rows))[:count])
-    return Rows(rows.images_NCHW[chosen], rows.labels[chosen], rows.ids[chosen])
+    chosen = np.sort(rng.permutation(shards.worker_rows(worker))[:count])
+    first = 0
+    for file in shards.worker_files(worker):
+        here = chosen[(chosen >= first) & (chosen < first + file.rows)] - first
+        first += file.rows
+        if len(here):
+            rows = load_files(shards, [file], targets=targets, hashed=False)
+            yield Rows(rows.images_NCHW[here], rows.labels[here], rows.ids[here])

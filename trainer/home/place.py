@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.storage.store import Store, configured_store
 from pipeline.storage.uri import is_remote, split_uri
 
 T = TypeVar("T")
+BLOCK_BYTES = 4 << 20  # of a log, held at a time
 KEPT = 256  # files whose content a process remembers: states and headers of checkpoints
 
 
@@ -143,6 +144,30 @@ def read_range(place: Place, offset: int, length: int) -> bytes:
             file.seek(offset)
             return file.read(length)
     return with_retries(place.store.read_range)(place.uri, offset, length)
+
+
+def blocks(place: Place, size: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield a file's content in pieces of at most ``size`` bytes. Raises FileNotFoundError and OSError."""
+    if isinstance(place, Path):
+        with open(place, "rb") as file:
+            while data := file.read(size):
+                yield data
+        return
+    length = with_retries(place.store.info)(place.uri).bytes
+    for offset in range(0, length, size):
+        yield with_retries(place.store.read_range)(place.uri, offset, min(size, length - offset))
+
+
+def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join pieces of a file so that each ends with a whole line; a last line without its end comes by itself."""
+    rest = b""
+    for piece in pieces:
+        whole, newline, tail = (rest + piece).rpartition(b"\n")
+        if newline:
+            yield whole + newline
+        rest = tail
+    if rest:
+        yield rest
 
 
 def remembered(read: Callable[[Place, int], T]) -> Callable[[Place, FileInfo], T]:

@@ -5,6 +5,8 @@
   HOME/segments/host-1f..-000000000000.metrics.jsonl  the same of a host that does not lead
   HOME/segments/000003.settled                      all of the starts up to here is in HOME/metrics.jsonl and HOME/pushes.csv
 
+A host that has put many segments merges neighbours: the first of them then holds what all of them held.
+
 A host that leads begins with the whole log so far, and takes over what others have, so its files are the run's. Segments
 name the byte where they begin: putting one in its place twice changes nothing, and where two starts wrote, because the first
 was frozen and taken for dead, the later one's counts. Stores that append lose what a killed writer had open."""
@@ -29,6 +31,8 @@ _MARK = re.compile(r"(\d{6,})\.(begun|settled)")
 MARKS = re.compile(rf"{SEGMENTS}/{_MARK.pattern}")
 NAMES = re.compile(rf"{SEGMENTS}/({_SEGMENT.pattern}|{_MARK.pattern})")
 TRIES = 10
+MOST, MERGED = 64, 32  # segments of a host's file, and how many neighbours become one where there are more
+LARGEST = 64 << 20  # bytes of a merged segment, which is in memory
 
 
 class Superseded(JobError):
@@ -68,7 +72,11 @@ class Log:
 
     def end(self, source: str, file: str) -> int | None:
         """How far a host's file is here; None where none of it is."""
-        return max((part.end for part in self.segments if (part.source, part.file) == (source, file)), default=None)
+        return max((part.end for part in self.of_host(source, file)), default=None)
+
+    def of_host(self, source: str, file: str) -> list[Segment]:
+        """Return a host's segments of a file, by their first byte."""
+        return [part for part in self.segments if (part.source, part.file) == (source, file)]
 
     def of_leaders(self, file: str) -> list[Segment]:
         """What HOME/file may lack, in order."""
@@ -98,7 +106,8 @@ def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def whole_log(home: Place, file: str, log: Log) -> bytes:
-    """A file as its hosts have written it so far. One operation a segment. Raises DataError and OSError."""
+    """A file as its hosts have written it so far. One operation a segment. Raises DataError, and OSError:
+    FileNotFoundError where a segment is gone since ``log`` was listed."""
     try:
         base = (home / file).read_bytes()
     except FileNotFoundError:
@@ -122,13 +131,25 @@ def begin(home: StorePlace, work: Path) -> Folders:
             break
         except FileExistsError:
             continue
-    log = look(home)  # what the earlier start wrote before it could know
     begins = []
-    for file in APPENDED:
-        if data := whole_log(home, file, log):
+    for file, data in _whole_logs(home).items():
+        if data:
             (work / file).write_bytes(data)
             begins.append((file, len(data)))
     return Folders(home, work, number, tuple(begins))
+
+
+def _whole_logs(home: Place) -> dict[str, bytes]:
+    """Return ``whole_log`` of each file, with what the earlier start wrote before it could know of this one. That start may
+    be merging segments until then."""
+    for _ in range(TRIES):
+        log = look(home)
+        try:
+            return {file: whole_log(home, file, log) for file in APPENDED}
+        except (FileNotFoundError, DataError):
+            if look(home) == log:
+                raise
+    raise OSError(f"{home / SEGMENTS}: others change the segments all the time")
 
 
 def void(home: Place) -> None:
@@ -172,14 +193,60 @@ def _copy(folders: Folders, file: str, log: Log) -> bool:
     return True
 
 
-def lines_of_others(home: Place, log: Log, taken: set[str]) -> Iterator[bytes]:
-    """The lines that hosts which do not lead have copied and that were not taken yet. taken: names of segments, to which
-    these are added. Raises OSError."""
-    for part in log.of_others():
-        if part.name not in taken:
-            data = (home / SEGMENTS / part.name).read_bytes()
-            taken.add(part.name)
-            yield from data.splitlines(keepends=True)
+def merge(folders: Folders, log: Log) -> None:
+    """Merge neighbours among this host's segments where there are more than MOST of a file: those that hold least.
+
+    A kill leaves segments whose bytes others have too, and a start that was frozen changes segments of its own alone. One
+    process of a host may do it at a time. Raises OSError."""
+    home = folders.home
+    for file in APPENDED:
+        mine: list[Segment] = []
+        doubled: list[Segment] = []
+        end = -1
+        for part in log.of_host(folders.source, file):
+            (mine if part.end > end else doubled).append(part)
+            end = max(end, part.end)
+        if len(mine) + len(doubled) <= MOST:
+            continue
+        if len(mine) > MERGED:
+            windows = [mine[first : first + MERGED] for first in range(len(mine) - MERGED + 1)]
+            some = min(windows, key=lambda window: window[-1].end - window[0].offset)
+            length = some[-1].end - some[0].offset
+            if length <= LARGEST:
+                with open(folders.work / file, "rb") as lines:
+                    lines.seek(some[0].offset)
+                    write_whole(home / SEGMENTS / some[0].name, lines.read(length))
+                doubled += some[1:]
+        for part in doubled:
+            (home / SEGMENTS / part.name).unlink(missing_ok=True)
+
+
+def unread(home: Place, parts: Iterable[Segment], taken: dict[str, int]) -> Iterator[bytes]:
+    """Yield what segments hold beyond what was taken before, in whole lines.
+
+    parts: of one file, of each host by their first byte. taken: the byte of each host's file up to which its segments were
+    taken, which is moved on. A host whose segments are being merged is left to the next look. Raises OSError."""
+    late: set[str] = set()
+    for part in parts:
+        begin = taken.get(part.source, part.offset)
+        if part.end <= begin or part.source in late:
+            continue
+        try:
+            data = (home / SEGMENTS / part.name).read_bytes() if part.offset <= begin else None
+        except FileNotFoundError:
+            data = None
+        if data is None:
+            late.add(part.source)
+            continue
+        taken[part.source] = part.offset + len(data)
+        yield data[begin - part.offset :]
+
+
+def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[bytes]:
+    """The lines that hosts which do not lead have copied and that were not taken yet. taken: as ``unread`` has it. Raises
+    OSError."""
+    for data in unread(home, [part for part in log.of_others() if part.file == METRICS], taken):
+        yield from data.splitlines(keepends=True)
 
 
 def settle(folders: Folders) -> None:

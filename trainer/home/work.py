@@ -15,7 +15,7 @@ from uuid import uuid4
 from pipeline.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
-from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, look, settle
+from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, look, merge, settle
 from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
 COPY_S = 30.0
@@ -37,7 +37,7 @@ class Work:
         self.folders = folders
         self.trouble: str | None = None  # why the log was not copied the last time, for people
         self._ended: JobError | None = None
-        self._taken: set[str] = set()
+        self._taken: dict[str, int] = {}
         self._known: set[bytes] | None = None  # lines that an earlier start of this host's run took over
         self._copied = self._boarded = time.monotonic()
         self._size = 0
@@ -59,7 +59,8 @@ class Work:
             return
         log = copy(self.folders)
         if self.folders.leads and self._take(log):
-            copy(self.folders)
+            log = copy(self.folders)
+        merge(self.folders, log)
 
     def settle(self) -> None:
         """On the host that leads, when the run ends and nobody appends any more: the home's metrics.jsonl and pushes.csv are

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoints.read import newest
 from trainer.config import Config
@@ -20,10 +20,14 @@ from trainer.home.work import Work
 from trainer.options import Options
 from trainer.plan import Plan
 from trainer.report.terminal import ending
-from trainer.run_files import BEST, METRICS, PUSHES, RESULT
+from trainer.run_files import BEST, BEST_OF, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
-from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes
-from trainer.runlog.result import Result, is_model_of, summarise
+from trainer.runlog.read import Event, best, evaluations, read_pushes
+from trainer.runlog.result import REPORTED, SUMMARISED, Result, is_best_of, summarise
+from trainer.runlog.thinned import thinned_log
+
+if TYPE_CHECKING:
+    from trainer.report.page import Read
 
 
 class Interruptible(Protocol):
@@ -72,36 +76,50 @@ def log_start(
     )
 
 
-def conclude(config: Config, options: Options, status: dict[str, Any], cause: str, work: Work | None = None) -> Result:
+def conclude(
+    config: Config,
+    options: Options,
+    status: dict[str, Any],
+    cause: str,
+    work: Work | None = None,
+    error: BaseException | None = None,
+) -> Result:
     """result.json, the report and a few lines; for a run that was cut short, too. work: of this host, which leads; that of a
     local --output where not given. Raises OSError, and JobError where another start of the run leads it now."""
     work = work or Work(Folders.of(config.run.output))
     output, log = work.folders.home, work.folders.work
     seconds = status.get("seconds", 0.0)
-    log_event(log, "end", cause=cause, seconds=seconds, updates=status.get("version", 0))
+    version = status.get("version", 0)
+    why = {} if error is None else {"error": one_line(error)}
+    log_event(log, "end", cause=cause, seconds=seconds, version=version, updates=version, **why)
     work.settle()
-    events = read_events(log / METRICS)
-    result = summarise(events, read_pushes(log / PUSHES))
+    events = thinned_log(log / METRICS)
+    pushes = read_pushes(log / PUSHES, REPORTED if options.report else SUMMARISED)
+    result = summarise(events, pushes)
     _withdraw_other_best(output, events)
     write_whole(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
-    report = try_report(output) if options.report else None
+    report = try_report(output, (events, pushes)) if options.report else None
     ended = Result(output=output, **result)
     announce(ended, options, report)
     return ended
 
 
-def try_report(output: Place) -> Place | None:
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line of bounded length, its type where it has none."""
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+def try_report(output: Place, read: Read | None = None) -> Place | None:
     """Write the report of a run that has ended. The result stands whatever happens here, so a failure is a warning.
 
     As an error it would count as a lost host, and the run would be started again to no end."""
     try:
         from trainer.report.page import write_report  # loads matplotlib, for a second and a half
 
-        return write_report(output)
+        return write_report(output, read)
     except Exception as error:
-        line = " ".join(str(error).split())[:300] or type(error).__name__
         print(
-            f"warning: the run has ended and {output / RESULT} is written, but its report failed: {line};"
+            f"warning: the run has ended and {output / RESULT} is written, but its report failed: {one_line(error)};"
             " the same command writes the report again",
             file=sys.stderr,
         )
@@ -118,5 +136,6 @@ def _withdraw_other_best(output: Place, events: list[Event]) -> None:
     """A run that was cut short between an evaluation and its model, or right after a roll-back, has no best model until the
     evaluator of its resume writes it: result.json would name another one's accuracy."""
     top = best(evaluations(events))
-    if top and not is_model_of(output / BEST, top):
-        (output / BEST).unlink(missing_ok=True)
+    if top and not is_best_of(output, top):
+        for name in (BEST_OF, BEST):
+            (output / name).unlink(missing_ok=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import DataError, UsageError
-from trainer.checkpoints.read import newest, versions
+from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
@@ -35,7 +36,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     check_normalisation(config, built, shards)
     flat = FlatModel(built.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
-    facts = Facts(*sizes, digest(shards), shards.fingerprint, shards.ratios)
+    facts = Facts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not built.targets)
     if home:
         first_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(_facts(facts))
@@ -62,6 +63,22 @@ def check_normalisation(config: Config, built: Built, shards: Shards, num_worker
     )
 
 
+def _check_identity(config: Config, root: Place, version: int) -> None:
+    """Raises DataError for a checkpoint of another run. Options that either does not know are not compared: another
+    version of the program may have written it."""
+    try:
+        theirs = dict(json.loads(read_state(root, version).identity))
+    except (ValueError, TypeError):
+        theirs = {}
+    mine = json.loads(config.identity())
+    name = next((name for name in mine if name in theirs and mine[name] != theirs[name]), None)
+    if name:
+        raise DataError(
+            f"{folder_of(root, version)} is of a run with {name} {theirs[name]}, not {mine[name]}: it was copied here from"
+            f" another --output; delete it, or start with --overwrite"
+        )
+
+
 def _facts(facts: Facts) -> bytes:
     from dataclasses import asdict
 
@@ -72,10 +89,11 @@ def _facts(facts: Facts) -> bytes:
 
 def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place | None = None) -> None:
     """Make a first checkpoint of a model's values [P + Q] where there is none; one of an end becomes a beginning. home: the
-    run's, that of --output where not given."""
+    run's, that of --output where not given. Raises DataError for checkpoints that this run cannot go on from."""
     root = (home or place_of(config.run.output)) / CHECKPOINTS
     version = newest(root, verify=True)
     if version is not None:
+        _check_identity(config, root, version)
         reopen(root, version)
         return
     if any(versions(root)):

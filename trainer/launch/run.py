@@ -58,7 +58,7 @@ def supervise(supervisor: Supervisor) -> Result | None:
 
     Raises as ``run``, and Superseded, after which the run goes on elsewhere and its log too."""
     config, leads, cause = supervisor.config, LEADER in supervisor.roles, "failed"
-    result = None
+    result, failure = None, None
     try:
         if leads:
             log_start(config, supervisor.plan, folders=supervisor.folders)
@@ -70,11 +70,14 @@ def supervise(supervisor: Supervisor) -> Result | None:
     except Interrupted:
         cause = "interrupted"
         raise
+    except Exception as error:
+        failure = error
+        raise
     finally:
         supervisor.close()
         with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
             status, work = supervisor.control.status, supervisor.work
-            result = conclude(config, supervisor.options, status, cause, work) if leads else None
+            result = conclude(config, supervisor.options, status, cause, work, failure) if leads else None
     return result
 
 

@@ -28,7 +28,7 @@ from trainer.plan import plan
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
-from trainer.runlog.read import read_events
+from trainer.runlog.read import iter_events
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Op
@@ -78,7 +78,7 @@ class Supervisor:
         self.events = EventTail(self.output / METRICS)
         self.overseer = overseer or Terminal(quiet=options.quiet or options.silent)
         self.board = _board(options, self.folders)
-        self._evaluated: float | None = None
+        self._evaluated: dict[str, float | None] = {}  # the last evaluation, as the progress line shows it
         self._last_evaluated = -1
         self._told = False
         self._looked = 0.0  # for the end of the run, in a home elsewhere (monotonic seconds)
@@ -265,7 +265,7 @@ class Supervisor:
         self._tell_of_silence()
         for event in self.events.new():
             if event["event"] == "eval":
-                self._evaluated = event["accuracy"]
+                self._evaluated = {"eval_accuracy": event["accuracy"], "eval_loss": event.get("loss")}
                 self._last_evaluated = max(self._last_evaluated, event["version"])
             if event["event"] == "train":
                 for worker in event["workers"]:
@@ -281,7 +281,7 @@ class Supervisor:
             self._tell_of_trouble(self.control.status.get("trouble") or self.work.trouble)
         if fresh and self.control.status["ready"]:
             self.furthest = max(self.furthest, self.control.status["version"])
-            self.overseer.update({"eval_accuracy": self._evaluated, **self.control.status})
+            self.overseer.update({**self._evaluated, **self.control.status})
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
         """The disk that has no room for checkpoints has none for logs either."""
@@ -314,6 +314,6 @@ def _board(options: Options, folders: Folders) -> Any:
     from trainer.report.tensorboard import TensorBoardWriter
 
     board = TensorBoardWriter(folders.work)
-    for event in () if folders.is_local else read_events(folders.work / METRICS):
+    for event in () if folders.is_local else iter_events(folders.work / METRICS):
         board.add(event)  # what a killed start has not copied; the first takes the place of all that there is
     return board

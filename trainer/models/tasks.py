@@ -61,7 +61,7 @@ class LeastSquares:
         return 0.5 * (outputs - targets).square().sum(1)
 
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """0 for real labels: a real number is never predicted exactly."""
+        """Return 0 for real labels, which have no accuracy: a real number is never predicted exactly."""
         if labels.is_floating_point():
             return torch.zeros((), dtype=torch.int64, device=outputs.device)
         return (outputs.argmax(1) == labels).sum()

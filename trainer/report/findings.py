@@ -73,7 +73,9 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     trains = of_kind(live, "train")
     stands = f", at epoch {trains[-1]['epoch']:.2f}" if trains else ""
     found = [Finding(level, f"{ending}{stands}, after {duration(summary['seconds'])} of training.")]
-    lost = next((event for event in trains if event["loss"] is None or not np.isfinite(event["loss"])), None)
+    if summary["error"]:
+        found.append(Finding("worse", f"The cause: {summary['error']}"))
+    lost = next((event for event in trains if _is_lost(event)), None)
     if lost:
         text = f"The loss is no finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,}) on."
         found.append(Finding("worse", text))
@@ -98,6 +100,13 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     if not of_kind(live, "eval"):
         found.append(Finding("", "Nothing has been evaluated."))
     return found
+
+
+def _is_lost(train: Event) -> bool:
+    """True if the loss is no finite number, though gradients were accepted."""
+    if train["loss"] is None:
+        return train["staleness_mean"] is not None
+    return not np.isfinite(train["loss"])
 
 
 def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:

@@ -18,6 +18,7 @@ from trainer.runlog.read import Event
 
 STEPS_A_BIN = 6  # of a worker, on average: with fewer, its throughput over time flickers between nothing and twice
 BINS = 100
+ROWS_AT_ONCE = 1 << 20  # of pushes: what is computed of all at once takes many times their memory
 
 
 class Incident(NamedTuple):
@@ -82,45 +83,60 @@ def throughput_table(pushes: pd.DataFrame, num_workers: int) -> tuple[Floats, Fl
     edges = np.linspace(0, max(pushes["seconds"].max(), 1e-3) if bins else 0, bins + 1)
     if not bins:
         return edges, np.empty((num_workers, 0))
-    at = np.clip(np.searchsorted(edges, pushes["seconds"], side="right") - 1, 0, bins - 1)
-    images = np.bincount(pushes["worker"] * bins + at, weights=pushes["examples"], minlength=num_workers * bins)
+    images = np.zeros(num_workers * bins)
+    for first in range(0, len(pushes), ROWS_AT_ONCE):
+        part = pushes.iloc[first : first + ROWS_AT_ONCE]
+        at = np.clip(np.searchsorted(edges, part["seconds"], side="right") - 1, 0, bins - 1)
+        cells = part["worker"].to_numpy(np.int64) * bins + at
+        images += np.bincount(cells, weights=part["examples"], minlength=num_workers * bins)
     return edges, images.reshape(num_workers, bins) / (edges[1] - edges[0])
 
 
 def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
     """``figures.SPREAD`` of each worker's staleness [W, 5]; NaN for one without updates."""
-    shares = list(figures.SPREAD)
-    by_worker = accepted.groupby("worker")["staleness"].quantile(shares).unstack()
-    spread: Floats = by_worker.reindex(index=range(num_workers), columns=shares).to_numpy(dtype=np.float64)
+    workers = accepted["worker"].to_numpy()
+    order = np.argsort(workers, kind="stable")
+    staleness = accepted["staleness"].to_numpy()[order]
+    ends = np.cumsum(np.bincount(workers, minlength=num_workers))
+    spread = np.full((num_workers, len(figures.SPREAD)), np.nan)
+    for worker in range(num_workers):
+        mine = staleness[ends[worker - 1] if worker else 0 : ends[worker]]
+        if len(mine):
+            spread[worker] = np.quantile(mine, figures.SPREAD)
     return spread
 
 
 def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int) -> list[dict[str, Any]]:
     """What each worker did, for a table; None for what one without pushes has not."""
     restarts = Counter(event["index"] for event in of_kind(events, "restart") if event["role"] == "worker")
-    accepted = pushes[pushes["accepted"] == 1].groupby("worker")
-    table = pd.DataFrame(
-        {
-            "images": accepted["examples"].sum(),
-            "staleness_mean": accepted["staleness"].mean(),
-            "staleness_max": accepted["staleness"].max().astype("Int64"),
-            "loss": accepted["loss"].mean(),
-        }
-    ).reindex(range(num_workers))
-    counts = pd.DataFrame({"accepted": accepted.size(), "pushed": pushes.groupby("worker").size()})
-    counts = counts.reindex(range(num_workers)).fillna(0).astype(int)
+    accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
+    pushed, stalest = np.zeros((2, num_workers), np.int64)
+    for first in range(0, len(pushes), ROWS_AT_ONCE):
+        part = pushes.iloc[first : first + ROWS_AT_ONCE]
+        pushed += np.bincount(part["worker"], minlength=num_workers)
+        part = part[part["accepted"] == 1]
+        workers = part["worker"].to_numpy()
+        accepted += np.bincount(workers, minlength=num_workers)
+        images += np.bincount(workers, weights=part["examples"], minlength=num_workers)
+        stale += np.bincount(workers, weights=part["staleness"], minlength=num_workers)
+        np.maximum.at(stalest, workers, part["staleness"].to_numpy())
+        has_loss = part["loss"].notna().to_numpy()
+        losses += np.bincount(workers[has_loss], minlength=num_workers)
+        loss_sums += np.bincount(workers[has_loss], weights=part["loss"].to_numpy()[has_loss], minlength=num_workers)
     steps = step_seconds(of_kind(events, "train"))
-    rows = table.astype(object).where(table.notna(), None).to_dict("records")
     return [
         {
-            **row,
+            "images": int(images[worker]) if accepted[worker] else None,
+            "staleness_mean": float(stale[worker] / accepted[worker]) if accepted[worker] else None,
+            "staleness_max": int(stalest[worker]) if accepted[worker] else None,
+            "loss": float(loss_sums[worker] / losses[worker]) if losses[worker] else None,
             "worker": worker,
-            "accepted": int(counts["accepted"][worker]),
-            "rejected": int(counts["pushed"][worker] - counts["accepted"][worker]),
+            "accepted": int(accepted[worker]),
+            "rejected": int(pushed[worker] - accepted[worker]),
             "step_s": steps.get(worker),
             "restarts": restarts[worker],
         }
-        for worker, row in enumerate(rows)
+        for worker in range(num_workers)
     ]
 
 

@@ -29,8 +29,9 @@ from trainer.report.history import (
     worker_rows,
 )
 from trainer.run_files import METRICS, PUSHES, REPORT
-from trainer.runlog.read import Event, read_events, read_pushes, surviving
-from trainer.runlog.result import summarise
+from trainer.runlog.read import Event, read_pushes, surviving
+from trainer.runlog.result import REPORTED, summarise
+from trainer.runlog.thinned import thinned_log
 
 FEWEST_BINS = 4  # of time, for a figure over it
 
@@ -62,7 +63,7 @@ def draw_workers(
 ) -> dict[str, EmbeddedFigure]:
     """How several workers compare over time."""
     drawn: dict[str, EmbeddedFigure] = {}
-    trains = of_kind(live, "train")
+    trains = [event for event in of_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
         plan, table = of_kind(live, "start")[-1]["plan"], clock_table(trains, num_workers)
@@ -89,13 +90,15 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     summary, live = summarise(list(events), pushes), surviving(events)
     start = of_kind(events, "start")[-1]
     num_workers = max(summary["num_workers"], 1)
-    happened, accepted = incidents(live), pushes[pushes["accepted"] == 1]
+    if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row that reads as a whole one
+        pushes = pushes[pushes["worker"] < num_workers]
+    happened = incidents(live)
     with style():
         drawn = draw_learning(live, happened)
         drawn |= draw_speed(live, happened)
         if num_workers > 1:
             drawn |= draw_workers(live, pushes, happened, num_workers)
-        drawn |= draw_staleness(accepted, num_workers)
+        drawn |= draw_staleness(pushes.loc[pushes["accepted"] == 1, ["worker", "staleness"]], num_workers)
     page: str = template("trainer.report", "report.html").render(
         title=title(summary, num_workers),
         begun=_begun(events[0], start),
@@ -120,19 +123,25 @@ def _begun(first: Event, start: Event) -> str:
     return f"Begun {datetime.fromtimestamp(first['time'], UTC):%Y-%m-%d %H:%M} UTC."
 
 
+Read = tuple[list[Event], pd.DataFrame]
+
+
 @overload
-def write_report(output: Path) -> Path: ...
+def write_report(output: Path, read: Read | None = None) -> Path: ...
 @overload
-def write_report(output: StorePlace) -> StorePlace: ...
-def write_report(output: Place) -> Place:
+def write_report(output: StorePlace, read: Read | None = None) -> StorePlace: ...
+def write_report(output: Place, read: Read | None = None) -> Place:
     """Write OUTPUT/report.html of the run as far as it has come; seconds for a million pushes.
 
-    It replaces an earlier one whole. Raises DataError if no run was started in OUTPUT."""
-    events = read_events(output / METRICS)
+    It replaces an earlier one whole. read: the events of ``thinned_log`` and the columns ``REPORTED`` of the pushes, where
+    the caller has them. Raises DataError if no run was started in OUTPUT."""
+    events, pushes = read or (thinned_log(output / METRICS), None)
     if not of_kind(events, "start"):
         raise DataError(
             f"{output / METRICS} tells of no run: nothing was trained in this folder, so there is no report"
         )
     path = output / REPORT
-    write_whole(path, render(events, read_pushes(output / PUSHES)).encode())
+    if pushes is None:
+        pushes = read_pushes(output / PUSHES, REPORTED)
+    write_whole(path, render(events, pushes).encode())
     return path

@@ -33,7 +33,7 @@ def line(status: Status) -> str:
     """The state of the run in one line, the most asked-for first: a narrow terminal cuts the end off.
 
     status: accepted and total pushes, epoch, loss, accuracy, images_per_s, staleness_mean, alive and num_workers, and
-    eval_accuracy, the last one; a measured value that does not exist yet is None."""
+    eval_accuracy and eval_loss, the last ones; a measured value that does not exist (yet) is None."""
     parts = [
         f"epoch {status['epoch']:.2f}{length(status)}",
         f"loss {number(status['loss'], '.4f')}",
@@ -44,6 +44,8 @@ def line(status: Status) -> str:
     ]
     if status.get("eval_accuracy") is not None:
         parts.insert(3, f"evaluation {status['eval_accuracy']:.1%}")
+    elif status.get("eval_loss") is not None:
+        parts.insert(3, f"evaluation loss {number(status['eval_loss'], '.4f')}")
     return "  ".join(parts)
 
 

@@ -30,10 +30,15 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
     """What a person is told on the terminal when a run ends."""
     restarts = ", ".join(f"{role} {count}" for role, count in result["restarts"].items() if count)
     virtual = " of virtual time" if result.get("simulated") is not None else ""
-    accuracy = f"{percent(result['final_accuracy'])}, best {percent(result['best_accuracy'])}"
+    evaluated = ("accuracy", "not evaluated")
+    if result["final_accuracy"] is not None:
+        evaluated = ("accuracy", f"{percent(result['final_accuracy'])}, best {percent(result['best_accuracy'])}")
+    elif result["best_epoch"] is not None:  # real targets have a loss only
+        losses = [number(result[name], ".4f") for name in ("final_loss", "best_loss")]
+        evaluated = ("evaluation loss", f"{losses[0]}, best {losses[1]}")
     rows = [
         (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}{virtual}"),
-        ("accuracy", accuracy if result["final_accuracy"] is not None else "not evaluated"),
+        evaluated,
         ("images/s", number(result["images_per_second"], ",.0f")),
         ("staleness", f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0}"),
         *([("learned", "nothing: the loss is no lower than that of guessing")] if result["learned"] is False else []),

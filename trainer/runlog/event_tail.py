@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.home.folders import Folders
-from trainer.home.segments import look
-from trainer.run_files import METRICS, SEGMENTS
-from trainer.runlog.read import Event, parse_event, read_events
+from trainer.home.place import BLOCK_BYTES, line_blocks
+from trainer.home.segments import look, unread
+from trainer.run_files import METRICS
+from trainer.runlog.read import Event, iter_events, parse_event
 
 
 class EventTail:
@@ -18,16 +19,18 @@ class EventTail:
         self.path, self.offset = path, path.stat().st_size if path.exists() and not from_beginning else 0
 
     def new(self) -> Iterator[Event]:
+        """Yield the events of whole lines; one piece of the file is in memory at a time."""
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:
             file.seek(self.offset)
-            data = file.read()
-        whole_lines = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole_lines)
-        for line in whole_lines.decode(errors="replace").split("\n"):
-            if (event := parse_event(line)) is not None:
-                yield event
+            for block in line_blocks(iter(lambda: file.read(BLOCK_BYTES), b"")):
+                if not block.endswith(b"\n"):
+                    return
+                self.offset += len(block)
+                for line in block.split(b"\n"):
+                    if (event := parse_event(line.decode(errors="replace"))) is not None:
+                        yield event
 
 
 class HomeTail:
@@ -36,19 +39,17 @@ class HomeTail:
 
     def __init__(self, folders: Folders) -> None:
         self.home, self.own = folders.home, EventTail(folders.work / METRICS, from_beginning=True)
-        self._seen: set[str] | None = None
+        self._taken: dict[str, int] | None = None
 
     def new(self) -> Iterator[Event]:
         """Raises OSError."""
         log = look(self.home)
-        if self._seen is None:
-            self._seen = set()
-            yield from read_events(self.home / METRICS)
-        for part in log.of_leaders(METRICS):
-            if part.name not in self._seen:
-                lines = (self.home / SEGMENTS / part.name).read_bytes().decode(errors="replace").split("\n")
-                self._seen.add(part.name)
-                yield from (event for line in lines if (event := parse_event(line)) is not None)
+        if self._taken is None:
+            self._taken = {}
+            yield from iter_events(self.home / METRICS)
+        for data in unread(self.home, log.of_leaders(METRICS), self._taken):
+            lines = data.decode(errors="replace").split("\n")
+            yield from (event for line in lines if (event := parse_event(line)) is not None)
         yield from self.own.new()
 
 

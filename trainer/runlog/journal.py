@@ -15,7 +15,15 @@ EVERY_S = 1.0
 
 
 class Journal:
-    """One generation's log; ``seconds_before``: the training time that its checkpoint had; ``fingerprint``: of the set."""
+    """One generation's log.
+
+    Args:
+        root: the folder of metrics.jsonl and pushes.csv.
+        coordinator: whose records are logged.
+        generation: the number of this generation.
+        seconds_before: the training time that its checkpoint had.
+        fingerprint: of the set's rows.
+        classifies: whether there is an accuracy; without one it is logged as null."""
 
     def __init__(
         self,
@@ -24,15 +32,17 @@ class Journal:
         generation: int,
         seconds_before: float,
         fingerprint: int | None = None,
+        *,
+        classifies: bool = True,
     ) -> None:
         self.root, self.coordinator, self.generation, self.fingerprint = root, coordinator, generation, fingerprint
+        self.classifies = classifies
         self.summary: dict[str, Any] = {}
         self._before, self._flushed = seconds_before, 0.0
         self._start: float | None = None
         self._end: float | None = None
         self._unwritten: list[tuple[float, Record]] = []
         self._recent: list[Record] = []
-        self._epoch: list[Record] = []
 
     def seconds(self, now: float) -> float:
         """Training time of this run up to now, over all its starts: from the first step to the last update."""
@@ -50,14 +60,13 @@ class Journal:
             return
         self._unwritten += [(seconds, record) for record in records]
         self._recent += records
-        self._epoch += records
         version = self.coordinator.version
         for whole in self.coordinator.passes.take():
             self._log_pass(whole, version, seconds)
         if boundary is not None:
-            means = _means(self._epoch)
+            means = self.coordinator.epoch_means
+            means = means if self.classifies else means | {"accuracy": None}
             log_event(self.root, "epoch", epoch=boundary, version=version, seconds=seconds, **means)
-            self._epoch = []
 
     def _log_pass(self, whole: Whole, version: int, seconds: float) -> None:
         """The fingerprint of what was trained, and that of the set: equal where every row was trained once a pass."""
@@ -87,19 +96,22 @@ class Journal:
             log_event(self.root, "train", **self.summary)
 
     def _summarise(self, recent: list[Record], trained: float, now: float) -> dict[str, Any]:
-        """trained: seconds of training that these pushes took. The last of them may be too few to tell a speed by."""
+        """Return the values of a ``train`` event: of accepted pushes, but for what each worker did.
+
+        trained: seconds of training that these pushes took. The last of them may be too few to tell a speed by."""
         coordinator = self.coordinator
+        accepted = [record for record in recent if record.accepted]
         speed = self.summary.get("images_per_s") if trained < EVERY_S / 2 else None
-        staleness = [record.staleness for record in recent]
-        return _means(recent) | {
+        staleness = [record.staleness for record in accepted]
+        return self._means(accepted) | {
             "seconds": round(self.seconds(now), 3),
             "version": coordinator.version,
             "accepted": coordinator.budget.position.accepted,
             "epoch": round(coordinator.budget.epoch, 4),
             "learning_rate": coordinator.rate(coordinator.budget.epoch) * coordinator.num_workers,
-            "images_per_s": speed or sum(record.measured.examples for record in recent) / max(trained, 1e-3),
-            "staleness_mean": sum(staleness) / len(staleness),
-            "staleness_max": max(staleness),
+            "images_per_s": speed or sum(record.measured.examples for record in accepted) / max(trained, 1e-3),
+            "staleness_mean": sum(staleness) / len(staleness) if staleness else None,
+            "staleness_max": max(staleness, default=None),
             "workers": self._workers(recent),
         }
 
@@ -118,11 +130,12 @@ class Journal:
             for index in sorted(steps)
         ]
 
-
-def _means(records: list[Record]) -> dict[str, Any]:
-    """Mean loss and accuracy over the examples of many pushes."""
-    examples = max(1, sum(record.measured.examples for record in records))
-    return {
-        "loss": sum(record.measured.loss * record.measured.examples for record in records) / examples,
-        "accuracy": sum(record.measured.correct for record in records) / examples,
-    }
+    def _means(self, records: list[Record]) -> dict[str, Any]:
+        """Return mean loss and accuracy over the examples of many pushes; None where there are no examples."""
+        examples = sum(record.measured.examples for record in records)
+        if not examples:
+            return {"loss": None, "accuracy": None}
+        return {
+            "loss": sum(record.measured.loss * record.measured.examples for record in records) / examples,
+            "accuracy": sum(record.measured.correct for record in records) / examples if self.classifies else None,
+        }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pipeline.errors import DataError
 from trainer.checkpoints.generations import Generations
-from trainer.home.place import Place
+from trainer.checkpoints.state import rank
+from trainer.home.place import Place, blocks, line_blocks
+from trainer.run_files import METRICS
 from trainer.runlog.events import COLUMNS
 
 if TYPE_CHECKING:
@@ -19,18 +24,34 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 NAMES = COLUMNS.split(",")
-INTEGERS = [name for name in NAMES if name not in ("loss", "seconds", "step_s", "read_s")]
+OPTIONAL = ("loss", "step_s", "read_s")  # a row may lack them: NaN
+INTEGERS = [name for name in NAMES if name not in (*OPTIONAL, "seconds")]
+FEWEST_ROWS = 1 << 12  # that memory is taken for
+ROWS_AT_ONCE = 1 << 20
+WIDE = ("generation",)  # microseconds since 1970; the other integers fit into 32 bits
+FLOATS = dict.fromkeys((*OPTIONAL, "seconds"), "float64")
+PLAIN = dict.fromkeys(INTEGERS, "int64") | FLOATS
+# The types of columns that were asked for by name: 10^7 rows of eight columns are 0.3 GB.
+SMALL = PLAIN | dict.fromkeys(INTEGERS, "int32") | {"generation": "int64", "accepted": "int8", "loss": "float32"}
+
+
+def iter_events(path: Place) -> Iterator[Event]:
+    """Yield the events of metrics.jsonl as they came, those since taken back too; an absent file has none.
+
+    A line that a full disk or a killed process cut off is left out, without losing the one that may follow it. Holds one
+    piece of the file at a time."""
+    try:
+        for block in line_blocks(blocks(path)):
+            for line in block.split(b"\n"):
+                if (event := parse_event(line.decode(errors="replace"))) is not None:
+                    yield event
+    except FileNotFoundError:
+        return
 
 
 def read_events(path: Place) -> list[Event]:
-    """The events of metrics.jsonl as they came, those since taken back too; an absent file has none.
-
-    A line that a full disk or a killed process cut off is left out, without losing the one that may follow it."""
-    try:
-        lines = path.read_bytes().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return []
-    return [event for line in lines if (event := parse_event(line)) is not None]
+    """Return the events of ``iter_events``: all of them in memory."""
+    return list(iter_events(path))
 
 
 # The events that take back what is of later versions, and what they call the version that the run goes on from.
@@ -49,12 +70,18 @@ class Surviving:
     def add(self, event: Event) -> None:
         if event["event"] in CUTS:
             back_to = event.get(CUTS[event["event"]]) or 0
-            self.events = [earlier for earlier in self.events if earlier.get("version", 0) <= back_to]
+            self.events = [earlier for earlier in self.events if _version(earlier) <= back_to]
         if event["event"] == "generation":
             self._generations = self._generations.begin(event["generation"], event["version"])
-        elif not self._generations.count(event.get("generation", self._generations.latest), event.get("version", 0)):
+        elif not self._generations.count(event.get("generation", self._generations.latest), _version(event)):
             return
         self.events.append(event)
+
+
+def _version(event: Event) -> int:
+    """Return the version that an event is of: 0 for one of no version. Older ``end`` events say ``updates`` only."""
+    version = event.get("version")
+    return int(version if version is not None else event.get("updates") or 0)
 
 
 def surviving(events: Iterable[Event]) -> list[Event]:
@@ -76,22 +103,167 @@ def evaluations_of(live: Iterable[Event]) -> list[Event]:
 
 
 def best(evaluated: Iterable[Event]) -> Event | None:
-    """The evaluation of the highest accuracy, the earliest of equals."""
-    return max(evaluated, key=lambda event: event.get("accuracy") or 0.0, default=None)
+    """Return the best evaluation by ``rank``, the earliest of equals."""
+    return max(evaluated, key=lambda event: rank(event.get("accuracy"), event.get("loss")), default=None)
 
 
-def read_pushes(path: Place) -> pd.DataFrame:
-    """The pushes that still count, one a row, columns as in the file: a generation that begins at version v voids all
-    rows of earlier ones from v on. Rows cut off by a crash are left out. About 1.5 s and 0.2 GB for a million."""
+def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return the pushes that still count, one a row: a generation that went on from version v voids all rows of earlier
+    ones beyond v.
+
+    Rows that a crash or a full disk damaged are left out, and stderr says how many; a cut-off last line is none of them.
+    The columns are found by the file's header, in any order; others than this version's are ignored, and those of
+    ``OPTIONAL`` may be absent. About 1.5 s for a million rows.
+
+    Args:
+        path: pushes.csv; metrics.jsonl beside it tells when generations began. An absent file has no rows.
+        columns: which columns to return, in small types; all of them, integers as int64, if None.
+    Raises:
+        DataError: a column is missing.
+        OSError: the file cannot be read."""
     import pandas as pd  # half a second, which the processes of a run do without
 
+    wanted, types = (NAMES, PLAIN) if columns is None else (list(columns), SMALL)
+    parts = _Parts({name: types[name] for name in (*wanted, "generation", "version", "accepted")})
     try:
-        source = path if isinstance(path, Path) else BytesIO(path.read_bytes())
-        frame = pd.read_csv(source, names=NAMES, header=None, skiprows=1, on_bad_lines="skip", index_col=False)
+        damaged = parts.read(path)
     except FileNotFoundError:
-        return pd.DataFrame({name: pd.Series(dtype="int64") for name in NAMES})
-    frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=[*INTEGERS, "seconds"])
-    return _without_void(frame.astype(dict.fromkeys(INTEGERS, "int64"))).reset_index(drop=True)
+        damaged = 0
+    if damaged and (str(path), damaged) not in _told:
+        _told.add((str(path), damaged))
+        rows = "1 damaged row is" if damaged == 1 else f"{damaged:,} damaged rows are"
+        print(f"{path}: {rows} left out of its {parts.rows + damaged:,}", file=sys.stderr, flush=True)
+    counts = parts.surviving(logged_generations(path.parent / METRICS))
+    arrays = {name: parts.take(name)[counts] for name in wanted}
+    return pd.DataFrame(arrays, columns=wanted, copy=False)
+
+
+_told: set[tuple[str, int]] = set()  # files whose damaged rows this process has told of
+
+
+def logged_generations(path: Place) -> Generations:
+    """Return the generations that metrics.jsonl tells of."""
+    found, mark = Generations(), b'"event": "generation"'
+    try:
+        for block in line_blocks(blocks(path)):
+            for line in block.split(b"\n") if mark in block else ():
+                event = parse_event(line.decode(errors="replace")) if mark in line else None
+                if event is not None and event["event"] == "generation":
+                    found = found.begin(event["generation"], event["version"])
+    except FileNotFoundError:
+        pass
+    return found
+
+
+class _Parts:
+    """Some columns of pushes.csv, read block by block. types: by column; rows: how many are held."""
+
+    def __init__(self, types: dict[str, str]) -> None:
+        self.rows = 0
+        self._held: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in types.items()}
+        self._held["generation"] = np.empty(0, np.int32)  # small numbers of generations
+        self._codes: dict[int, int] = {}  # a small number of each generation
+
+    def read(self, path: Place) -> int:
+        """Take in a file; returns how many rows are damaged. Raises DataError, FileNotFoundError and OSError."""
+        header, damaged = "", 0
+        for block in line_blocks(blocks(path)):
+            if not header:
+                first, _, rest = block.partition(b"\n")
+                header = _header(first.decode(errors="replace"), path)
+                block = block if _is_row(first) else rest
+            if not block.strip():
+                continue
+            empty = sum(not line for line in block.split(b"\n")) - 1 if b"\n\n" in block else 0
+            lines, kept = block.count(b"\n") - empty, self._add(header, block)
+            damaged += lines - kept if block.endswith(b"\n") else 0  # a last line that was cut off is none
+        return damaged
+
+    def _add(self, header: str, block: bytes) -> int:
+        import pandas as pd
+
+        # A row of zeros goes before each block: pandas skips longer rows than the first, which may itself be damaged.
+        zeros = ",".join("0" for _ in header.split(","))
+        source = BytesIO(f"{header}\n{zeros}\n".encode() + block)
+        reading: dict[str, Any] = {"index_col": False, "on_bad_lines": "skip", "quoting": csv.QUOTE_NONE}
+        frame = pd.read_csv(source, **reading, encoding_errors="replace", low_memory=False).iloc[1:]
+        frame = frame[[name for name in NAMES if name in frame.columns]]
+        frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=[*INTEGERS, "seconds"])
+        fits = np.ones(len(frame), bool)
+        for name in INTEGERS:
+            fits &= (frame[name].abs() < 2 ** (63 if name in WIDE else 31)).to_numpy()
+        frame = frame[fits]
+        for name, held in self._held.items():
+            if self.rows + len(frame) > len(held):
+                # Large arrays that grow by a share: memory of many small ones would not be given back.
+                grown = np.empty(max(FEWEST_ROWS, (self.rows + len(frame)) * 5 // 4), held.dtype)
+                grown[: self.rows] = held[: self.rows]
+                self._held[name] = held = grown
+            values: Any = np.nan
+            if name in frame.columns:
+                values = frame[name].to_numpy()
+            held[self.rows : self.rows + len(frame)] = self._coded(values) if name == "generation" else values
+        self.rows += len(frame)
+        return len(frame)
+
+    def _coded(self, generations: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        distinct, places = np.unique(generations.astype(np.int64), return_inverse=True)
+        codes = [self._codes.setdefault(generation, len(self._codes)) for generation in distinct.tolist()]
+        return np.array(codes, np.int32)[places.reshape(-1)]
+
+    def take(self, name: str) -> npt.NDArray[Any]:
+        """Return a column [rows]."""
+        held = self._held[name][: self.rows]
+        return np.array(list(self._codes), np.int64)[held] if name == "generation" else held
+
+    def surviving(self, begun: Generations) -> npt.NDArray[np.bool_] | slice:
+        """Return which rows still count. begun: what the log tells of generations; where a full disk kept that out of the
+        log, a generation began before its first accepted push."""
+        if not self.rows:
+            return slice(0)
+        codes = self._held["generation"][: self.rows]
+        versions = self.take("version")
+        accepted = self.take("accepted") == 1
+        numbers = np.array(list(self._codes), np.int64)
+        first = np.full(len(numbers), np.iinfo(np.int32).max, np.int32)
+        for rows in _slices(self.rows):
+            is_used = accepted[rows]
+            np.minimum.at(first, codes[rows][is_used], versions[rows][is_used])
+        begins = {int(number): int(version) - 1 for number, version in zip(numbers, first, strict=True)}
+        for number, version in begun.begun:
+            begins[number] = min(version, begins.get(number, version))
+        # The last version of a generation that counts: where the first of all later ones went on from.
+        last: dict[int, int] = {}
+        limit = np.iinfo(np.int32).max
+        for number in sorted(begins, reverse=True):
+            last[number] = limit
+            limit = min(limit, begins[number])
+        limits = np.array([last[number] for number in numbers.tolist()], np.int64)
+        counts = np.empty(self.rows, np.bool_)
+        for rows in _slices(self.rows):
+            counts[rows] = versions[rows] <= limits[codes[rows]]
+        return slice(None) if counts.all() else counts
+
+
+def _slices(rows: int) -> Iterator[slice]:
+    """Cut the rows into slices of which a temporary array is small."""
+    return (slice(first, first + ROWS_AT_ONCE) for first in range(0, rows, ROWS_AT_ONCE))
+
+
+def _is_row(line: bytes) -> bool:
+    """True if the file's first line is no header: a full disk kept that out."""
+    return line[:1].isdigit()
+
+
+def _header(line: str, path: Place) -> str:
+    """Return the names of the columns, comma-separated. Raises DataError if there is one missing."""
+    names = [name.strip() for name in line.strip().split(",")]
+    if _is_row(line.encode()) or COLUMNS.startswith(line.strip()) or any(name[:1].isdigit() for name in names):
+        return COLUMNS  # there is none, or it was cut off, perhaps with a row behind it
+    missing = next((name for name in (*INTEGERS, "seconds") if name not in names), None)
+    if missing:
+        raise DataError(f"{path} has no column {missing}: it is damaged, or was written by another program; restore it")
+    return ",".join(names)
 
 
 def parse_event(line: str) -> Event | None:
@@ -104,12 +276,3 @@ def parse_event(line: str) -> Event | None:
         if isinstance(event, dict) and "event" in event:
             return event
     return None
-
-
-def _without_void(frame: pd.DataFrame) -> pd.DataFrame:
-    first = frame[frame["accepted"] == 1].groupby("generation")["version"].min()
-    generations = np.sort(frame["generation"].unique())
-    begins = first.reindex(generations, fill_value=np.iinfo(np.int64).max).to_numpy()
-    until = np.minimum.accumulate(begins[::-1])[::-1]  # the least begin of a generation and all later ones
-    limits = np.append(until[1:], np.iinfo(np.int64).max)
-    return frame[frame["version"].to_numpy() < limits[np.searchsorted(generations, frame["generation"])]]

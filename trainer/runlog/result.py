@@ -6,20 +6,30 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.checkpoints.slice_file import json_header
+from trainer.checkpoints.state import State
 from trainer.home.place import Place
-from trainer.run_files import METRICS, MODEL, PUSHES, RESULT
+from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
 from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes, surviving
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROLES = ("worker", "server", "evaluator")
+SUMMARISED = (
+    "version",
+    "worker",
+    "staleness",
+    "examples",
+    "accepted",
+)  # the columns of pushes that ``summarise`` reads
+REPORTED = (*SUMMARISED, "seconds", "loss")  # and the report's
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Result:
     rollbacks: int
     evaluations_given_up: int = 0  # of checkpoints that waited for the evaluator and were deleted for their room
     simulated: dict[str, Any] | None = None  # of a run in virtual time: what stands for its machines
+    error: str | None = None  # of a run that failed: the line that it ended with
 
     def events(self) -> list[Event]:
         """The run's events as they came, without what roll-backs took away."""
@@ -79,13 +90,39 @@ def read_result(output: Place) -> Result:
     return Result(output=output, **json.loads((output / RESULT).read_bytes()))
 
 
-def is_model_of(path: Place, evaluation: Event) -> bool:
-    """Whether a file that the evaluator wrote holds the model that an evaluation is of."""
+def best_of(state: State, model: bytes) -> bytes:
+    """Return the content of best.json, which is written after best.safetensors: which checkpoint that is of.
+
+    model: the content of best.safetensors. Its digest tells a file that was written, before a kill, without its
+    best.json."""
+    about = {"version": state.version, "generation": state.generation, "epoch": state.epoch}
+    return (json.dumps(about | {"sha256": sha256(model).hexdigest()}) + "\n").encode()
+
+
+def is_best_of(output: Place, evaluation: Event) -> bool:
+    """True if best.safetensors holds the model that an evaluation is of. Reads the whole file where best.json says so."""
+    try:
+        about = json.loads((output / BEST_OF).read_bytes())
+    except FileNotFoundError:
+        about = _older_about(output / BEST)
+    except ValueError:
+        return False
+    if any(about.get(key) != evaluation.get(key) for key in ("version", "generation")):
+        return False
+    try:
+        digest = about.get("sha256")
+        return digest is None or digest == sha256((output / BEST).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return False
+
+
+def _older_about(path: Place) -> dict[str, Any]:
+    """Return what earlier versions, which wrote no best.json, said in the file itself; nothing where it does not."""
     try:
         about = json.loads(json_header(path)[0]["__metadata__"]["trained"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return False
-    return all(about.get(key) == evaluation.get(key) for key in ("version", "generation"))
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
@@ -96,25 +133,27 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     images_per_second over all seconds of training."""
     live = surviving(events)
     ended = _last([event for event in live if event["event"] in ("start", "end")])
-    accepted = pushes[pushes["accepted"] == 1]
-    examples = int(accepted["examples"].sum())
+    is_accepted = pushes["accepted"].to_numpy() == 1
+    updates = pushes["version"].to_numpy().max(initial=0, where=is_accepted)
+    examples = int(pushes["examples"].to_numpy().sum(where=is_accepted))
     seconds = max((event["seconds"] for event in live if event.get("seconds") is not None), default=None)
     return {
         **_run(live, pushes),
         "converged": any(event["event"] == "converged" for event in live),
         "cause": ended.get("cause"),
-        "updates": int(accepted["version"].max()) if len(accepted) else 0,
+        "updates": int(updates),
         "examples": examples,
         "seconds": _finite(seconds),
         "images_per_second": _finite(examples / seconds) if seconds else None,
         **_accuracy(live),
-        "staleness": _staleness(accepted["staleness"]),
-        "rejected": len(pushes) - len(accepted),
+        "staleness": _staleness(pushes["staleness"].to_numpy()[is_accepted]),
+        "rejected": len(pushes) - int(is_accepted.sum()),
         "passes": _passes([event for event in live if event["event"] == "pass"]),
         "restarts": _restarts(events),
         "rollbacks": sum(event["event"] == "rollback" for event in events),
         "evaluations_given_up": sum(event["event"] == "given_up" for event in live),
         "simulated": _last(live, "start").get("simulated"),
+        "error": ended.get("error"),
     }
 
 
@@ -147,13 +186,13 @@ def _accuracy(live: list[Event]) -> dict[str, Any]:
     }
 
 
-def _staleness(staleness: pd.Series) -> dict[str, Any]:
+def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
     """histogram: how many pushes had which staleness, ascending; keys are text, as JSON wants them."""
-    counts = staleness.value_counts().sort_index()
+    values, counts = np.unique(staleness, return_counts=True)
     return {
-        "mean": _finite(staleness.mean()),
-        "max": int(staleness.max()) if len(staleness) else None,
-        "histogram": {str(value): int(count) for value, count in counts.items()},
+        "mean": int(staleness.sum()) / len(staleness) if len(staleness) else None,
+        "max": int(values[-1]) if len(values) else None,
+        "histogram": {str(value): int(count) for value, count in zip(values, counts, strict=True)},
     }
 
 

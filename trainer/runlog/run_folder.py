@@ -25,6 +25,7 @@ from trainer.home.lease import leased
 from trainer.home.place import Place, is_file, listing, remove_empty, resolve_home, write_whole
 from trainer.run_files import (
     BEST,
+    BEST_OF,
     CHECKPOINTS,
     CONFIG,
     FOLLOWED,
@@ -43,7 +44,7 @@ from trainer.run_files import (
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not
 
-_FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST))) + ")"
+_FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
 _GENERATIONS = rf"({re.escape(GENERATIONS)}|\.{re.escape(GENERATIONS)}\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"

@@ -134,7 +134,13 @@ class Leader:
             config.steps_per_epoch(facts.rows),
             config.run.stop,
             Position(
-                state.version, state.accepted, state.examples, dict(state.clocks), dict(state.memory), state.passes
+                state.version,
+                state.accepted,
+                state.examples,
+                dict(state.clocks),
+                dict(state.memory),
+                state.passes,
+                dict(state.epoch_sums),
             ),
         )
         coordinator = Coordinator(
@@ -148,8 +154,16 @@ class Leader:
             epoch_snapshots=config.run.epoch_checkpoints,
             seconds=state.seconds,
         )
-        convergence = Convergence(config.optimiser.tolerance, facts.num_workers, self.read)
-        journal = Journal(self.log, coordinator, self.generation, state.seconds, facts.fingerprint)
+        convergence = Convergence(
+            config.optimiser.tolerance,
+            facts.num_workers,
+            self.read,
+            accepted=state.accepted,
+            update_size=config.protocol.update_size(facts.num_workers),
+        )
+        journal = Journal(
+            self.log, coordinator, self.generation, state.seconds, facts.fingerprint, classifies=facts.classifies
+        )
         self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
         self._snapshot_at = now
 

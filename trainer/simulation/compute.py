@@ -28,12 +28,13 @@ class Computed(NamedTuple):
 
 class Compute:
     """start: the first parameters, float32 [P + Q]. fingerprint: of the rows, where there are any. ratios: in which workers
-    draw, where they are not equal."""
+    draw, where they are not equal. classifies: whether there are predictions that are correct or not."""
 
     num_parameters: int
     num_buffers: int = 0
     fingerprint: int | None = None
     ratios: Ratios = ()
+    classifies: bool = False
 
     def start(self) -> Floats:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
@@ -41,6 +42,9 @@ class Compute:
     @abstractmethod
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
         """The gradient at ``parameters``, given in the servers' parts."""
+
+    def set_threads(self, count: int) -> None:
+        """Compute with ``count`` threads from here on, where threads change how gradients are rounded."""
 
     def seen(self, worker: int, clock: int) -> Seen | None:
         """The rows of a mini-batch, where there are any."""
@@ -87,8 +91,6 @@ class RealCompute(Compute):
     """The model's own gradients, in this thread: the mini-batches, augmentation and dropout of the real worker."""
 
     def __init__(self, config: Config, num_workers: int) -> None:
-        import torch
-
         from trainer.data.batches import Loader
         from trainer.data.deal import deal
         from trainer.data.shards import open_pinned
@@ -97,7 +99,7 @@ class RealCompute(Compute):
         from trainer.models.flat_vector import FlatModel
         from trainer.worker.step import Step
 
-        torch.set_num_threads(config.processes.threads or 1)
+        self.set_threads(config.processes.threads or 1)
         shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)
         flat = FlatModel(built.model)
@@ -106,7 +108,7 @@ class RealCompute(Compute):
         self.pulled, self.pushed = np.zeros_like(self._start), np.zeros_like(self._start)
         device = pick_device(config.processes.device, 0)
         self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
-        self.ratios = shards.ratios_of(num_workers)
+        self.ratios, self.classifies = shards.ratios_of(num_workers), not built.targets
         sizes = config.worker_batches(num_workers, self.ratios)
         self.loaders = [
             Loader(
@@ -120,6 +122,11 @@ class RealCompute(Compute):
             )
             for worker, rows in enumerate(deal(shards, num_workers, targets=built.targets))
         ]
+
+    def set_threads(self, count: int) -> None:
+        import torch
+
+        torch.set_num_threads(count)
 
     def start(self) -> Floats:
         return self._start
@@ -152,4 +159,5 @@ def facts_of(compute: Compute, num_workers: int, rows: int) -> Facts:
         compute.num_buffers,
         fingerprint=compute.fingerprint,
         ratios=compute.ratios,
+        classifies=compute.classifies,
     )

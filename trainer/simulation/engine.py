@@ -18,7 +18,7 @@ from trainer.coordination.orders import Measured, Order
 from trainer.home.folders import Folders
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.events import log_event
-from trainer.runlog.read import read_events, read_pushes
+from trainer.runlog.read import iter_events, read_pushes
 from trainer.server.leader import Follower, Leader
 from trainer.server.slice_server import Outcome, SliceServer
 from trainer.simulation.compute import Compute, Floats
@@ -268,8 +268,8 @@ def _begin_at(root: Path) -> tuple[float, int]:
     pushes = root / PUSHES
     if not pushes.exists():
         return 0.0, 0
-    generations = read_pushes(pushes)["generation"]
-    now = max((float(event["time"]) for event in read_events(root / METRICS)), default=0.0)
+    generations = read_pushes(pushes, ["generation"])["generation"]
+    now = max((float(event["time"]) for event in iter_events(root / METRICS)), default=0.0)
     return now, int(generations.max()) + 1 if len(generations) else 0
 
 

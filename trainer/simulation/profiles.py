@@ -116,7 +116,7 @@ class Trace(Profile):
         from trainer.run_files import PUSHES
         from trainer.runlog.read import read_pushes
 
-        pushes = read_pushes(place_of(self.parameter) / PUSHES)
+        pushes = read_pushes(place_of(self.parameter) / PUSHES, ["worker", "step_s"])
         pushes = pushes[pushes["step_s"] > 0]
         workers = enumerate(sorted(pushes["worker"].unique()))
         return {at: pushes.loc[pushes["worker"] == worker, "step_s"].to_numpy() for at, worker in workers}

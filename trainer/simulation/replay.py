@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,10 +18,12 @@ from trainer.coordination.weights import Weights
 from trainer.home.place import Place
 from trainer.plan import usual_batch, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
-from trainer.runlog.read import read_events, read_pushes
+from trainer.runlog.read import CUTS, Event, iter_events, read_pushes
 from trainer.runlog.run_folder import RunRecord
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
+
+USED = ("version", "worker", "clock", "version_pulled", "examples")  # what is needed of each gradient
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,18 @@ def replay(run: Place, *, quiet: bool = True) -> Replayed:
     Holds the parameters of every version that a later gradient was computed at. Each gradient is computed once, in this
     process, with as many threads as a worker of the run had: other numbers of threads round differently, and so may
     another machine. Raises DataError where the folder holds no such run."""
-    config, simulated, num_workers, rows = _read(run)
+    config, simulated, num_workers, rows, spans = _read(run)
     compute = COMPUTES[simulated](config, num_workers)
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
     if version is None:
         raise DataError(f"{run} has no whole checkpoint, so there is nothing to hold a replay against")
-    pushes = read_pushes(run / PUSHES)
+    pushes = read_pushes(run / PUSHES, ["accepted", *USED])
     used = pushes[(pushes["accepted"] == 1) & (pushes["version"] <= version)]
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
-    values = _replay(config, facts, compute, tqdm(_updates(used), total=version, unit=" updates", disable=quiet), used)
+    updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
+    values = _replay(spans, facts, compute, updates, used)
     return Replayed(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
 
@@ -72,31 +75,58 @@ def main(run: Place, *, quiet: bool = False) -> int:
     )
 
 
-def _read(run: Place) -> tuple[Config, str, int, int]:
-    """(configuration with the threads of its workers, kind of compute, workers, rows). Raises DataError."""
+def configurations(events: Iterable[Event]) -> list[tuple[int, Config]]:
+    """Return which configuration made which updates: (first version, configuration), ascending.
+
+    The configuration of a start holds from the update after the checkpoint that the start went on from, up to a later
+    start's. ``processes.threads`` is the number of threads that a worker of that start had. Raises KeyError, TypeError or
+    ValueError for a start that cannot be read."""
+    spans: list[tuple[int, Config]] = []
+    current: Config | None = None
+    for event in events:
+        if event["event"] not in CUTS:
+            continue
+        if event["event"] == "start":
+            current = _config_of(event)
+        # A start names the newest checkpoint; the generation that follows names the one that was sound.
+        first = int(event.get(CUTS[event["event"]]) or 0) + 1
+        spans = [span for span in spans if span[0] < first]
+        if current is not None and (not spans or spans[-1][1] is not current):
+            spans.append((first, current))
+    return spans
+
+
+def _config_of(start: Event) -> Config:
+    config = Config.from_json(start["config"])
+    threads = int(start["plan"]["threads_per_worker"])
+    if start.get("simulated") is not None:
+        threads = config.processes.threads or 1
+    return replace(config, processes=replace(config.processes, threads=threads))
+
+
+def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
+    """(configuration, kind of compute, workers, rows, ``configurations``). Raises DataError."""
     try:
         record = RunRecord.from_json(json.loads((run / CONFIG).read_bytes()))
-        start = [event for event in read_events(run / METRICS) if event["event"] == "start"][-1]
-        threads = int(start["plan"]["threads_per_worker"])
+        spans = configurations(iter_events(run / METRICS))
+        threads = spans[-1][1].processes.threads
     except FileNotFoundError:
         raise DataError(f"{run} holds no run: {run / CONFIG} is not there") from None
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, UsageError):
         raise DataError(f"{run} is damaged, or of another version: its configuration cannot be read") from None
     if record.config.data.follow:
         raise UsageError(
             f"{run} followed a stream, whose rows a replay has not in its order; a run without --follow has"
         )
     simulated = (record.simulated or {}).get("compute", "real")
-    threads = threads if record.simulated is None else record.config.processes.threads or 1
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))
-    return config, simulated, record.num_workers, record.rows
+    return config, simulated, record.num_workers, record.rows, spans
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:
     """The gradients of each update: (version, worker, clock, version_pulled, examples), in the order of their sum."""
     update: list[tuple[int, int, int, int, int]] = []
-    columns = ("version", "worker", "clock", "version_pulled", "examples")
-    for row in zip(*(used[name].tolist() for name in columns), strict=True):
+    for row in zip(*(used[name].tolist() for name in USED), strict=True):
         if update and row[0] != update[0][0]:
             yield update
             update = []
@@ -106,8 +136,13 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
 
 
 def _replay(
-    config: Config, facts: Facts, compute: Compute, updates: Iterator[list[tuple[int, ...]]], used: pd.DataFrame
+    spans: Sequence[tuple[int, Config]],
+    facts: Facts,
+    compute: Compute,
+    updates: Iterator[list[tuple[int, ...]]],
+    used: pd.DataFrame,
 ) -> Floats:
+    config = spans[0][1]  # the others differ in the length of the run and in threads alone
     part = ParameterSlice(
         compute.start().copy(),
         np.zeros(facts.num_parameters, np.float32),
@@ -120,7 +155,11 @@ def _replay(
     wanted = Counter(used["version_pulled"].tolist())  # gradients by version that are still to be computed there
     held = {0: part.values.copy()}
     accepted, per_epoch = 0, facts.num_workers * config.steps_per_epoch(facts.rows)
+    later = list(spans)
     for update in updates:
+        while later and later[0][0] <= update[0][0]:
+            config = later.pop(0)[1]
+            compute.set_threads(config.processes.threads)
         vectors = []
         for _, worker, clock, pulled, _ in update:
             vectors.append(compute.step(worker, clock, [held[pulled]]).vector)

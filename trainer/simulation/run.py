@@ -26,7 +26,7 @@ from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import CLOCK
-from trainer.runlog.read import read_events
+from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled, unchecked
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
@@ -92,7 +92,7 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
     watcher = _Watcher(config, simulated, options)
     engine = Engine(config, facts, simulated, compute, watcher)
     token = CLOCK.set(lambda: engine.now)
-    cause = "failed"
+    cause, failure = "failed", None
     try:
         log_start(config, planned, simulated.to_json())
         with interruptible(watcher):
@@ -112,9 +112,12 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         raise Interrupted(
             f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume goes on"
         ) from None
+    except Exception as error:
+        failure = error
+        raise
     finally:
         watcher.close()
-        result = conclude(config, options, engine.status(), cause)
+        result = conclude(config, options, engine.status(), cause, error=failure)
         CLOCK.reset(token)
     return result
 
@@ -167,6 +170,6 @@ class _Watcher:
             from trainer.report.tensorboard import TensorBoardWriter
 
             board = TensorBoardWriter(self.output)
-            for event in read_events(self.output / METRICS):
+            for event in iter_events(self.output / METRICS):
                 board.add(event)
             board.close()

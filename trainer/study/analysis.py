@@ -223,7 +223,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
 
 def _whole(records: Sequence[Record]) -> dict[int, Record]:
     """Runs that ended with a model, by seed."""
-    return {run_of(record).seed: record for record in records if record[PRIMARY] is not None}
+    return {run_of(record).seed: record for record in records if record["failed"] is None}
 
 
 def _values(records: Any, key: str) -> list[float]:
@@ -236,9 +236,9 @@ def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float)
 
 
 def curves_of(records: Sequence[Record]) -> Curves | None:
-    """Of runs that were evaluated at the same epochs; None where there are none."""
+    """Return the curves of runs that were evaluated at the same epochs; None without any, and for real targets."""
     curves = [record["curve"] for record in records if record["curve"] and record["curve"]["epoch"]]
-    if not curves or any(curve["epoch"] != curves[0]["epoch"] for curve in curves):
+    if not curves or any(curve["epoch"] != curves[0]["epoch"] or None in curve["accuracy"] for curve in curves):
         return None
     return Curves(tuple(curves[0]["epoch"]), np.array([curve["accuracy"] for curve in curves], float))
 

@@ -12,6 +12,7 @@ from trainer.study.words import POINTS, hours, interval, listed, named, number, 
 
 Level = Literal["better", "worse", "plain"]
 FEW_SEEDS = 3
+NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
 
 
 class Finding(NamedTuple):
@@ -32,12 +33,18 @@ def findings(analysis: Analysis) -> list[Finding]:
             if comparison:
                 said.append(_about(analysis, setting, member, comparison))
             elif member.name != analysis.baseline:
-                few = f"not compared: fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too."
-                said.append(Finding("plain", f"{named(analysis, setting, member)}: {few}"))
+                few = f"fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too"
+                why = NO_ACCURACY if _has_no_accuracy(member) else few
+                said.append(Finding("plain", f"{named(analysis, setting, member)}: not compared: {why}."))
             said += [Finding("worse", text) for text in remarks.reservations(analysis, setting, member)]
         more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
         said += [Finding("plain", text) for about in more for text in about(analysis, setting)]
     return said
+
+
+def _has_no_accuracy(member: Member) -> bool:
+    """True if its runs ended with a model of real targets."""
+    return PRIMARY not in member.summaries and member.diverged < len(member.records)
 
 
 def _answer(analysis: Analysis) -> list[str]:
@@ -52,6 +59,9 @@ def _answer(analysis: Analysis) -> list[str]:
     lines = []
     if analysis.runs < analysis.planned:
         lines.append(f"Provisional: {analysis.runs:,} of {analysis.planned:,} runs are done.")
+    members = [member for setting in analysis.settings for member in setting.members.values()]
+    if members and all(map(_has_no_accuracy, members)):
+        return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
     if not found:
         return [*lines, f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
     shown = {

@@ -149,7 +149,10 @@ def parse(line: bytes) -> Record:
     _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
     _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
     accuracy, diverged = record["final_accuracy"], record["failed"] is not None
-    _check((accuracy is None) == diverged and (diverged or (_numbers([accuracy]) and 0 <= accuracy <= 1)))
+    if accuracy is None:  # real targets have no accuracy at all
+        _check(record.get("best_accuracy") is None)
+    else:
+        _check(not diverged and _numbers([accuracy]) and 0 <= accuracy <= 1)
     if not diverged:
         _check(isinstance(record["parameters"], str))
         _check(_numbers([record[key] for key in TOTALS] + [record["staleness"]["mean"]]))
@@ -159,11 +162,12 @@ def parse(line: bytes) -> Record:
 
 
 def _is_curve(curve: Any) -> bool:
-    """An accuracy at every epoch; None where there was no evaluation before the end."""
+    """An accuracy at every epoch, null for real targets; None where there was no evaluation before the end."""
     if curve is None:
         return True
     epochs, accuracies = curve["epoch"], curve["accuracy"]
-    return len(epochs) == len(accuracies) and _numbers([*epochs, *accuracies])
+    known = [accuracy for accuracy in accuracies if accuracy is not None]
+    return len(epochs) == len(accuracies) and _numbers([*epochs, *known])
 
 
 def _numbers(values: Iterable[Any]) -> bool:

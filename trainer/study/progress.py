@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.run_files import METRICS
-from trainer.runlog.read import read_events, surviving
+from trainer.runlog.thinned import thinned_log
 from trainer.study.plan import Run
 
 
@@ -26,7 +26,7 @@ def cost_class(run: Run) -> str:
 def done_of(folder: Path) -> float:
     """The part of its updates that the run in a folder has made; 0 where it has not begun."""
     asked, made = 0, 0
-    for event in surviving(read_events(folder / METRICS)):
+    for event in thinned_log(folder / METRICS):
         if event["event"] == "start":
             asked, made = event["plan"]["updates"], 0
         elif event["event"] == "train":

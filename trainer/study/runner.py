@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.errors import DataError, JobError, UsageError
+from trainer.report.terminal import percent
 from trainer.study.cases import READY, open_ready
 from trainer.study.children import Child, run_child
 from trainer.study.ledger import LEDGER, Contents, Ledger, Record
@@ -170,8 +171,7 @@ class Runner:
         return f"; delete {self.sets.uri(self.sets.key(run))} to have the set made again"
 
     def _line(self, run: Run, record: Record, total: int, waiting: Sequence[Run]) -> str:
-        accuracy = record["final_accuracy"]
-        outcome = f"{accuracy:.2%}" if accuracy is not None else "diverged"
+        outcome = "diverged" if record["failed"] else percent(record["final_accuracy"])
         left = duration(self._left_s(waiting, self._under_way()))
         return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {left} left"
 

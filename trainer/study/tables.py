@@ -99,7 +99,7 @@ def _work(setting: Setting) -> Table:
     header = ("", "staleness, mean", "seconds of training", "updates", "refused", "restarts")
     rows = []
     for member in setting.members.values():
-        whole = [record for record in member.records if record[PRIMARY] is not None]
+        whole = [record for record in member.records if record["failed"] is None]
         if whole:
             sums = [sum(record[key] for record in whole) for key in ("updates", "rejected", "restarts")]
             mean = f"{sums[0] / len(whole):,.0f}"

@@ -1,0 +1,46 @@
+"""MLlib's stop rule, and what a roll-back or a resume leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from trainer.coordination.convergence import Convergence
+
+TOLERANCE, WORKERS = 0.25, 3
+
+
+def converged_at(moves: Sequence[float], size: int, *, resumed_at: int = 0) -> int | None:
+    """The accepted gradients at which a run ends whose updates of ``size`` gradients move its parameter so far.
+
+    resumed_at: accepted gradients of the checkpoint that it goes on from."""
+    values = np.cumsum(moves)
+    now = {"accepted": resumed_at}
+
+    def read() -> np.ndarray:
+        return values[now["accepted"] // size - 1 :][:1].astype(np.float32)
+
+    rule = Convergence(TOLERANCE, WORKERS, read, accepted=resumed_at, update_size=size)
+    for now["accepted"] in range(resumed_at + size, len(moves) * size + 1, size):
+        if rule.is_reached(now["accepted"]):
+            return now["accepted"]
+    return None
+
+
+@pytest.mark.parametrize(("size", "moves"), [(3, [1, 1, 1, 0.1, 1]), (1, [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0.1, 1])])
+def test_a_run_ends_at_the_same_mini_batch_after_a_roll_back(size: int, moves: list[float]) -> None:
+    """The checkpoint is one at the end of a mini-batch."""
+    assert converged_at(moves, size) == 12
+    for resumed_at in (3, 6, 9):
+        assert converged_at(moves, size, resumed_at=resumed_at) == 12
+
+
+def test_the_first_mini_batch_of_a_run_is_compared_with_nothing() -> None:
+    assert converged_at([0.1, 1, 1], 3) is None
+    assert converged_at([1, 0, 0, 0, 0, 0], 1) == 6
+
+
+def test_within_a_mini_batch_a_resume_compares_with_the_next_one() -> None:
+    assert converged_at([1] * 9 + [0] * 6, 1, resumed_at=10) == 15

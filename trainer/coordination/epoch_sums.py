@@ -1,0 +1,34 @@
+"""What the accepted gradients of the current epoch add up to, for the epoch's mean loss and accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.coordination.orders import Measured
+
+
+class EpochSums:
+    """Sums over the examples of accepted gradients since the last end of an epoch.
+
+    held: the sums in plain JSON, empty at an epoch's beginning. Every checkpoint has them, so that the means of an epoch
+    count every gradient once after a roll-back or a resume. O(1) a gradient."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.held = held
+
+    def add(self, measured: Measured) -> None:
+        """Count a gradient that goes into an update."""
+        held = self.held
+        held["examples"] = held.get("examples", 0) + measured.examples
+        held["loss"] = held.get("loss", 0.0) + measured.loss * measured.examples
+        held["correct"] = held.get("correct", 0) + measured.correct
+
+    def end(self) -> dict[str, float | None]:
+        """Return the epoch's mean loss and accuracy, None where it had no examples, and begin the next epoch."""
+        examples = self.held.get("examples", 0)
+        means = {
+            "loss": self.held["loss"] / examples if examples else None,
+            "accuracy": self.held["correct"] / examples if examples else None,
+        }
+        self.held.clear()
+        return means

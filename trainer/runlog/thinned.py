@@ -1,0 +1,107 @@
+"""A long run's events in bounded memory: ``train`` events, about one a second, are thinned while they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from trainer.home.place import Place
+from trainer.runlog.read import Event, Surviving, iter_events
+
+MOST = 4096  # ``train`` events that are kept
+MOST_WORKERS = 512  # of these keep the entry of each worker: 140 of them are 50 KB
+INCIDENTS = ("restart", "rollback", "warning")
+
+
+class Numbered(NamedTuple):
+    """A ``train`` event. number: among all of them; is_pinned: whether it stays, whatever its number."""
+
+    number: int
+    event: Event
+    is_pinned: bool = False
+
+
+class Stride:
+    """Which numbers of a growing series are kept: every 1st, 2nd, 4th, ..., such that no more than ``most`` are, and the
+    newest eighth of ``most`` whole, because a roll-back takes the run back to one of these."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.every = most, 1
+
+    def keeps(self, number: int, newest: int) -> bool:
+        return number % self.every == 0 or newest - number < self.most // 8
+
+    def widen(self, numbers: list[int], newest: int) -> None:
+        """Choose the stride for these numbers, with room for a quarter more."""
+        while sum(self.keeps(number, newest) for number in numbers) > 3 * self.most // 4:
+            self.every *= 2
+
+
+class Thinned(Surviving):
+    """``Surviving`` of at most about ``most`` ``train`` events: the first, the newest, and evenly chosen ones between.
+
+    The one before each incident is kept too: it tells where training stood. Of ``most_workers`` of them the entries of
+    workers are kept; the others have none. All other events are whole."""
+
+    def __init__(self, most: int = MOST, most_workers: int = MOST_WORKERS) -> None:
+        super().__init__()
+        self._number = -1
+        self._trains: dict[int, Numbered] = {}  # by the identity of the event
+        self._events, self._workers = Stride(most), Stride(most_workers)
+        self._with_workers = 0
+
+    def add(self, event: Event) -> None:
+        super().add(event)
+        if event["event"] == "train" and self.events and self.events[-1] is event:
+            self._number += 1
+            self._trains[id(event)] = Numbered(self._number, event)
+            self._with_workers += 1
+            if len(self._trains) > self._events.most:
+                self._thin()
+            if self._with_workers > self._workers.most:
+                self._thin_workers()
+        elif event["event"] in INCIDENTS:
+            self._pin_last()
+
+    def _thin(self) -> None:
+        self._forget_void()
+        numbers = [train.number for train in self._trains.values()]
+        self._events.widen(numbers, self._number)
+        self._keep(lambda train: train.is_pinned or self._events.keeps(train.number, self._number))
+
+    def _thin_workers(self) -> None:
+        self._forget_void()
+        having = [train for train in self._trains.values() if train.event.get("workers")]
+        self._workers.widen([train.number for train in having], self._number)
+        for train in having:
+            if not self._workers.keeps(train.number, self._number):
+                train.event["workers"] = []
+        self._with_workers = sum(bool(train.event.get("workers")) for train in having)
+
+    def _forget_void(self) -> None:
+        """Roll-backs take events away without a word."""
+        live = {id(event) for event in self.events}
+        self._trains = {key: train for key, train in self._trains.items() if key in live}
+
+    def _keep(self, is_kept: Callable[[Numbered], bool]) -> None:
+        dropped = {key for key, train in self._trains.items() if not is_kept(train)}
+        self.events = [event for event in self.events if id(event) not in dropped]
+        self._trains = {key: train for key, train in self._trains.items() if key not in dropped}
+
+    def _pin_last(self) -> None:
+        last = next((event for event in reversed(self.events) if event["event"] == "train"), None)
+        if last is not None:
+            self._trains[id(last)] = self._trains[id(last)]._replace(is_pinned=True)
+
+
+def thinned(events: Iterable[Event], most: int = MOST) -> list[Event]:
+    """Return the events that still count, with ``train`` events thinned to ``most``. Changes the events that it is given."""
+    found = Thinned(most)
+    for event in events:
+        found.add(event)
+    return found.events
+
+
+def thinned_log(path: Place) -> list[Event]:
+    """Return ``thinned`` of a metrics.jsonl, which is never in memory as a whole; none of an absent file."""
+    return thinned(iter_events(path))
