@@ -124,8 +124,15 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
 
 def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
     """The flags that a command line itself gives, by the names of their values."""
-    unset = argparse.Namespace(**{action.dest: UNSET for action in flags._actions})
-    return frozenset(name for name, value in vars(flags.parse_args(argv, unset)).items() if value is not UNSET)
+    # A flag that may be repeated appends to what is there, which must be None or a list.
+    unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags._actions}
+    parsed = vars(flags.parse_args(argv, argparse.Namespace(**unset)))
+    return frozenset(name for name, value in parsed.items() if value is not unset.get(name, UNSET))
+
+
+def is_repeatable(action: argparse.Action) -> bool:
+    """True for a flag that may be given several times; its value is a list."""
+    return isinstance(action, argparse._AppendAction)
 
 
 def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
@@ -155,6 +162,9 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
             raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
         action.required = False
         flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
+        if is_repeatable(action):
+            result[action.dest] = _repeated(action, value, f"--config {path}: {key}")
+            continue
         if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
         try:
@@ -164,6 +174,13 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
         if action.choices is not None and result[action.dest] not in action.choices:
             raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
     return result
+
+
+def _repeated(action: argparse.Action, value: Any, place: str) -> list[str]:
+    """Return the texts that a TOML file gives for a flag that may be repeated; the message shows no value."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise UsageError(f'{place} is not a list of texts, such as ["{action.metavar}"]')
+    return value
 
 
 def _key(flag: str) -> str:

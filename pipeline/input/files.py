@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 
@@ -41,7 +41,7 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
                 _refuse_table(folder, log)
     if len(found) == 1 and not found[0].is_dir:
         return found
-    below = [file for entry in found for file in (_below(store, entry.path) if entry.is_dir else [entry])]
+    below = [file for entry in found for file in (entries_below(store, entry.path) if entry.is_dir else [entry])]
     return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)
 
 
@@ -98,8 +98,11 @@ def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
         folders = [entry.path for entry in entries if entry.is_dir]
 
 
-def _below(store: Store, folder: str) -> list[FileInfo]:
-    """What is in a folder and in its partition folders."""
+def entries_below(store: Store, folder: str) -> list[FileInfo]:
+    """Return the entries of a folder and of its partition folders, which are not among them. One listing per folder.
+
+    Raises DataError for a folder that may not be listed.
+    """
     found, level = [], [folder]
     with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
         while level:
@@ -123,6 +126,13 @@ def _begins(path: str, word: re.Pattern[str]) -> bool:
     *folders, name = path.split("/")
     values = [folder.partition("=")[2] for folder in folders]
     return any(word.match(each) for each in (name, *values))
+
+
+def check_no_table(entries: Iterable[FileInfo]) -> None:
+    """Raise DataError if the log of a table, such as Delta's, is among the entries of a folder."""
+    for entry in entries:
+        if entry.is_dir and entry.name in TABLE_LOGS:
+            _refuse_table(entry.path.rpartition("/")[0], entry.name)
 
 
 def _refuse_table(folder: str, log: str) -> None:
@@ -149,9 +159,8 @@ def _listed(store: Store, uri: str) -> list[FileInfo]:
 
 def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
     files = []
+    check_no_table(entries)
     for entry in entries:
-        if entry.is_dir and entry.name in TABLE_LOGS:
-            _refuse_table(entry.path.rpartition("/")[0], entry.name)
         if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
             continue
         if entry.name.endswith("._COPYING_"):

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from pipeline import command_line, specs
+from pipeline import command_line, errors, specs
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.command_line import Parser, image_shape
-from pipeline.errors import UsageError
+from pipeline.errors import JobError, UsageError
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
 from pipeline.shardset.ratios import Ratios, parse_ratios
@@ -217,10 +217,9 @@ def execute(main: Callable[[], int]) -> NoReturn:
 def _cause(error: Exception) -> tuple[str, int]:
     """The line that a task or the JVM raised, out of Spark's report of it."""
     text = str(error)
-    for kind, code in (("DataError", 3), ("UsageError", 2), ("JobError", 1)):
-        match = re.search(rf"pipeline\.errors\.{kind}: (.+)", text)
-        if match:
-            return match.group(1), code
+    if match := re.search(r"pipeline\.errors\.(\w+): (.+)", text):
+        kind = getattr(errors, match[1], JobError)
+        return match[2], kind.exit_code
     raised = re.findall(
         r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
     )

@@ -171,7 +171,7 @@ class Hash(EmbeddingStrategy):
             with context.phase("buckets"):
                 buckets = reduced(rows.mapPartitions(lambda part: [BucketSizes.of(row.keys for row in part)]), add)
                 number = len(buckets.keys)
-                self._check_number(number, len(context.bounds) + rows.getNumPartitions())
+                check_bucket_number(number, len(context.bounds) + rows.getNumPartitions(), self.family)
                 few = int((buckets.sizes <= context.num_workers).sum())
                 context.report(f"{number:,} buckets, {few:,} of at most {context.num_workers:,} rows")
             with context.phase("assign"):
@@ -193,11 +193,7 @@ class Hash(EmbeddingStrategy):
     ) -> Fitted:
         """Raises UsageError where sparse buckets would more than double the rows."""
         copies = group_table(counts.sum(axis=0), context.num_workers, sparse_if=self.sparse_if).copies
-        if copies > context.scan.rows:
-            raise UnsuitableError(
-                f"so many buckets have no more rows than there are workers that copies add {copies:,} to"
-                f" {context.scan.rows:,} rows; use fewer workers, fewer --functions, or --sparse-if never"
-            )
+        check_copies(copies, context.scan.rows, "fewer workers, fewer --functions, or --sparse-if never")
         return Fitted(grouping, counts, self.start, self.sparse_if, params, models)
 
     def fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
@@ -223,12 +219,34 @@ class Hash(EmbeddingStrategy):
             context.report(f"{hashes.functions} functions, fitted to {hashes.rows:,} rows")
             return hashes
 
-    def _check_number(self, buckets: int, parts: int) -> None:
-        """Raises UsageError for more buckets than can be dealt. parts: for each of which the driver counts them all."""
-        most = min(MOST_BUCKETS, MOST_CELLS // parts)
-        if buckets > most:
-            wider = " or a larger --width" * (self.family == "lsh")
-            raise UnsuitableError(f"the rows are in more than {most:,} buckets; use fewer --functions{wider}")
+
+def check_bucket_number(buckets: int, parts: int, family: Family) -> None:
+    """Raise UnsuitableError if there are more buckets than can be dealt.
+
+    Args:
+        buckets: number of buckets.
+        parts: number of chunks and tasks; the driver holds a count of every bucket for each.
+        family: hash functions that made the buckets.
+    """
+    most = min(MOST_BUCKETS, MOST_CELLS // parts)
+    if buckets > most:
+        wider = " or a larger --width" * (family == "lsh")
+        raise UnsuitableError(f"the rows are in more than {most:,} buckets; use fewer --functions{wider}")
+
+
+def check_copies(copies: int, rows: int, remedies: str) -> None:
+    """Raise UnsuitableError if copies of sparse buckets more than double the rows.
+
+    Args:
+        copies: number of copies beside the rows.
+        rows: number of rows.
+        remedies: what the user can change, as the end of a sentence.
+    """
+    if copies > rows:
+        raise UnsuitableError(
+            "so many buckets have no more rows than there are workers that copies add"
+            f" {copies:,} to {rows:,} rows; use {remedies}"
+        )
 
 
 @contextmanager

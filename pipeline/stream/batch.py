@@ -33,6 +33,7 @@ from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import Source
 from pipeline.storage.store import Store
+from pipeline.strategies.hash import check_bucket_number, check_copies
 from pipeline.stream.arrivals import Arrivals, Broken
 from pipeline.stream.buckets import BYTES, Buckets, Counted, State, count, starts
 from pipeline.stream.look import LookJob, Seen, look
@@ -129,6 +130,7 @@ class Batch:
             state.buckets, seen.found, seed=self.request.seed, num_workers=self.request.num_workers, closes=closes
         )
         parts, bounds, width = self._bounds()
+        self._check_limits(counted, window, end, len(bounds))
         source = Source(self.dataset, seen.scan, parts, bounds, width)
         with self.phase("write"):
             written, chunks = self._write(source, hashes, counted, window)
@@ -141,6 +143,27 @@ class Batch:
         manifest[STREAM] |= {"window_first": end if closes else window}
         manifest[KEY][0] |= {"closes": closes}
         return manifest, written.moves() + models
+
+    def _check_limits(self, counted: Counted, window: int, end: int, tasks: int) -> None:
+        """Raise UnsuitableError if the batch makes more buckets or copies than ``jobs/hash.py`` allows.
+
+        Args:
+            counted: buckets with this batch, and the copies that it adds.
+            window: id of the first row of the window.
+            end: number of rows of the set with this batch.
+            tasks: number of tasks that write the batch.
+        """
+        assert self.dataset
+        request, before = self.request, self.before
+        if counted.old_copies:
+            # _write_copies counts the earlier rows of the window by task and bucket, too.
+            tasks += len(bounds_of(window, total_rows(before) - window, request.num_workers, self.dataset)[1])
+        check_bucket_number(len(counted.after), tasks, request.strategy.family)
+        copies = counted.new_copies + counted.old_copies
+        # A set from before there was this limit may be over it: it can grow as long as its new windows are not.
+        if copies > end - window:
+            copies += int(before.manifest["copies"]) if before else 0
+            check_copies(copies, end, "fewer workers, fewer --functions, or --window-rows 0, with another --output")
 
     def _write(
         self, source: Source, hashes: Hashes, counted: Counted, window: int

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.command_line import Parser, parse
 from pipeline.errors import DataError, UsageError
+from pipeline.input.files import check_apart
 from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
 from pipeline.runs.report import REPORT, load_report, try_report
@@ -24,14 +25,16 @@ from pipeline.storage.objects import is_object
 from pipeline.storage.store import Store
 from pipeline.storage.uri import is_remote
 from pipeline.strategies.hash import Hash
-from pipeline.stream import files, kafka, topic
+from pipeline.stream import files, kafka, kafka_options, topic
 from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import GenerationRun
+from pipeline.stream.inbox import Inbox
 from pipeline.stream.query import Running, Tally, say, start, watch
 from pipeline.stream.request import WINDOW_ROWS, StreamRequest
 from pipeline.upkeep.contents import describe
 
 CHECKPOINT = "_checkpoint"
+PATTERN_SIGNS = set("{}[]*?\\")
 TRIGGER = re.compile(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?|days?)")
 
 
@@ -44,6 +47,18 @@ def stream_parser(prog: str, description: str | None) -> Parser:
         metavar="URI",
         help="folder in which files arrive, local or hdfs://, or a topic, kafka://HOST:PORT/TOPIC, whose messages are one"
         " raw record each",
+    )
+    group.add_argument(
+        kafka_options.FLAG,
+        action="append",
+        metavar="KEY=VALUE",
+        help="property of Kafka's consumer, such as security.protocol=SASL_SSL; may be repeated. Other users of the"
+        " machine see a command line: put secrets into the file of --kafka-options",
+    )
+    group.add_argument(
+        kafka_options.FILE_FLAG,
+        metavar="FILE",
+        help="local file of such properties, in the form of Kafka's client.properties",
     )
     cli.add_layout_flags(group)
     group.add_argument(
@@ -102,23 +117,28 @@ def run_stream(prog: str, description: str | None) -> int:
     request, trigger = read_request(args), read_trigger(args.trigger)
     if args.batch_limit is not None and args.batch_limit < 1:
         raise UsageError(f"--batch-limit must be at least 1, got {args.batch_limit}")
-    preflight(args, request)
+    options = preflight(args, request)
     with spark_context(debug=args.debug) as context:
         store = open_store(context)
         output = store.resolve(request.output)
         checkpoint = checkpoint_of(store, args.checkpoint, output)
         spark = SparkSession(context)
         run = GenerationRun(context, request, store, output, "")
+        before = read_committed(store, output)
+        inbox = None
         if topic.is_topic(args.source):
-            stream = kafka.stream_of_topic(spark, args.source, args.batch_limit, args.allow_data_loss)
+            stream = kafka.stream_of_topic(spark, args.source, args.batch_limit, args.allow_data_loss, options)
             watched = checkpoint if args.allow_data_loss else None
             arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
             source = source_of(store, args.source, output)
             stream = files.stream_of_files(spark, source, args.batch_limit)
-            arrive = files.arrivals(store, source, output, checkpoint, request.late_after_s)
-        check_checkpoint(store, checkpoint, read_committed(store, output), output)
-        running = Running(run, arrive, (lambda text: None) if args.quiet else say)
+            inbox = Inbox(store, source, output)
+            arrive = files.arrivals(inbox, checkpoint, request.late_after_s)
+        check_checkpoint(store, checkpoint, before, output)
+        for text in inbox.check_at_start(first=before is None) if inbox else ():
+            say(f"warning: {text}")
+        running = Running(run, arrive, (lambda text: None) if args.quiet else say, say)
         try:
             tally = watch(running, start(running, stream, checkpoint, trigger))
         except StreamingQueryException as error:
@@ -126,20 +146,32 @@ def run_stream(prog: str, description: str | None) -> int:
         return finish(args, run, tally)
 
 
-def preflight(args: argparse.Namespace, request: StreamRequest) -> None:
-    """What can be refused before Spark starts. Raises UsageError and DataError."""
-    if args.allow_data_loss and not topic.is_topic(args.source):
-        raise UsageError(f"--allow-data-loss is of messages, and --source {args.source} is a folder: leave it out")
+def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str]:
+    """Check what can be refused before Spark starts, and return the properties of Kafka's consumer.
+
+    Raises UsageError and DataError.
+    """
+    options: dict[str, str] = {}
     if topic.is_topic(args.source):
         topic.address(args.source)
         topic.record_bytes(request)
+        options = kafka_options.consumer_options(args.kafka_option or (), args.kafka_options)
+    else:
+        given = {
+            "--allow-data-loss": args.allow_data_loss,
+            kafka_options.FLAG: args.kafka_option,
+            kafka_options.FILE_FLAG: args.kafka_options,
+        }
+        if flag := next((flag for flag, value in given.items() if value), None):
+            raise UsageError(f"{flag} is of messages, and --source {args.source} is a folder: leave it out")
     places = [request.output, *([] if topic.is_topic(args.source) else [args.source])]
     if any(only_spark_knows(uri) and not is_object(Store().resolve(uri)) for uri in places):
-        return
+        return options
     output = Store().resolve(request.output)
     if not topic.is_topic(args.source):
         source_of(Store(), args.source, output)
     checkpoint_of(Store(), args.checkpoint, output)
+    return options
 
 
 def read_request(args: argparse.Namespace) -> StreamRequest:
@@ -168,14 +200,16 @@ def read_trigger(text: str) -> dict[str, Any]:
 
 
 def source_of(store: Store, uri: str, output: str) -> str:
-    """Raises UsageError for a folder that Spark's file source does not reach, or that overlaps the output, DataError where
-    there is none."""
+    """Raises UsageError for a folder that Spark's file source does not reach or takes for a pattern, or that overlaps the
+    output, DataError where there is none."""
     source = store.resolve(uri)
     if is_object(source):
         raise UsageError(f"--source {source}: a stream takes files from local folders and hdfs://; copy them there")
-    ours, theirs = (path.rstrip("/") + "/" for path in (output, source))
-    if ours.startswith(theirs) or theirs.startswith(ours):
-        raise UsageError(f"--output {output} and --source {source} overlap; choose a folder of its own")
+    if PATTERN_SIGNS & set(source):
+        raise UsageError(
+            f"--source {source}: Spark takes a name with one of {{}}[]*?\\ for a pattern; name a folder without"
+        )
+    check_apart(store, output, source)
     if not store.exists(source):
         raise DataError(f"{source} does not exist; check --source, or make the folder in which files are to arrive")
     return source

@@ -25,6 +25,7 @@ from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Arrivals, Broken, survey
 from pipeline.stream.batch import STREAM, Batch, total_rows
+from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import partition_of, record_bytes, without_servers
@@ -35,7 +36,7 @@ LINE_RECORDS = 1000  # of a topic that a line of the quarantine holds at most
 class Arrived(NamedTuple):
     """A batch as its source gives it. files: in the order of arrival; source: a digest of what the batch was; aside: records
     that were put aside on the way here; newest_ms: the time of the newest record; ignored: files that are none of rows;
-    lost: what was to be in the batch and is not there any more."""
+    lost: what was to be in the batch and is not there any more; warnings: lines for the user."""
 
     uri: str
     files: list[FileInfo]
@@ -44,11 +45,12 @@ class Arrived(NamedTuple):
     newest_ms: int = 0
     ignored: int = 0
     lost: Sequence[Broken] = ()
+    warnings: Sequence[str] = ()
 
 
 class Outcome(NamedTuple):
     """shards: the set after a batch, None while there is none. rows, quarantined: of the batch; seconds: it took; fresh:
-    whether it was committed now; files: of the generation; buckets: of the set."""
+    whether it was committed now; files: of the generation; buckets: of the set; warnings: lines for the user."""
 
     shards: ShardSet | None
     rows: int = 0
@@ -57,6 +59,7 @@ class Outcome(NamedTuple):
     fresh: bool = False
     files: int = 0
     buckets: int = 0
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class GenerationRun:
         progress = PhaseLog(self.context, quiet=True, title=f"batch {batch} to {self.output}")
         with Attempt(self.store, self.output) as attempt:
             held = (before.manifest[STREAM] if before else {}).get("newest_ms", 0)
+            if held > latest_believable_ms():  # committed before such times were left out, or the clock is behind
+                held = 0
             with progress.phase("discover"):
                 arrived = arrive(attempt.folder, held)
                 check_source(before, arrived.uri)
@@ -100,7 +105,8 @@ class GenerationRun:
                 lines = lines_of([Broken(arrived.uri, None, "the batch had no row", 0)])
             put_aside(self.store, path_of(self.output, batch), lines)
             if seen is None or hashes is None:
-                return Outcome(before, quarantined=aside, seconds=time.monotonic() - began)
+                seconds = time.monotonic() - began
+                return Outcome(before, quarantined=aside, seconds=seconds, warnings=arrived.warnings)
             manifest, moves = work.make(seen, hashes)
             manifest["seconds"] = dict(progress.seconds)
             entry = {"batch": batch, "source": arrived.source, "quarantined": aside}
@@ -112,7 +118,8 @@ class GenerationRun:
                     f"{self.output}: another run has committed since batch {batch} was begun; let one stream write there"
                 )
         spent = time.monotonic() - began
-        return Outcome(made, work.rows, aside, spent, True, len(moves), made.manifest[KEY][-1]["buckets"])
+        buckets = made.manifest[KEY][-1]["buckets"]
+        return Outcome(made, work.rows, aside, spent, True, len(moves), buckets, arrived.warnings)
 
     def _survey(self, before: ShardSet | None, arrived: Arrived, first: int) -> tuple[Arrivals | None, list[Broken]]:
         expected = layout_of(before.manifest) if before else None

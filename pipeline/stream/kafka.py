@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,21 +22,24 @@ from pipeline.storage.files import FileInfo
 from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Broken
 from pipeline.stream.checkpoint import planned_offsets
-from pipeline.stream.files import is_late
 from pipeline.stream.generation import Arrived
+from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
 from pipeline.stream.quarantine import VALUE, path_of, put_aside
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import address, landed_name, record_bytes
 
 COLUMNS = ("partition", "offset", "CAST(unix_millis(timestamp) AS BIGINT) AS time_ms", "value")
-LANDED = "partition INT, first LONG, end LONG, newest_ms LONG, aside LONG, bytes LONG, path STRING"
+LANDED = "partition INT, first LONG, end LONG, newest_ms LONG, aside LONG, ahead LONG, bytes LONG, path STRING"
 
 
-def stream_of_topic(spark: SparkSession, uri: str, most: int | None, allow_data_loss: bool) -> DataFrame:
+def stream_of_topic(
+    spark: SparkSession, uri: str, most: int | None, allow_data_loss: bool, options: Mapping[str, str]
+) -> DataFrame:
     """A row for each message. most: messages a batch; allow_data_loss: whether a batch goes on without messages that were
-    deleted before they were read. Raises UsageError."""
+    deleted before they were read; options: properties of Kafka's consumer. Raises UsageError."""
     servers, topic = address(uri)
-    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    reader = spark.readStream.format("kafka").options(**{f"kafka.{key}": value for key, value in options.items()})
+    reader = reader.option("kafka.bootstrap.servers", servers)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     reader = reader.option("failOnDataLoss", not allow_data_loss)
     if most:
@@ -71,7 +74,8 @@ def arrive(
     newest_ms: int,
 ) -> Arrived:
     """The messages of a batch, written by tasks into a file a partition. folder: of the attempt; size: of a message."""
-    land = partial(_land, store, output, batch, folder, size, late_after_s, newest_ms)
+    # One limit for all tasks and their retries.
+    land = partial(_land, store, output, batch, folder, size, late_after_s, newest_ms, latest_believable_ms())
     landed = sorted(frame.mapInArrow(land, LANDED).collect(), key=lambda row: (row.partition, row.first))
     told = json.dumps([[row.partition, row.first, row.end] for row in landed])
     files = [FileInfo(row.path, row.bytes, 0, is_dir=False) for row in landed if row.bytes]
@@ -79,7 +83,13 @@ def arrive(
     source = hashlib.sha256(f"{uri} {told}".encode()).hexdigest()
     planned = planned_offsets(store, checkpoint, batch) if checkpoint else {}
     lost = lost_messages(planned, [(row.partition, row.first) for row in landed])
-    return Arrived(uri, files, source, sum(row.aside for row in landed), newest, lost=lost)
+    warnings = []
+    if late_after_s is not None and any(row.ahead for row in landed):
+        partitions = ", ".join(str(number) for number in sorted({row.partition for row in landed if row.ahead}))
+        count = sum(row.ahead for row in landed)
+        warnings.append(ahead_of_clock(f"{count:,} messages of partitions {partitions} have times"))
+    aside = sum(row.aside for row in landed)
+    return Arrived(uri, files, source, aside, newest, lost=lost, warnings=warnings)
 
 
 def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[int, int]]) -> list[Broken]:
@@ -116,11 +126,13 @@ def _land(
     expected: int,
     late_after_s: float | None,
     newest_ms: int,
+    limit_ms: int,
     messages: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """One partition of a topic, in the order of offsets: whole records into a file, what is none aside."""
+    """One partition of a topic, in the order of offsets: whole records into a file, what is none aside. limit_ms: a message
+    of a later time does not count as the newest."""
     task = f"{folder}/{uuid.uuid4().hex}"
-    path, size, newest, partition, first, end = "", 0, newest_ms, -1, -1, -1
+    path, size, newest, partition, first, end, ahead = "", 0, newest_ms, -1, -1, -1, 0
     aside: list[dict[str, object]] = []
     file = None
     for message in messages:
@@ -141,14 +153,18 @@ def _land(
                 path = f"{task}/{landed_name(number)}"
                 file = store.create(path)
             file.write(value)
-            size, newest = size + len(value), max(newest, time_ms)
+            size += len(value)
+            if time_ms > limit_ms:
+                ahead += 1
+            else:
+                newest = max(newest, time_ms)
     if file is not None:
         file.close()
     if partition >= 0:
         put_aside(store, path_of(output, batch, partition), aside)
-        row = [partition, first, end, newest, len(aside), size, path]
+        row = [partition, first, end, newest, len(aside), ahead, size, path]
         names = [part.split()[0] for part in LANDED.split(", ")]
-        types = [pa.int32(), *[pa.int64()] * 5, pa.string()]
+        types = [pa.int32(), *[pa.int64()] * 6, pa.string()]
         yield pa.RecordBatch.from_arrays(
             [pa.array([value], kind) for value, kind in zip(row, types, strict=True)], names=names
         )

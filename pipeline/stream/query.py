@@ -47,11 +47,12 @@ class AskedToEnd(Exception):
 @dataclass
 class Running:
     """A query and what it shares with the thread that watches it. idle: held while a batch is at work; refused: whether a
-    batch came after the end."""
+    batch came after the end; say, warn: print a line, of progress or of rows that are not read."""
 
     run: GenerationRun
     arrive: Arrive
     say: Callable[[str], None]
+    warn: Callable[[str], None]
     tally: Tally = field(default_factory=Tally)
     idle: threading.Lock = field(default_factory=threading.Lock)
     query: StreamingQuery | None = None
@@ -76,6 +77,8 @@ class Running:
         tally.last = done if done.shards else tally.last
         tally.rows, tally.quarantined = tally.rows + done.rows, tally.quarantined + done.quarantined
         tally.seconds += done.seconds
+        for text in done.warnings:
+            self.warn(f"warning: batch {batch}: {text}")
         if done.fresh and done.shards:
             tally.committed += 1
             self.say(line(batch, done))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
@@ -40,7 +41,7 @@ class StreamRequest:
             raise UsageError("--unlabelled and --num-classes exclude each other")
         if self.window_rows < 0:
             raise UsageError(f"--window-rows must be 0 or more, got {self.window_rows}")
-        if self.late_after_s is not None and self.late_after_s <= 0:
+        if self.late_after_s is not None and not 0 < self.late_after_s < math.inf:
             raise UsageError(f"--late-after must be a positive number of seconds, got {self.late_after_s:g}")
 
     @property

@@ -15,15 +15,19 @@ from tests.clusters.servers import Cluster, Server, server_environment, wait_unt
 from tests.clusters.settings import QUICK_START
 
 START_TIMEOUT = timedelta(seconds=60)
+LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+USER, PASSWORD = "reader", "k4fk4-pass"  # of the listener that asks for them
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller}
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller}
-advertised.listeners=PLAINTEXT://{host}:{port}
+listeners=PLAINTEXT://{host}:{port},SASL_PLAINTEXT://{host}:{sasl},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{port},SASL_PLAINTEXT://{host}:{sasl}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config={login_module} required user_{user}="{password}";
 log.dirs={folder}/data
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
@@ -36,19 +40,21 @@ class Kafka(Cluster):
     """One broker that is its own controller (KRaft). It takes 6 s to start and 300 MB of memory. A topic comes up with its
     first message.
 
-    servers_at: HOST:PORT; partitions: of a topic."""
+    servers_at: HOST:PORT; sasl_at: HOST:PORT of a listener that asks for USER and PASSWORD; partitions: of a topic."""
 
     partitions = 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.port, self.controller = free_ports(2)
+        self.port, self.sasl, self.controller = free_ports(3)
         self.servers_at = f"{HOST}:{self.port}"
+        self.sasl_at = f"{HOST}:{self.sasl}"
 
     def start(self) -> None:
         settings = self.folder / "server.properties"
-        ports = {"host": HOST, "port": self.port, "controller": self.controller, "folder": self.folder}
-        settings.write_text(SETTINGS.format(**ports, partitions=self.partitions))
+        ports = {"host": HOST, "port": self.port, "sasl": self.sasl, "controller": self.controller}
+        login = {"login_module": LOGIN_MODULE, "user": USER, "password": PASSWORD}
+        settings.write_text(SETTINGS.format(**ports, **login, folder=self.folder, partitions=self.partitions))
         java = find_java()
         base = [str(java), "-Xmx300m", *QUICK_START, "-cp", os.pathsep.join(map(str, kafka_classpath()))]
         env = server_environment(java)

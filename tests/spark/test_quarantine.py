@@ -26,6 +26,7 @@ from pipeline.stream import generation
 from pipeline.stream.arrivals import survey
 from pipeline.stream.files import arrivals, stream_of_files
 from pipeline.stream.generation import Arrived, GenerationRun
+from pipeline.stream.inbox import Inbox
 from pipeline.stream.kafka import lost_messages
 from pipeline.stream.quarantine import lines_of
 from pipeline.stream.request import StreamRequest
@@ -159,7 +160,7 @@ def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
 
         def on_batch(frame: DataFrame, batch: int) -> None:
             assert batch != dies_at, "killed"
-            arrive = arrivals(STORE, source, output, f"file://{checkpoint}", None)
+            arrive = arrivals(Inbox(STORE, source, output), f"file://{checkpoint}", None)
             run.take(batch, lambda folder, newest_ms: arrive(batch, frame, folder, newest_ms))
 
         spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", interval)

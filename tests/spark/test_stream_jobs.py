@@ -19,6 +19,7 @@ from tests.campaigns.stream import Arriving, campaign, job_campaign, start_strea
 from tests.clusters import ROOT, Kafka, end_tree, spark_submit
 from tests.clusters.artifacts import kafka_connector
 from tests.clusters.cluster_runs import QUIET
+from tests.clusters.kafka import LOGIN_MODULE, PASSWORD, USER
 from tests.clusters.submit import start_submit
 from tests.conftest import make_rows
 from tests.support.application import run_job
@@ -113,17 +114,47 @@ def test_applications_that_are_killed_lose_and_double_nothing(tmp_path: Path) ->
         (("--source", "kafka://host:1", "--workers", "2"), "is not kafka://HOST:PORT/TOPIC"),
         (("--source", "kafka://127.0.0.1:1/rows", "--workers", "2"), "spark-sql-kafka-0-10"),
         (("--source", "OUT/in", "--workers", "2"), "overlap"),
+        (
+            ("--source", "IN", "--workers", "2", "--kafka-option", "a.b=c"),
+            "--kafka-option is of messages, and --source",
+        ),
+        (("--source", "IN", "--workers", "2", "--late-after", "nan"), "--late-after must be a positive number"),
+        (("--source", "IN[1]", "--workers", "2"), "for a pattern; name a folder without"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
     (tmp_path / "in").mkdir()
-    places = {"IN": str(tmp_path / "in"), "OUT/in": str(tmp_path / "set" / "in")}
+    places = {"IN": str(tmp_path / "in"), "IN[1]": str(tmp_path / "in[1]"), "OUT/in": str(tmp_path / "set" / "in")}
     done = run_job("hash_stream.py", *(places.get(flag, flag) for flag in flags), "--output", tmp_path / "set")
     assert done.code == 2, done.out + done.err
     errors = [line for line in (done.out + done.err).splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert words in errors[0]
     assert "Traceback" not in done.out + done.err
+
+
+def test_what_is_not_read_of_a_source_folder_is_reported(tmp_path: Path) -> None:
+    """A folder in it is refused before there is a set; later it is a warning, and so is a file that has changed."""
+    source = Arriving(str(tmp_path / "in"), 3, seed=6)
+    source.arrive()
+    flags = ("--source", source.folder, "--output", tmp_path / "set", "--workers", 3, "--trigger", "once", *SHAPE)
+    (tmp_path / "in" / "more").mkdir()
+    refused = run_job("hash_stream.py", *flags, "--no-report")
+    assert refused.code == 3, refused.err
+    assert f"error: {source.folder}/more is a folder inside the source" in refused.err
+    (tmp_path / "in" / "more").rmdir()
+    (file,) = (tmp_path / "in").iterdir()
+    assert run_job("hash_stream.py", *flags, "--no-report").code == 0
+    (tmp_path / "in" / "more").mkdir()
+    with file.open("ab") as out:
+        out.write(b"more")
+    source.arrive()
+    done = run_job("hash_stream.py", *flags, "--no-report", "--quiet")
+    assert done.code == 0, done.err
+    at_start, changed, in_batch = [line for line in done.err.splitlines() if "warning: " in line]
+    assert f"warning: not read: {source.folder}/more/; " in at_start
+    assert f"warning: {file} was replaced or appended to after it was taken" in changed
+    assert f"warning: batch 1: {file} was replaced or appended to after it was taken" in in_batch
 
 
 def test_another_checkpoint_is_refused_before_a_row_is_doubled(tmp_path: Path) -> None:
@@ -206,6 +237,36 @@ def test_messages_of_a_real_broker_are_in_the_set_once_though_the_driver_is_kill
         ("partition 1", None),
         ("partition 1", None),
     ]
+
+
+def test_a_broker_that_asks_for_a_password_is_read(tmp_path: Path, kafka: Kafka, jars: dict[str, str]) -> None:
+    """The password is in no line that the job prints, in no file of its set and not in Spark's event log."""
+    produce(tmp_path, kafka, jars, 0, 100, "secured")
+    (tmp_path / "events").mkdir()
+    events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{tmp_path}/events"}
+
+    def stream(password: str, *more: object) -> Any:
+        file = tmp_path / "client.properties"
+        login = f'{LOGIN_MODULE} required \\\n    username="{USER}" \\\n    password="{password}";'
+        file.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={login}\n")
+        flags = ("--source", f"kafka://{kafka.sasl_at}/secured", "--output", tmp_path / "set", "--workers", 3, *SHAPE)
+        options = ("--kafka-options", file, "--trigger", "once", "--no-report", *more)
+        return spark_submit(JOB, *flags, *options, conf=jars | events, env=QUIET)
+
+    refused = stream("wr0ng-pass")
+    assert refused.returncode == 1, refused.stdout
+    (line,) = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
+    assert "Authentication failed" in line
+    done = stream(PASSWORD, "--kafka-option", "client.id=here")
+    assert done.returncode == 0, done.stdout
+    assert open_committed(STORE, str(tmp_path / "set")).manifest["rows"] == 100
+    printed = [refused.stdout, refused.stderr, done.stdout, done.stderr]
+    written = [
+        path.read_bytes() for folder in ("set", "events") for path in (tmp_path / folder).rglob("*") if path.is_file()
+    ]
+    for secret in ("wr0ng-pass", PASSWORD):
+        assert not any(secret in text for text in printed)
+        assert not any(secret.encode() in data for data in written)
 
 
 DELETE = """

@@ -1,0 +1,201 @@
+"""The source folder of a stream of files: what Spark leaves out of it, and files that change after they were taken.
+
+Spark knows a file by its path alone: what is written to that path later is never read. So the stream notes each file's
+size, time and mark of change as its batch found them, in OUTPUT/_taken/batch-NNNNNNNN.jsonl, a line per file. Every
+COMPACT_BATCHES batches one file replaces all before it. A batch that is done again writes its file again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pipeline.errors import DataError
+from pipeline.input.files import check_no_table, entries_below
+from pipeline.storage.files import FileInfo
+from pipeline.storage.store import Store
+
+FOLDER = "_taken"
+COMPACT_BATCHES = 100
+READ_AT_ONCE = 16
+NAMES_SHOWN = 3
+AFTER_ALL = 1 << 62  # a number after that of every batch
+# What Spark and Hadoop put beside data files; no rows are expected in it.
+BOOKKEEPING = re.compile(r"_SUCCESS|_temporary|_spark_metadata|\..*\.crc")
+_BATCH = re.compile(r"batch-(\d+)\.jsonl")
+
+
+@dataclass
+class Inbox:
+    """The source folder of one run of a stream.
+
+    Attributes:
+        store: reaches the folder and the output.
+        uri: the folder, resolved.
+        output: folder of the shard set, resolved.
+    """
+
+    store: Store
+    uri: str
+    output: str
+    _states: dict[str, FileInfo] = field(default_factory=dict)
+    _next: int = -1  # _states holds the files of all batches before this one
+    _left_out: set[str] | None = None  # at the look before; None: this is the first
+    _known_left_out: set[str] = field(default_factory=set)
+
+    def look(self) -> Look:
+        """List the folder and its partition folders, such as label=3.
+
+        Raises:
+            DataError: the files are those of a table, such as Delta's, or a folder may not be listed.
+        """
+        entries = entries_below(self.store, self.uri)
+        check_no_table(entry for entry in entries if entry.name != "_spark_metadata")  # which Spark's source follows
+        files = {entry.path: entry for entry in entries if not entry.is_dir and not is_left_out(entry)}
+        left_out = {
+            entry.path: entry for entry in entries if is_left_out(entry) and not BOOKKEEPING.fullmatch(entry.name)
+        }
+        # A name that is hidden for a moment is a draft, which will be renamed.
+        lasting = {path for path in left_out if self._left_out is None or path in self._left_out}
+        self._left_out = set(left_out)
+        fresh = [left_out[path] for path in sorted(lasting - self._known_left_out)]
+        self._known_left_out |= lasting
+        return Look(files, fresh)
+
+    def check_at_start(self, *, first: bool) -> list[str]:
+        """Return warnings about what a stream will not read. first: whether its set is not there yet.
+
+        Raises:
+            DataError: as ``look``, or a stream that has no set yet would leave out a folder.
+        """
+        look = self.look()
+        folders = [entry.path for entry in look.left_out if entry.is_dir and entry.name[0] not in "._"]
+        if first and folders:
+            raise DataError(
+                f"{folders[0]} is a folder inside the source, whose files a stream does not read; name the folder that"
+                " holds the data files"
+            )
+        return [*look.warnings(), *warnings_of(self._changes(look, self._load(AFTER_ALL)))]
+
+    def changes(self, batch: int, look: Look) -> list[Change]:
+        """Return the files of earlier batches that are not what they were, in order of path."""
+        if self._next != batch:
+            self._states = self._load(batch)
+        return self._changes(look, self._states)
+
+    def note(self, batch: int, files: Iterable[FileInfo]) -> None:
+        """Keep the state of files that a batch has taken, or found changed, before the batch is committed."""
+        if batch and batch % COMPACT_BATCHES == 0 and self._states:
+            self._compact(batch - 1)
+        noted = {file.path: file for file in files}
+        if noted:
+            self.store.replace(self._path(batch), _lines(noted.values()))
+        self._states |= noted
+        self._next = batch + 1
+
+    def _changes(self, look: Look, taken: dict[str, FileInfo]) -> list[Change]:
+        both = sorted(taken.keys() & look.files.keys())
+        pairs = [(taken[path], look.files[path]) for path in both]
+        return [Change(before, now) for before, now in pairs if _state(before) != _state(now)]
+
+    def _load(self, batch: int) -> dict[str, FileInfo]:
+        """Return the files that batches before *batch* took, as they were noted last."""
+        numbers = sorted(number for number in self._numbers() if number < batch)
+        with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+            texts = list(pool.map(lambda number: self.store.read(self._path(number)).decode(), numbers))
+        records = [json.loads(line) for text in texts for line in text.splitlines()]
+        return {record["path"]: FileInfo(**record, is_dir=False) for record in records}
+
+    def _compact(self, last: int) -> None:
+        """Write all that is noted up to batch *last*, which is done, into the file of that batch."""
+        self.store.replace(self._path(last), _lines(self._states.values()))
+        for number in self._numbers():
+            if number < last:
+                self.store.delete(self._path(number))
+
+    def _numbers(self) -> list[int]:
+        entries = self.store.list(f"{self.output}/{FOLDER}")
+        return [int(match[1]) for entry in entries if (match := _BATCH.fullmatch(entry.name))]
+
+    def _path(self, batch: int) -> str:
+        return f"{self.output}/{FOLDER}/batch-{batch:08d}.jsonl"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A listing of the source folder.
+
+    Attributes:
+        files: the files that Spark's source takes, by path.
+        left_out: folders and hidden files that it does not take and that were not reported yet.
+    """
+
+    files: dict[str, FileInfo]
+    left_out: list[FileInfo]
+
+    def warnings(self) -> list[str]:
+        """Return one line about what is left out, if there is any."""
+        if not self.left_out:
+            return []
+        names = [entry.path + "/" * entry.is_dir for entry in self.left_out]
+        return [
+            f"not read: {_some(names)}; a stream takes the files of its source folder and of partition folders such as"
+            " label=3, but for names that begin with _ or . or end with ._COPYING_"
+        ]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file as its batch took it, and as it is now."""
+
+    before: FileInfo
+    now: FileInfo
+
+    def describe(self) -> str:
+        """Return a sentence for the quarantine."""
+        before, now = self.before, self.now
+        what = "was replaced or appended to"
+        if (before.bytes, before.modified_ms) == (now.bytes, now.modified_ms):
+            what = "may have been replaced (another change mark)"  # or had its mode, owner or links changed
+        return (
+            f"{now.path} {what} after it was taken ({_size_and_time(before)}; now {_size_and_time(now)}): it is not read"
+            " again; put new rows there under a new name"
+        )
+
+
+def is_left_out(entry: FileInfo) -> bool:
+    """True for a folder that holds no partition, and for a file whose name Spark's source or a batch job skips."""
+    return entry.is_dir or entry.name.startswith((".", "_")) or entry.name.endswith("._COPYING_")
+
+
+def warnings_of(changes: list[Change]) -> list[str]:
+    """Return one line about changed files, if there are any."""
+    if not changes:
+        return []
+    others = f"; {len(changes) - 1:,} more files changed likewise" if len(changes) > 1 else ""
+    return [f"{changes[0].describe()}{others}"]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(names[:NAMES_SHOWN])}{more}"
+
+
+def _state(file: FileInfo) -> tuple[int, int, str]:
+    return file.bytes, file.modified_ms, file.change
+
+
+def _size_and_time(file: FileInfo) -> str:
+    time = datetime.fromtimestamp(file.modified_ms / 1000, UTC)
+    return f"{file.bytes:,} bytes of {time:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _lines(files: Iterable[FileInfo]) -> bytes:
+    records = [
+        {"path": file.path, "bytes": file.bytes, "modified_ms": file.modified_ms, "change": file.change}
+        for file in files
+    ]
+    return "".join(f"{json.dumps(record)}\n" for record in records).encode()

@@ -1,0 +1,81 @@
+"""Properties of Kafka's consumer that a user gives, such as those of SASL and SSL. They may be secret. Pure.
+
+No message holds a value, and none is kept in the set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import UsageError
+
+FLAG, FILE_FLAG = "--kafka-option", "--kafka-options"
+PREFIX = "kafka."  # as Spark's source has it
+# Set by the stream and by Spark's source.
+RESERVED = {
+    "bootstrap.servers", "auto.offset.reset", "enable.auto.commit", "key.deserializer", "value.deserializer",
+    "interceptor.classes",
+}  # fmt: skip
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_PROPERTY = re.compile(r"((?:\\.|[^\\=:\s])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_SPACE = " \t\f"
+
+
+def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
+    """Return the properties of a file, and over them those of the command line.
+
+    Args:
+        given: KEY=VALUE each, with or without Spark's prefix "kafka.".
+        path: a local file in the form of Kafka's client.properties; None: no file.
+
+    Raises:
+        UsageError: the file cannot be read, a key is no property of a consumer, or the stream sets it itself.
+    """
+    options = {}
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="latin-1")  # as Java reads it
+        except OSError as error:
+            raise UsageError(f"{FILE_FLAG} {path}: {error.strerror}; name a local file of the driver") from None
+        options = {_checked(key, f"{FILE_FLAG} {path}"): value for key, value in properties(text).items()}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"{FLAG} takes KEY=VALUE, such as security.protocol=SASL_SSL, and one has no '='")
+        options[_checked(key.strip(), FLAG)] = value
+    return options
+
+
+def properties(text: str) -> dict[str, str]:
+    """Return keys and values of a text in the form of java.util.Properties."""
+    found = {}
+    lines = iter(_LINE_END.split(text))
+    for line in lines:
+        line = line.lstrip(_SPACE)
+        if not line or line[0] in "#!":
+            continue
+        # An odd number of backslashes at the end: the next line belongs to this one.
+        while (len(line) - len(line.rstrip("\\"))) % 2:
+            line = line[:-1] + next(lines, "").lstrip(_SPACE)
+        match = _PROPERTY.fullmatch(line)
+        assert match  # every part of the pattern may be empty, and the last takes all
+        found[_unescaped(match[1])] = _unescaped(match[2])
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else _CONTROL.get(match[2], match[2]), text)
+
+
+def _checked(key: str, flag: str) -> str:
+    """Return a key without Spark's prefix. Raises UsageError."""
+    name = key.removeprefix(PREFIX)
+    if not _KEY.fullmatch(name):
+        raise UsageError(f"{flag}: {key!r} is no property of a Kafka consumer, such as security.protocol")
+    if name.lower() in RESERVED:
+        raise UsageError(f"{flag}: the stream sets {name} itself; leave it out")
+    return name

@@ -1,0 +1,28 @@
+"""Which rows of a stream come too late (--late-after), by the times of their files or messages. Pure."""
+
+from __future__ import annotations
+
+import time
+
+CLOCK_TOLERANCE_S = 60  # by which the clocks of machines may differ
+
+
+def latest_believable_ms() -> int:
+    """Return the latest time, in ms since 1970, that a file or message can have if its clock and this machine's are right.
+
+    A later time never counts as the newest of a stream: all rows after it would be late.
+    """
+    return int(1000 * (time.time() + CLOCK_TOLERANCE_S))
+
+
+def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:
+    """True if a file or message is more than *late_after_s* older than the newest before its batch."""
+    return late_after_s is not None and time_ms < newest_ms - 1000 * late_after_s
+
+
+def ahead_of_clock(what: str) -> str:
+    """Return the warning about files or messages from the future. what: which, as the beginning of a sentence."""
+    return (
+        f"{what} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock: --late-after does not count from there;"
+        " correct the clock of the machine that wrote it"
+    )

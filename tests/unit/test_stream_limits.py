@@ -1,0 +1,70 @@
+"""A stream makes no more buckets and copies than a batch job may."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pipeline.errors import DataError, Diverged, JobError, UnsuitableError, UsageError
+from pipeline.runs.flags import _cause
+from pipeline.shardset.manifest import ShardSet
+from pipeline.strategies import hash as hash_strategy
+from pipeline.strategies.hash import Hash
+from pipeline.stream.arrivals import Arrivals
+from pipeline.stream.batch import Batch
+from pipeline.stream.buckets import Buckets, Counted
+from pipeline.stream.request import StreamRequest
+
+
+@pytest.mark.parametrize("kind", [DataError, UsageError, UnsuitableError, JobError, Diverged])
+def test_an_error_of_a_batch_keeps_its_exit_code_through_spark(kind: type[JobError]) -> None:
+    trace = f"[STREAM_FAILED] Query terminated:\n  File x\npipeline.errors.{kind.__name__}: too many\n\tat org.apache"
+    assert _cause(Exception(trace)) == ("too many", kind.exit_code)
+
+
+def check(window: int, end: int, new: int, old: int = 0, copies_before: int = 0, buckets: int = 3) -> None:
+    """Check the limits of a batch that adds copies of its own rows (new) and of earlier ones of its window (old)."""
+    before = SimpleNamespace(manifest={"rows": end - 100, "copies": copies_before})
+    batch = Batch(
+        context=cast(Any, None),
+        store=cast(Any, None),
+        request=StreamRequest("/o", 200, Hash(family="sign", functions=6)),
+        staging="/o/_attempt",
+        before=cast(ShardSet, before),
+        dataset=cast(Arrivals, SimpleNamespace(record_bytes=192)),
+        phase=cast(Any, None),
+    )
+    after = Buckets.none().with_keys(np.arange(buckets))
+    batch._check_limits(Counted(after, [], np.zeros(buckets, np.bool_), new, old), window, end, 1)
+
+
+def test_copies_that_more_than_double_the_rows_are_refused() -> None:
+    check(window=0, end=1000, new=600, old=400)
+    with pytest.raises(
+        UnsuitableError, match=r"copies add 1,001 to 1,000 rows; .* --window-rows 0, with another --output"
+    ):
+        check(window=0, end=1000, new=600, old=401)
+
+
+def test_a_later_window_may_use_what_earlier_ones_left() -> None:
+    check(window=900, end=1000, new=300, copies_before=700)
+    with pytest.raises(UnsuitableError, match="copies add 1,001 to 1,000 rows"):
+        check(window=900, end=1000, new=300, copies_before=701)
+
+
+def test_a_set_that_is_over_the_limit_may_grow_by_windows_that_are_not() -> None:
+    check(window=900, end=1000, new=100, copies_before=9000)
+
+
+def test_more_buckets_than_can_be_dealt_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hash_strategy, "MOST_BUCKETS", 8)
+    check(window=0, end=1000, new=0, buckets=8)
+    with pytest.raises(UnsuitableError, match="the rows are in more than 8 buckets; use fewer --functions"):
+        check(window=0, end=1000, new=0, buckets=9)
+    monkeypatch.setattr(hash_strategy, "MOST_CELLS", 8)
+    check(window=0, end=1000, new=0, buckets=8)
+    with pytest.raises(UnsuitableError, match="the rows are in more than 4 buckets"):
+        check(window=0, end=1000, new=0, old=1, buckets=8)  # whose rows are counted by one task more
