@@ -18,6 +18,7 @@ COMMANDS = {
     "derive": ("pipeline.datasets.derive", "a smaller copy of a data set, or one in a bad order, for studies"),
     "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark where none runs"),
     "plan": ("pipeline.runs.plan_command", "what sharding so many rows over so many workers takes, before it is tried"),
+    "doctor": ("pipeline.doctor.command", "check whether a run can work here: versions, rights, room, clocks, tickets"),
     "inspect": ("pipeline.upkeep.contents", "tell what is in a committed set"),
     "verify": ("pipeline.upkeep.verify", "hold the files of a committed set against its manifest"),
     "clean": ("pipeline.upkeep.clean", "tell what killed runs have left beside a set, and delete it"),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import write_durably
+from pipeline.atomic import naming, write_durably
 from pipeline.benchmark.configurations import Configuration, System
 from pipeline.errors import UsageError
 
@@ -111,7 +111,7 @@ def read_results(output: Path) -> dict[str, Any]:
 
 
 def append_record(output: Path, record: RunRecord) -> None:
-    with open(output / RECORDS_FILE, "a") as file:
+    with naming(output / RECORDS_FILE), open(output / RECORDS_FILE, "a") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 
 

@@ -26,6 +26,7 @@ import pooch
 import requests
 
 from pipeline import command_line
+from pipeline.atomic import naming
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.hadoop_conf import hadoop_conf, webhdfs_address
 from pipeline.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
@@ -131,7 +132,8 @@ class LocalTarget:
         ) as work:
             files = Path(work) / "files"  # a temporary folder itself is private; this one has the usual rights
             files.mkdir()
-            fill(files)
+            with naming(self.folder.parent):
+                fill(files)
             os.replace(files, self.folder)  # refuses a folder that holds anything
 
 
@@ -160,7 +162,8 @@ class HdfsTarget:
         parent, _, name = self.path.rpartition("/")
         partial = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}"
         with tempfile.TemporaryDirectory() as work, self._errors():
-            fill(Path(work))
+            with naming(tempfile.gettempdir()):
+                fill(Path(work))
             try:
                 self._client.makedirs(partial)
                 for file in sorted(Path(work).iterdir()):

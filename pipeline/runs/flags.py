@@ -14,6 +14,7 @@ from pipeline.errors import JobError, UsageError
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
 from pipeline.shardset.ratios import Ratios, parse_ratios
+from pipeline.spark.failures import cluster_failure
 from pipeline.storage.store import configured_store
 from pipeline.strategies import Strategy
 
@@ -223,5 +224,7 @@ def _cause(error: Exception) -> tuple[str, int]:
     raised = re.findall(
         r"^(?:: |Caused by: )?(?:[\w.$]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text, re.MULTILINE
     )
+    if not isinstance(error, ImportError) and (line := cluster_failure(text)):
+        return line, 1
     detail = ": ".join(raised[-1]) if raised else text.strip().splitlines()[0][:300]
     return f"{type(error).__name__}: {detail} (--debug shows the whole trace)", 1

@@ -11,6 +11,7 @@ import numpy as np
 from pyspark import SparkContext
 
 from pipeline.arrays import Ints
+from pipeline.doctor.beforehand import check_inputs
 from pipeline.errors import DataError, UsageError
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
 from pipeline.output.tabled import Settled, Tabled, settle_and_keep
@@ -54,6 +55,7 @@ def materialize(
     output = check_output(store, request)
     with progress.phase("discover"):
         table = open_table(store, assignment)
+        check_inputs(context, store, {"--assignment": assignment})
         dataset, evaluation = discover_inputs(context, store, request)
         workers = _num_workers(context, table, num_workers, allow_empty=request.allow_empty)
         request = replace(request, num_workers=workers, ratios=_ratios(table))

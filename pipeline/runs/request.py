@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,9 +77,11 @@ def preflight(request: Request, *strategies: Strategy) -> None:
 
 
 def only_spark_knows(uri: str) -> bool:
-    """Whether settings that only Spark has may say where a place is or who may use it: a name service, keys of S3."""
+    """Whether settings that only Spark has may say where a place is or who may use it: a name service, keys of S3, and
+    spark-submit's --proxy-user."""
     scheme, authority, _ = split_uri(uri)
-    return is_object(uri) or (scheme == "hdfs" and ":" not in authority)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    return is_object(uri) or (scheme == "hdfs" and (submitted or ":" not in authority))
 
 
 def check_output(store: Store, request: Request) -> str:

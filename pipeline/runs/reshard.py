@@ -12,6 +12,7 @@ from pyspark import SparkContext
 
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.doctor.beforehand import check_inputs
 from pipeline.errors import DataError
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
@@ -36,6 +37,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     output = check_output(store, request)
     with progress.phase("discover"):
         shards = open_committed(store, request.input)
+        check_inputs(context, store, {"--input": request.input})
         strategy = read_strategy(shards)
         dataset = committed_dataset(shards)
         beside = None

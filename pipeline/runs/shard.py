@@ -14,6 +14,7 @@ from pyspark import SparkContext
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
+from pipeline.doctor import beforehand
 from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover
 from pipeline.output.entries import (
@@ -97,6 +98,8 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
             evaluation=evaluation,
         )
 
+    given = {"--input": request.input, "--eval-input": request.eval_input}
+    beforehand.check_inputs(context, store, {flag: uri for flag, uri in given.items() if uri})
     dataset = find(request.input, False)
     if not request.eval_input:
         return dataset, None
@@ -219,6 +222,7 @@ class ShardingRun:
         looks_current = before is not None and not self.request.rescan and self._is_current(before, None)
         if before and looks_current and not self._is_damaged(before):
             return self._found(before)
+        beforehand.check_output(self.context, self.store, self.output)
         inputs = self._scan()
         if before and not looks_current and self._is_current(before, inputs) and not self._is_damaged(before):
             return self._found(before)

@@ -15,11 +15,13 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError, UsageError
+from pipeline.storage.objects import is_object
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
 from pipeline.storage.uri import is_remote
@@ -83,17 +85,32 @@ def task_folder(store: Store, path: str) -> None:
         store.makedir(path)
     except FileNotFoundError:
         attempt = path.rpartition("/")[0]
+        output = attempt.partition(f"/{ATTEMPTS}/")[0]
+        if not is_remote(path) and not store.exists(output):
+            raise JobError(
+                f"{output} is not there on {socket.gethostname()}: a local --output has to be a folder that all machines"
+                " of the cluster mount (or the run has ended meanwhile)"
+            ) from None
         raise JobError(f"{attempt} is gone: the run has ended, or another one took it for dead; run it again") from None
 
 
 class Attempt:
-    """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder."""
+    """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder.
+
+    sweeps: whether the folders of dead attempts are deleted."""
 
     def __init__(
-        self, store: Store, output: str, *, lease_s: float = LEASE_S, heartbeat_s: float = HEARTBEAT_S
+        self,
+        store: Store,
+        output: str,
+        *,
+        lease_s: float = LEASE_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        sweeps: bool = True,
     ) -> None:
         self.store, self.output = store, output
         self.lease_s, self.heartbeat_s = lease_s, heartbeat_s
+        self.sweeps = sweeps
         self.id = uuid.uuid4().hex[:12]
         self.folder = f"{output}/{ATTEMPTS}/{self.id}"
         self._made_output = self._finished = False
@@ -106,7 +123,8 @@ class Attempt:
             self._claim()
             self._check_commits_can_be()
             self._heartbeat.start()
-            self.remove_abandoned()
+            if self.sweeps:
+                self.remove_abandoned()
         except BaseException:
             self.__exit__()
             raise
@@ -215,6 +233,29 @@ class Attempt:
                 self.store.delete(entry.path)
                 gone.append(entry.name)
         return gone
+
+
+@contextmanager
+def tried(store: Store, output: str) -> Iterator[Attempt]:
+    """Claim an output as a run does, to learn whether one could; no trace of that stays, nor of folders above it.
+
+    Raises OSError where nothing can be written there, and UsageError where commits cannot be."""
+    missing = _missing_folders(store, output)
+    try:
+        with Attempt(store, output, sweeps=False) as attempt:
+            yield attempt
+    finally:
+        for folder in missing:
+            store.remove_empty(folder)
+
+
+def _missing_folders(store: Store, path: str) -> list[str]:
+    """Return the folders that making ``path`` would make, the innermost first. Object stores have none."""
+    missing: list[str] = []
+    while not is_object(path) and path.rpartition("/")[2] and not store.exists(path):
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    return missing
 
 
 def _half_removed(store: Store, folder: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,6 +101,12 @@ def broken_is_data_error(path: str) -> Iterator[None]:
         UnidentifiedImageError,
     ) as error:
         raise DataError(f"{path} is damaged: {words_of(error)}") from None
+    except FileNotFoundError:
+        if is_remote(path):
+            raise
+        raise DataError(
+            f"{path} is not there on {socket.gethostname()}: it was deleted meanwhile, or that machine does not mount it"
+        ) from None
     except OSError as error:
         if is_remote(path) or isinstance(error, PermissionError):
             raise

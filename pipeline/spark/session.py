@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import zipfile
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from pipeline.atomic import naming
 from pipeline.command_line import CONF
 from pipeline.errors import JobError, UsageError
 
@@ -38,6 +40,7 @@ NOISY = (
 
 
 NOT_SHIPPED = {"__pycache__", "conf", "results"}  # folders: conf goes with its files only, results are of studies
+MASTER_S = 5.0  # how long a standalone master may take to accept a connection
 DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
 
 
@@ -111,9 +114,31 @@ def _check_arguments(context: SparkContext) -> None:
             )
 
 
+def check_master(master: str, timeout_s: float = MASTER_S) -> None:
+    """Raise JobError if no address of a standalone master accepts a connection; others are not looked at.
+
+    Spark itself tries for a minute, and ends in a trace."""
+    if not master.startswith("spark://"):
+        return
+    failures = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+            return
+        except (OSError, ValueError) as error:
+            failures.append(str(getattr(error, "strerror", None) or error))
+    reasons = "; ".join(dict.fromkeys(failures))
+    raise JobError(f"no Spark master answers at {master}: {reasons}; check --master, and that the master runs")
+
+
 @contextmanager
-def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> Iterator[SparkContext]:
+def spark_context(
+    spark: SparkSession | None = None, *, debug: bool = False, master: str | None = None
+) -> Iterator[SparkContext]:
     """The context of a session, else the running one, else a new one that is stopped at the end.
+
+    master: of a new one, whatever spark-submit says; raises JobError if it does not answer.
 
     conf/spark-defaults.conf, master and name hold for what nobody else has set: spark-submit's options and the settings
     of a SPARK_CONF_DIR win. On a master that is not local the package travels to the executors as a zip; on a local one
@@ -127,12 +152,18 @@ def spark_context(spark: SparkSession | None = None, *, debug: bool = False) -> 
         ship_package(running)
         yield running
         return
+    if master:
+        check_master(master)
     defaults = spark_defaults()
     _prepare_jvm(defaults)
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     SparkContext._ensure_initialized()
     conf = SparkConf()
+    if master:
+        conf.set("spark.master", master)
     conf.setIfMissing("spark.master", "local[*]")
+    if not master:
+        check_master(conf.get("spark.master", ""))
     local = conf.get("spark.master", "").startswith("local")
     kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}  # the JVM runs, with the memory that it has
     for key, value in defaults.items():
@@ -184,7 +215,8 @@ def ship_package(context: SparkContext, package: Path = PACKAGE) -> None:
         return
     folder = tempfile.mkdtemp()  # until the driver ends: an executor that joins late fetches the zip then
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    context.addPyFile(str(package_zip(Path(folder) / name, package)))
+    with naming(folder):
+        context.addPyFile(str(package_zip(Path(folder) / name, package)))
 
 
 def _application_name() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from pipeline.errors import UsageError
-from pipeline.storage.hdfs import HDFS_SETTINGS, is_hdfs_setting
+from pipeline.storage.hdfs import HDFS_SETTINGS, PROXY_USER, is_hdfs_setting
 from pipeline.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.storage.store import ENCRYPTED_SPILL, Store
 
@@ -28,9 +29,27 @@ def open_store(context: SparkContext) -> Store:
     # Spark takes keys and endpoint from the driver's AWS_* variables into these, but not the region.
     if any(key.startswith("fs.s3a.") for key in conf) and (region := _first("AWS_REGION", "AWS_DEFAULT_REGION")):
         conf.setdefault("fs.s3a.endpoint.region", region)
+    if user := proxied_user(context):
+        conf[PROXY_USER] = user
     if context.getConf().get("spark.io.encryption.enabled", "false") == "true":
         conf[ENCRYPTED_SPILL] = "true"
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
+
+
+def proxied_user(context: SparkContext) -> str | None:
+    """Return the user that spark-submit --proxy-user (or HADOOP_PROXY_USER) names, or None."""
+    jvm: Any = context._jvm
+    user = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser()
+    if user.getRealUser() is not None:
+        return str(user.getShortUserName())
+    # From Java 24 on a thread, such as the one that answers here, does not inherit the user.
+    return submitted_for(jvm.java.lang.System.getProperty("sun.java.command") or "")
+
+
+def submitted_for(command: str) -> str | None:
+    """Return the --proxy-user of spark-submit's command line, as its JVM knows it, or None."""
+    match = re.match(r"org\.apache\.spark\.deploy\.SparkSubmit .*?--proxy-user[ =](\S+)", command)
+    return match[1] if match else None
 
 
 def _credentials(context: SparkContext, java: Any) -> dict[str, str]:

@@ -25,6 +25,7 @@ HDFS_DEFAULTS = {
 }
 
 UMASK = "fs.permissions.umask-mode"
+PROXY_USER = "sharding.proxy-user"  # the user for whom another one submitted the job; a setting of our own
 # Settings that HDFS's client or this module reads, by name and by the start of the name.
 HDFS_SETTINGS = (
     "fs.defaultFS",
@@ -38,13 +39,15 @@ _PREFIXES = (
     "dfs.data.transfer.", "fs.viewfs.mounttable.",
 )  # fmt: skip
 
+# What the client puts before the words of a NameNode.
+JAVA_CLASS = re.compile(r"^.*?org\.apache\.hadoop\.[\w.$]+[\"\s:,]+")
 # The client tells of servers with all that is known of them: kilobytes.
 SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
 
 
 def is_hdfs_setting(key: str) -> bool:
     """Tell whether a Hadoop setting is one that HDFS's client or this module reads."""
-    return key in HDFS_SETTINGS or key.startswith(_PREFIXES)
+    return key in (*HDFS_SETTINGS, PROXY_USER) or key.startswith(_PREFIXES)
 
 
 def parse_umask(text: str) -> int:
@@ -76,6 +79,9 @@ class HdfsFiles:
         umask = parse_umask(dict(conf).get(UMASK, "022"))
         self.file_permission, self.folder_permission = 0o666 & ~umask, 0o777 & ~umask
         # The user of an executor's process may be another one than its JVM acts as, which is who submitted the job.
+        if proxied := dict(conf).get(PROXY_USER):
+            # The client reads the first with a Kerberos ticket, which is of the submitting user, and else the second.
+            os.environ["HADOOP_PROXY_USER"] = os.environ["HADOOP_USER_NAME"] = proxied
         if "SPARK_USER" in os.environ:
             os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
         with self._errors(self.root):
@@ -98,7 +104,7 @@ class HdfsFiles:
                 (("AlreadyExists", "AlreadyBeingCreated", "RecoveryInProgress"), FileExistsError),
             ):
                 if any(sign in first for sign in signs):
-                    raise kind(f"{path}: {first}") from error
+                    raise kind(f"{path}: {JAVA_CLASS.sub('', first)}") from error
             if "QuotaExceeded" in first:  # waiting helps nobody
                 raise OSError(errno.EDQUOT, f"{path}: {first}") from error
             advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""

@@ -14,6 +14,7 @@ import requests
 import urllib3
 from tqdm import tqdm
 
+from pipeline.atomic import naming
 from pipeline.errors import JobError
 
 CHUNK_BYTES = 1 << 20
@@ -113,6 +114,7 @@ class ResumingDownloader:
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
         with (
+            naming(self.part),
             open(self.part, "ab" if start else "wb") as file,
             tqdm(
                 total=total,

@@ -9,22 +9,28 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from pipeline.atomic import sync
+from pipeline.atomic import naming, sync
 from pipeline.storage.files import FileInfo
 
 
 class DurableWriter(io.BufferedWriter):
     """A file whose content is on the disk once it is closed."""
 
+    def write(self, data: Any, /) -> int:
+        with naming(self.name):
+            return super().write(data)
+
     def close(self) -> None:
         try:
             if not self.closed:
-                self.flush()
-                os.fsync(self.fileno())
+                with naming(self.name):
+                    self.flush()
+                    os.fsync(self.fileno())
         finally:
-            super().close()  # closes the file below even where there is no room to flush
+            with naming(self.name):
+                super().close()  # closes the file below even where there is no room to flush
 
 
 def rename_no_replace(source: str, target: str) -> None:

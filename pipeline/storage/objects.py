@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
+from pipeline.atomic import naming
 from pipeline.errors import UsageError
 from pipeline.storage.files import FileInfo, RemoteReader
 from pipeline.storage.object_client import client_of, told_plainly
@@ -266,14 +267,16 @@ class ObjectWriter(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        return self._spool.write(data)
+        with naming(tempfile.gettempdir()):
+            return self._spool.write(data)
 
     def close(self) -> None:
         if self.closed:
             return
         try:
             size = self._spool.tell()
-            self._spool.seek(0)
+            with naming(tempfile.gettempdir()):
+                self._spool.seek(0)  # writes what is buffered
             if size <= SINGLE_PUT_BYTES:
                 self.files.put_new(self.path, self._spool.read())
             else:

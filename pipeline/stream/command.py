@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pipeline.command_line import Parser, parse
+from pipeline.doctor import beforehand
 from pipeline.errors import DataError, UsageError
 from pipeline.input.files import check_apart
 from pipeline.reporting.tables import aligned
@@ -132,10 +133,12 @@ def run_stream(prog: str, description: str | None) -> int:
             arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
             source = source_of(store, args.source, output)
+            beforehand.check_inputs(context, store, {"--source": args.source})
             stream = files.stream_of_files(spark, source, args.batch_limit)
             inbox = Inbox(store, source, output)
             arrive = files.arrivals(inbox, checkpoint, request.late_after_s)
         check_checkpoint(store, checkpoint, before, output)
+        beforehand.check_output(context, store, output)
         for text in inbox.check_at_start(first=before is None) if inbox else ():
             say(f"warning: {text}")
         running = Running(run, arrive, (lambda text: None) if args.quiet else say, say)

@@ -95,17 +95,19 @@ def start_submit(
     conf: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     deploy_mode: str | None = None,
+    proxy_user: str | None = None,
     py_files: Path | None = None,
     output: IO[bytes] | None = None,
 ) -> psutil.Popen:
     """The process of a spark-submit, which runs on.
 
     conf: --conf settings. env: environment variables, such as SPARK_CONF_DIR, and HADOOP_CONF_DIR, which YARN needs.
-    output: where both its streams go; without it, they are pipes.
+    proxy_user: the user that the job is submitted for. output: where both its streams go; without it, they are pipes.
     """
     settings = {**submit_conf(master), **(conf or {})}
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     command += ["--deploy-mode", deploy_mode] if deploy_mode else []
+    command += ["--proxy-user", proxy_user] if proxy_user else []
     command += ["--py-files", str(py_files)] if py_files else []
     command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     command += [str(script), *map(str, args)]

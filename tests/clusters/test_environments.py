@@ -47,6 +47,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "inspect": ("shards",),
     "verify": ("shards",),
     "clean": ("shards",),
+    "doctor": ("--input", "sample", "--output", "checked"),
     "zip": ("--to", "packages.zip"),
     "train": (*TRAINING, "--output", "run"),
     "simulate": (*TRAINING, "--output", "virtual"),

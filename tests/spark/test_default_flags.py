@@ -287,6 +287,10 @@ def test_clean(shards: Path) -> None:
     assert last_line(run_command("clean", shards)) == "nothing is left over"
 
 
+def test_doctor() -> None:
+    assert "checks: 0 failed" in last_line(run_command("doctor"))
+
+
 def test_zip(tmp_path: Path) -> None:
     archive = tmp_path / "packages.zip"
     assert last_line(run_command("zip", "--to", archive)) == f"{archive}: written"
@@ -355,6 +359,7 @@ CASES: dict[str, Callable[..., None]] = {
     "inspect": test_inspect,
     "verify": test_verify,
     "clean": test_clean,
+    "doctor": test_doctor,
     "zip": test_zip,
     "fetch": test_fetch,
     "train": test_train,

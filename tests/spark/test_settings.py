@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.errors import UsageError
 from pipeline.spark.store import open_store
+from pipeline.storage.hdfs import PROXY_USER
 from pipeline.storage.s3a import PROVIDER_PATH
 from pipeline.storage.store import ENCRYPTED_SPILL
 from tests.support.application import run_job
@@ -101,3 +102,16 @@ def test_temporary_files_in_the_clear_are_refused_where_spark_is_to_encrypt_them
     finally:
         conf.set(ENCRYPTED_SPILL, before or "false")
     assert_one_line(done, 2, "temporary files in the clear, which spark.io.encryption.enabled=true forbids")
+
+
+def test_the_user_that_a_job_is_for_reaches_the_store(spark: SparkSession) -> None:
+    """As spark-submit --proxy-user has it; its own user is the driver's in the other case."""
+    context = spark.sparkContext
+    users: Any = context._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+    own = users.getLoginUser()
+    assert PROXY_USER not in dict(open_store(context).conf)
+    users.setLoginUser(users.createProxyUser("alice", own))
+    try:
+        assert dict(open_store(context).conf)[PROXY_USER] == "alice"
+    finally:
+        users.setLoginUser(own)

@@ -19,8 +19,8 @@ GROUND_FLOOR = (
     "import_path",
 )  # fmt: skip
 UPPER_FLOORS = (
-    "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "runs",
-    "stream", "benchmark",
+    "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",
+    "runs", "stream", "benchmark",
 )  # fmt: skip
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import socket
 import subprocess
 import sys
@@ -17,13 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.atomic import naming, write_durably
 from pipeline.errors import UsageError
+from pipeline.spark.store import submitted_for
 from pipeline.storage import hdfs as storage
-from pipeline.storage.hdfs import HdfsFiles, HdfsWriter, parse_umask
+from pipeline.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.storage.local import DurableWriter
+from pipeline.storage.objects import ObjectWriter
 from pipeline.storage.retries import is_transient, within
 from pipeline.storage.store import Store
 from tests.support.places import STORE, files_below, put
+
+DENIED = 'Permission denied: user=alice, access=WRITE, inode="/":root:supergroup:drwxr-xr-x'
 
 
 def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
@@ -314,3 +320,69 @@ def test_parquet_is_written_and_read_in_place(place: str) -> None:
         parquet = pq.ParquetFile(file)
         assert parquet.read_row_group(3).equals(table.slice(150_000, 50_000))
         assert parquet.read().equals(table)
+
+
+def test_hdfs_is_used_as_the_user_that_the_job_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both variables: the client looks at one with a ticket, at the other with tokens and without Kerberos."""
+    for variable in ("HADOOP_PROXY_USER", "HADOOP_USER_NAME", "SPARK_USER"):
+        monkeypatch.setenv(variable, "the submitting user")
+    monkeypatch.setattr("hdfs_native.Client", lambda *_: None)
+    HdfsFiles("h:1", ((PROXY_USER, "alice"),))
+    assert (os.environ["HADOOP_PROXY_USER"], os.environ["HADOOP_USER_NAME"]) == ("alice", "alice")
+
+
+def test_the_command_line_of_a_jvm_names_the_user() -> None:
+    command = "org.apache.spark.deploy.SparkSubmit --master yarn --proxy-user alice job.py --output o"
+    assert submitted_for(command) == "alice"
+    assert submitted_for(command.replace("--proxy-user alice", "")) is None
+    assert submitted_for("org.example.Shell --proxy-user alice") is None
+
+
+def test_the_proxied_user_travels_with_the_store() -> None:
+    assert storage.is_hdfs_setting(PROXY_USER)
+    assert Store(((PROXY_USER, "alice"),)).hdfs_conf == ((PROXY_USER, "alice"),)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'RPCError("org.apache.hadoop.security.AccessControlException", "%s")',
+        "RPC error: org.apache.hadoop.security.AccessControlException %s",
+        "fatal RPC error: org.apache.hadoop.security.AccessControlException: %s",
+    ],
+)
+def test_a_refusal_of_hdfs_is_told_without_its_java_class(words: str) -> None:
+    files = HdfsFiles.__new__(HdfsFiles)  # without a client, which would ask for a NameNode
+    files.root = "hdfs://h:1"
+    text = words % (DENIED + "\\n\\tat org.apache.hadoop.hdfs.server.namenode.FSPermissionChecker.check")
+    with pytest.raises(PermissionError) as caught, files._errors("hdfs://h:1/x"):
+        raise RuntimeError(text)
+    assert str(caught.value) == f"hdfs://h:1/x: {DENIED}"
+
+
+def test_a_full_disk_is_named_by_what_was_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = DurableWriter(io.FileIO("/dev/full", "wb"))
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        file.write(b"x" * 100_000)
+    file.write(b"x")
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        file.close()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/state'"):
+        write_durably(tmp_path / "state", b"data")
+    assert not list(tmp_path.iterdir())
+    writer = ObjectWriter.__new__(ObjectWriter)  # without a client
+    writer._spool = type("Spool", (), {"write": full, "close": lambda self: None})()
+    with pytest.raises(OSError, match=r"No space left on device: '/"):
+        writer.write(b"data")
+
+
+def test_only_a_full_disk_is_named_after_the_fact() -> None:
+    with pytest.raises(OSError, match=r"^\[Errno 104\] reset$"), naming("/x"):
+        raise OSError(errno.ECONNRESET, "reset")
+    with pytest.raises(OSError, match=r"'/y'$"), naming("/x"):
+        raise OSError(errno.ENOSPC, "full", "/y")

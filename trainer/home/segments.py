@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+from pipeline.atomic import naming
 from pipeline.errors import DataError, JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, StorePlace, entries, write_whole
@@ -134,7 +135,8 @@ def begin(home: StorePlace, work: Path) -> Folders:
     begins = []
     for file, data in _whole_logs(home).items():
         if data:
-            (work / file).write_bytes(data)
+            with naming(work / file):
+                (work / file).write_bytes(data)
             begins.append((file, len(data)))
     return Folders(home, work, number, tuple(begins))
 

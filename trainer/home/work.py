@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from pipeline.atomic import naming
 from pipeline.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
@@ -134,7 +135,7 @@ class Work:
                 self._known = set(path.read_bytes().splitlines(keepends=True))
         lines = [line for line in lines_of_others(self.folders.home, log, self._taken) if line not in self._known]
         if lines:
-            with open(path, "ab", buffering=0) as file:
+            with naming(path), open(path, "ab", buffering=0) as file:
                 file.write(b"".join(lines))
         return bool(lines)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.atomic import naming
 from pipeline.errors import DataError, UsageError
 from trainer.study.plan import Cell, Run, StudyPlan
 
@@ -40,7 +41,7 @@ class Ledger:
     def append(self, record: Record) -> None:
         """Add a run's line: after a crash it is there whole, or not."""
         line = dumps(record)
-        with open(self.path, "ab") as file:
+        with naming(self.path), open(self.path, "ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())

@@ -1,0 +1,68 @@
+"""The result of a check, and how all of them are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from pipeline.reporting.tables import table
+
+Level = Literal["ok", "warning", "FAILED"]
+OK: Level = "ok"
+WARNING: Level = "warning"
+FAILED: Level = "FAILED"
+
+
+class Check(NamedTuple):
+    """One line of the screen.
+
+    Attributes:
+        name: what was checked, such as "open files".
+        level: ok, warning or FAILED.
+        text: what was found.
+        advice: the next step; empty if the level is ok.
+    """
+
+    name: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def has_failed(checks: Iterable[Check]) -> bool:
+    """True if the level of any check is FAILED."""
+    return any(check.level == FAILED for check in checks)
+
+
+def screen(checks: Sequence[Check]) -> str:
+    """Return the checks as text: a line per check, and a last line that counts warnings and failures."""
+    lines = []
+    for check in checks:
+        text = " ".join(check.text.split())
+        lines.append((check.level, check.name, f"{text}; {check.advice}" if check.advice else text))
+    failed = sum(check.level == FAILED for check in checks)
+    warnings = sum(check.level == WARNING for check in checks)
+    return f"{table(lines)}\n{len(checks)} checks: {failed} failed, {warnings} with a warning"
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    """Return the checks as a JSON object: "failed" (true or false) and "checks", a list of objects with Check's fields."""
+    return json.dumps({"failed": has_failed(checks), "checks": [check._asdict() for check in checks]}, indent=1)
+
+
+def by_value(values: Sequence[tuple[str, str]]) -> str:
+    """Return (owner, value) pairs as text that names each value once: ``17 (driver), 21 (a, b)``, or ``17`` if all agree."""
+    owners: dict[str, list[str]] = {}
+    for owner, value in values:
+        owners.setdefault(value, []).append(owner)
+    if len(owners) == 1:
+        return next(iter(owners))
+    return ", ".join(f"{value} ({some(names)})" for value, names in owners.items())
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """Return names in one text, each once; of more than ``most`` the first ones and how many follow."""
+    each = list(dict.fromkeys(names))
+    more = [f"{len(each) - most} more"] if len(each) > most else []
+    return ", ".join(each[:most] + more)

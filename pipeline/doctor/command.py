@@ -1,0 +1,54 @@
+"""``python -m pipeline doctor``: whether a run can work here, checked before it is tried."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from pipeline import command_line
+from pipeline.doctor.checks import as_json, has_failed, screen
+
+WAIT_S = 60.0
+
+
+def seconds(text: str) -> float:
+    """The type of --wait."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to 3600")
+    return value
+
+
+def main(argv: Sequence[str]) -> None:
+    """``python -m pipeline doctor``: check versions, rights, room, clocks and tickets (exit code 1: a check failed)."""
+    flags = command_line.parser("python -m pipeline doctor", main.__doc__, "")
+    flags.add_argument("--input", metavar="URI", help="what a run is to read; a byte of it is read")
+    flags.add_argument(
+        "--output", metavar="URI", help="where a run is to write; files are written there, and deleted again"
+    )
+    flags.add_argument(
+        "--master",
+        metavar="M",
+        help="start a Spark there, and ask its executors too (local[2], spark://host:port, yarn)",
+    )
+    flags.add_argument(
+        "--wait",
+        type=seconds,
+        default=WAIT_S,
+        metavar="S",
+        help="seconds to wait for each answer (default %(default)g)",
+    )
+    flags.add_argument("--json", action="store_true", help="print the checks as a JSON object")
+
+    def run() -> int:
+        args = command_line.parse(flags, argv)
+        from pipeline.doctor.examine import Examination  # loads Spark
+
+        checks = Examination(args.input, args.output, args.wait).examine(args.master)
+        print(as_json(checks) if args.json else screen(checks))
+        return 1 if has_failed(checks) else 0
+
+    command_line.execute(run, interrupted="run it again")

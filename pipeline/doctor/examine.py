@@ -1,0 +1,162 @@
+"""All checks before a run: gathers facts of the driver, the executors and the store, and has each group judged."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
+
+from pipeline.doctor.checks import FAILED, OK, Check, has_failed, some
+from pipeline.doctor.clocks import Reading, check_clocks, closest
+from pipeline.doctor.executors import facts_of_executors, reach_of_executors
+from pipeline.doctor.facts import DRIVER, Facts, java_installed, look
+from pipeline.doctor.machine import check_folders, check_open_files, check_umask
+from pipeline.doctor.places import check_input, check_reach, output_error, read_clock
+from pipeline.doctor.security import check_kerberos, is_kerberos
+from pipeline.doctor.versions import check_extras, check_versions, missing_extras
+from pipeline.errors import JobError
+from pipeline.shardset.attempt import Attempt, tried
+from pipeline.spark.failures import cluster_failure
+from pipeline.spark.session import spark_context
+from pipeline.spark.store import open_store
+from pipeline.storage.hdfs import UMASK, parse_umask
+from pipeline.storage.objects import is_object
+from pipeline.storage.retries import within
+from pipeline.storage.store import Store, configured_store
+
+NOT_UP = "see that it is up; --wait S waits longer"
+NO_CORES = "see whether the cluster has as much free as spark.executor.memory and spark.executor.cores ask for"
+
+
+@dataclass
+class Examination:
+    """The checks of one driver, with or without a Spark.
+
+    Attributes:
+        source: --input, or None.
+        output: --output, or None.
+        wait_s: how long Spark's start, a question to the executors or one to the store may take.
+        checks: the results so far.
+    """
+
+    source: str | None
+    output: str | None
+    wait_s: float
+    checks: list[Check] = field(default_factory=list)
+
+    def examine(self, master: str | None) -> list[Check]:
+        """Return all checks. master: of the Spark to start; None: the driver's side alone."""
+        try:
+            if master is None:
+                self._judge(configured_store(), None, java_installed())
+            else:
+                self._judge_with_spark(master)
+        except JobError as error:
+            self.checks.append(Check("settings", FAILED, str(error)))
+        self.checks.append(check_extras(missing_extras()))
+        return self.checks
+
+    def _judge_with_spark(self, master: str) -> None:
+        with ExitStack() as stack:
+            spark = spark_context(master=master)
+            try:
+                context = within(self.wait_s, spark.__enter__)
+            except TimeoutError:
+                self.checks.append(
+                    Check("master", FAILED, f"{master}: Spark did not start in {self.wait_s:g} s", NOT_UP)
+                )
+            except JobError as error:
+                self.checks.append(Check("master", FAILED, str(error)))
+            except Exception as error:
+                self.checks.append(failed("master", error))
+            else:
+                stack.push(spark)
+                self.checks.append(Check("master", OK, f"{context.master}, application {context.applicationId}"))
+                self._judge(open_store(context), context, str(context._jvm.System.getProperty("java.version")))
+
+    def _judge(self, store: Store, context: SparkContext | None, java: str) -> None:
+        """Add the checks of the driver, of executors if there is a Spark, and of the places. java: the driver's version."""
+        facts, readings = [look(DRIVER, java)], list[Reading]()
+        if context is not None:
+            try:
+                executors, readings = facts_of_executors(context, self.wait_s)
+                facts += executors
+                text = f"{len(executors)} answer, on {some([each.where for each in executors])}"
+                self.checks.append(Check("executors", OK, text))
+            except TimeoutError:
+                self.checks.append(Check("executors", FAILED, f"none has answered in {self.wait_s:g} s", NO_CORES))
+                context = None  # which would be asked in vain again
+            except Exception as error:
+                self.checks.append(failed("executors", error))
+                context = None
+        self.checks += [*check_versions(facts), check_open_files(facts), *check_folders(facts)]
+        self._judge_settings(dict(store.conf), facts)
+        readings += self._judge_places(store, context)
+        if readings:
+            self.checks.append(check_clocks(closest(readings)))
+
+    def _judge_settings(self, conf: dict[str, str], facts: list[Facts]) -> None:
+        """Add the checks of Kerberos and of the umask. conf: Hadoop's settings of the store."""
+        paths = [uri for uri in (self.source, self.output) if uri]
+        uses_hdfs = any(uri.startswith("hdfs:") for uri in paths)
+        self.checks.append(check_kerberos(is_kerberos(conf), uses_hdfs, facts))
+        if self.output and not is_object(self.output):
+            on_hdfs = self.output.startswith("hdfs:")
+            self.checks.append(check_umask(facts, parse_umask(conf.get(UMASK, "022")) if on_hdfs else None))
+
+    def _judge_places(self, store: Store, context: SparkContext | None) -> list[Reading]:
+        """Add the checks of --input and --output. Return the reading of the output's clock, if it can be written."""
+        source, readings = None, list[Reading]()
+        if self.source:
+            self.checks.append(self._check_input(store, self.source))
+            source = None if has_failed(self.checks[-1:]) else store.resolve(self.source)
+        with ExitStack() as stack:
+            attempt = self._claim(store, self.output, stack) if self.output else None
+            if attempt:
+                readings.append(read_clock(store, attempt))
+            if context is not None and (source or attempt):
+                folder = attempt.folder if attempt else None
+                try:
+                    reaches = reach_of_executors(context, store, source, folder, self.wait_s)
+                except Exception as error:
+                    self.checks.append(failed("executors", error))
+                else:
+                    self.checks += [check_reach("--input", source, reaches)] if source else []
+                    self.checks += [check_reach("--output", attempt.output, reaches)] if attempt else []
+        return readings
+
+    def _check_input(self, store: Store, uri: str) -> Check:
+        try:
+            check: Check = within(self.wait_s, lambda: check_input(store, uri))
+            return check
+        except TimeoutError:
+            return Check("input", FAILED, f"{uri}: no answer in {self.wait_s:g} s", NOT_UP)
+
+    def _claim(self, store: Store, uri: str, stack: ExitStack) -> Attempt | None:
+        """Claim the output until the stack is closed, and add the check of it. Return None if it cannot be written."""
+        try:
+            output = store.resolve(uri)
+            # Not tried again, as a write is: a store that does not answer is told at once.
+            within(self.wait_s, lambda: store.exists(output))
+            attempt = stack.enter_context(tried(store, output))
+        except TimeoutError:
+            self.checks.append(Check("output", FAILED, f"{uri}: no answer in {self.wait_s:g} s", NOT_UP))
+        except JobError as error:
+            self.checks.append(Check("output", FAILED, str(error)))
+        except OSError as error:
+            self.checks.append(Check("output", FAILED, str(output_error(uri, error) or error)))
+        else:
+            self.checks.append(Check("output", OK, f"{output}: can be written, and nothing there is overwritten"))
+            return attempt
+        return None
+
+
+def failed(name: str, error: Exception) -> Check:
+    """Return the failed check for an error of Spark or of a task."""
+    text = str(error)
+    line = cluster_failure(text)
+    if line is None and isinstance(error, Py4JJavaError):
+        line = str(error.java_exception.toString()).splitlines()[0]
+    return Check(name, FAILED, line or f"{type(error).__name__}: {text}"[:300])

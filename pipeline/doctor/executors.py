@@ -1,0 +1,77 @@
+"""Questions to the executors of a running Spark, each answered by every one of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from threading import Event, Timer
+from typing import Any, TypeVar
+
+from pyspark import SparkContext
+
+from pipeline.doctor.clocks import Reading
+from pipeline.doctor.facts import Facts, look_from_task
+from pipeline.doctor.places import Reach, reach_from_task
+from pipeline.spark.progress import GROUP
+from pipeline.storage.store import Store
+
+ROUNDS = 5  # of tasks; a round may miss an executor whose Python starts slowly
+LEAST_ROUNDS = 2  # the second one knows how long a task takes whose Python runs
+T = TypeVar("T")
+
+
+def registered(context: SparkContext) -> int:
+    """Return how many executors there are now, the one of a local master included."""
+    scala: Any = context._jsc.sc()  # type: ignore[attr-defined, unused-ignore]
+    return max(1, int(scala.getExecutorMemoryStatus().size()) - 1)
+
+
+def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> list[T]:
+    """Run a function once on each core that there is now. Raises TimeoutError, and cancels the tasks, if it takes longer."""
+    tasks = max(1, context.defaultParallelism)
+    group = f"doctor-{uuid.uuid4().hex[:8]}"
+    properties: Any = context  # whose stubs know no None, which takes a property away
+    before = properties.getLocalProperty(GROUP)
+    late = Event()
+
+    def cancel() -> None:
+        late.set()
+        context.cancelJobGroup(group)
+
+    timer = Timer(wait_s, cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        context.setLocalProperty(GROUP, group)  # a notebook's own jobs go on
+        return context.parallelize(range(tasks), tasks).map(question).collect()
+    except Exception as error:
+        if late.is_set():
+            raise TimeoutError(f"no answer in {wait_s:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+        properties.setLocalProperty(GROUP, before)
+
+
+def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[Facts], list[Reading]]:
+    """Return the facts of every executor that answers within some rounds, and a reading of each one's clock."""
+    facts: dict[str, Facts] = {}
+    readings = []
+    for number in range(1, ROUNDS + 1):
+        before = time.time()
+        answers = ask(context, look_from_task, wait_s)
+        after = time.time()
+        facts |= {each.key: each for each in answers}
+        readings += [Reading(each.where, before, each.clock_s, after) for each in answers]
+        if number >= LEAST_ROUNDS and len(facts) >= registered(context):
+            break
+    return list(facts.values()), readings
+
+
+def reach_of_executors(
+    context: SparkContext, store: Store, source: str | None, folder: str | None, wait_s: float
+) -> list[Reach]:
+    """Return what every core's executor can read and write; see ``reach_from_task``."""
+    return ask(context, partial(reach_from_task, store, source, folder), wait_s)

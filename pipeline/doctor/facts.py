@@ -1,0 +1,226 @@
+"""What a process reports of itself and its machine.
+
+Standard library only: tasks run this on executors, whose Python may lack every package."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+DRIVER = "driver"
+TASK_S = 0.2  # how long a task lasts at least, so that the tasks of a round go to all executors
+PROGRAM_S = 10  # how long another program (java, klist) may take to answer
+# The packages that tasks import: the distribution's name, and its module's.
+PACKAGES = {
+    "pyspark": "pyspark", "numpy": "numpy", "scipy": "scipy", "pandas": "pandas", "pyarrow": "pyarrow", "pillow": "PIL",
+    "xxhash": "xxhash", "threadpoolctl": "threadpoolctl", "tenacity": "tenacity", "hdfs-native": "hdfs_native",
+    "obstore": "obstore",
+}  # fmt: skip
+LIBJPEG = "libjpeg"  # which decodes Pillow's JPEGs, and has a version of its own
+TOKENS = "HADOOP_TOKEN_FILE_LOCATION"  # YARN puts the file's name into this variable of its containers
+
+
+class Folder(NamedTuple):
+    """A folder for temporary files.
+
+    Attributes:
+        setting: what says where it is, such as "TMPDIR".
+        path: its place.
+        free: bytes that this user may still write there; 0 if the folder is not there.
+        writable: whether this process may write there.
+    """
+
+    setting: str
+    path: str
+    free: int
+    writable: bool
+
+
+class Facts(NamedTuple):
+    """What one process reports.
+
+    Attributes:
+        where: "driver", or the name of an executor's machine.
+        key: tells executors of one machine apart.
+        user: the name of the process's user.
+        python: the version of Python.
+        java: the version of Java; empty if it is not known.
+        packages: the version by the name of a distribution; empty for one that is missing.
+        open_files: how many files a process may have open; -1: any number.
+        umask: the bits that new files lack.
+        folders: the folders for temporary files.
+        has_ticket: whether this user has a Kerberos ticket, as far as a program can tell.
+        has_tokens: whether a file of Hadoop's delegation tokens is there.
+        clock_s: seconds since 1970 by the machine's clock.
+    """
+
+    where: str
+    key: str
+    user: str
+    python: str
+    java: str
+    packages: Mapping[str, str]
+    open_files: int
+    umask: int
+    folders: Sequence[Folder]
+    has_ticket: bool
+    has_tokens: bool
+    clock_s: float
+
+
+class View(NamedTuple):
+    """What one executor sees.
+
+    Attributes:
+        where: the name of its machine.
+        seen: whether it sees each of the paths that it was given.
+        may_use_hdfs: whether it has a Kerberos ticket or delegation tokens.
+    """
+
+    where: str
+    seen: tuple[bool, ...]
+    may_use_hdfs: bool
+
+
+def look(where: str, java: str = "") -> Facts:
+    """Return what this process reports. java: the version, if the caller knows it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Facts(
+        where=where,
+        key=f"{socket.gethostname()}:{os.getcwd()}",
+        user=user_name(),
+        python=platform.python_version(),
+        java=java,
+        packages=package_versions(),
+        open_files=-1 if soft == resource.RLIM_INFINITY else soft,
+        umask=current_umask(),
+        folders=temporary_folders(os.environ),
+        has_ticket=has_ticket(),
+        has_tokens=has_tokens(),
+        clock_s=time.time(),
+    )
+
+
+def look_from_task(_: int) -> Facts:
+    """Return what an executor reports."""
+    time.sleep(TASK_S)
+    return look(socket.gethostname(), java_above())
+
+
+def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> View:
+    """Return what an executor sees. paths: local ones; kerberos: whether a ticket is looked for."""
+    seen = tuple(os.path.exists(path) for path in paths)
+    return View(socket.gethostname(), seen, not kerberos or has_tokens() or has_ticket())
+
+
+def user_name() -> str:
+    """Return the user's name, or the number of one without a name (containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def package_versions() -> dict[str, str]:
+    """Return the version of every package that tasks import; empty for a missing one."""
+    versions = {name: package_version(name, module) for name, module in PACKAGES.items()}
+    if versions["pillow"]:
+        with suppress(Exception):  # a Pillow without its C library
+            features = import_module("PIL.features")
+            versions[LIBJPEG] = str(features.version("libjpeg_turbo") or features.version("jpg"))
+    return versions
+
+
+def package_version(name: str, module: str) -> str:
+    """Return the version of a package, or an empty text if its module is not found."""
+    loaded = getattr(sys.modules.get(module), "__version__", None)
+    if isinstance(loaded, str):  # executors import pyspark from a zip, whatever is installed beside it
+        return loaded
+    if find_spec(module) is None:
+        return ""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def current_umask() -> int:
+    """Return the process's umask, which the system tells only to who sets one."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
+def temporary_folders(environment: Mapping[str, str]) -> tuple[Folder, ...]:
+    """Return TMPDIR and, of an executor, Spark's local folders."""
+    local = [path for path in environment.get("SPARK_LOCAL_DIRS", "").split(",") if path]
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # none that can be written
+        temporary = environment.get("TMPDIR", "/tmp")
+    return (folder("TMPDIR", temporary), *(folder("spark.local.dir", path) for path in local))
+
+
+def folder(setting: str, path: str) -> Folder:
+    """Return how much room a folder has, and whether files can be made there."""
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError:
+        return Folder(setting, path, 0, False)
+    return Folder(setting, path, free, os.access(path, os.W_OK | os.X_OK))
+
+
+def has_ticket() -> bool:
+    """True if this user has a valid Kerberos ticket. Without the program klist: if there is a ticket cache."""
+    if klist := shutil.which("klist"):
+        with suppress(OSError, subprocess.TimeoutExpired):
+            return subprocess.run([klist, "-s"], capture_output=True, timeout=PROGRAM_S, check=False).returncode == 0
+    kind, _, path = (os.environ.get("KRB5CCNAME") or f"FILE:/tmp/krb5cc_{os.getuid()}").rpartition(":")
+    return kind not in ("", "FILE", "DIR") or os.path.exists(path)  # KCM and keyrings cannot be looked into
+
+
+def has_tokens() -> bool:
+    """True if a file of delegation tokens is there for this process."""
+    return os.path.exists(os.environ.get(TOKENS, ""))
+
+
+def java_above() -> str:
+    """Return the version of the Java that started this process, an executor's; empty where /proc does not say."""
+    pid = os.getppid()
+    with suppress(OSError, IndexError, ValueError):
+        while pid > 1:
+            program = Path(os.readlink(f"/proc/{pid}/exe"))
+            if program.name == "java":
+                release = (program.parents[1] / "release").read_text()
+                match = re.search(r'^JAVA_VERSION="(.*)"', release, re.MULTILINE)
+                return match[1] if match else ""
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return ""
+
+
+def java_installed() -> str:
+    """Return the version of JAVA_HOME's or PATH's Java; empty if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    program = f"{home}/bin/java" if home else "java"
+    try:
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r'version "([^"]+)"', done.stderr)
+    return match[1] if match else ""

@@ -1,0 +1,58 @@
+"""Checks of the machines: open files, room for temporary files, umask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
+from pipeline.doctor.facts import Facts
+
+# A task that writes for 256 workers has a file open for each, beside its libraries and connections.
+FEWEST_FILES = 400
+ENOUGH_FILES = 1024
+LEAST_ROOM = 256 << 20  # bytes: a task's spool
+ENOUGH_ROOM = 4 << 30  # bytes: decoded rows, shuffles and spools of several tasks
+GIB = 1 << 30
+
+
+def check_open_files(facts: Sequence[Facts]) -> Check:
+    """Fail if a process may open fewer files than a task writes at once."""
+    text = by_value([(each.where, "unlimited" if each.open_files < 0 else f"{each.open_files:,}") for each in facts])
+    few = [each for each in facts if 0 <= each.open_files < ENOUGH_FILES]
+    if not few:
+        return Check("open files", OK, text)
+    level = FAILED if any(each.open_files < FEWEST_FILES for each in few) else WARNING
+    where = some([each.where for each in few])
+    advice = f"before Spark starts on {where}, raise the limit: ulimit -n {4 * ENOUGH_FILES}"
+    return Check("open files", level, text, advice)
+
+
+def check_folders(facts: Sequence[Facts]) -> list[Check]:
+    """Fail for each folder of temporary files that cannot be written or is full; warn of those with little room."""
+    problems = []
+    folders = [(each.where, folder) for each in facts for folder in each.folders]
+    for where, folder in dict.fromkeys(folders):
+        text = f"{folder.path} on {where}: {folder.free / GIB:.1f} GiB free"
+        if not folder.writable:
+            text = f"{folder.path} on {where} cannot be written"
+        if not folder.writable or folder.free < LEAST_ROOM:
+            problems.append(Check("temporary", FAILED, text, f"set {folder.setting} to a folder with room"))
+        elif folder.free < ENOUGH_ROOM:
+            problems.append(Check("temporary", WARNING, text, f"free some, or set {folder.setting} to another folder"))
+    paths = some([folder.path for _, folder in folders])
+    least = min(folder.free for _, folder in folders)
+    return problems or [Check("temporary", OK, f"{least / GIB:.1f} GiB free or more in {paths}")]
+
+
+def check_umask(facts: Sequence[Facts], store_umask: int | None) -> Check:
+    """Warn of a umask that keeps other users from reading what is written.
+
+    store_umask: the one of HDFS; None if the output is not there, and the processes' own one holds."""
+    values = [("HDFS", store_umask)] if store_umask is not None else [(each.where, each.umask) for each in facts]
+    text = by_value([(where, f"{umask:03o}") for where, umask in values])
+    if any(umask & 0o044 for _, umask in values):
+        setting = "umask" if store_umask is None else "fs.permissions.umask-mode"
+        return Check(
+            "umask", WARNING, f"{text}: not all users may read what is written", f"for all, set {setting} to 022"
+        )
+    return Check("umask", OK, text)

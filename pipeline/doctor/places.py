@@ -1,0 +1,127 @@
+"""Checks of the paths that a run reads and writes: rights, room, put-if-absent, and whether executors see them."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline.atomic import NO_ROOM
+from pipeline.doctor.checks import FAILED, OK, Check, some
+from pipeline.doctor.clocks import Reading
+from pipeline.doctor.facts import View
+from pipeline.errors import JobError, UsageError
+from pipeline.input.files import named
+from pipeline.shardset.attempt import Attempt
+from pipeline.storage.store import Store
+from pipeline.storage.uri import is_remote
+
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_FOLDER = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+ELSEWHERE = "a path that all machines mount, or hdfs:// or s3://"
+
+
+def output_error(output: str, error: OSError) -> JobError | None:
+    """Return the one line for an output that nothing can be written to; None for failures of other kinds."""
+    # What is refused first is a folder of the attempt, which says nothing to the user.
+    words = re.sub(rf"^{re.escape(output)}[^\s:]*: ", "", error.strerror or str(error))
+    if isinstance(error, PermissionError) or error.errno in REFUSED:
+        return UsageError(f"--output {output} may not be written: {words}; choose another folder, or ask for the right")
+    if error.errno in NO_FOLDER:
+        return UsageError(f"--output {output} cannot be a folder: {words}; choose another")
+    if error.errno in NO_ROOM:
+        return JobError(f"--output {output}: {words}; make room there, or choose another folder")
+    return None
+
+
+class Reach(NamedTuple):
+    """What a task on an executor could do.
+
+    Attributes:
+        where: the name of its machine.
+        problems: what it could not do, by flag.
+    """
+
+    where: str
+    problems: Mapping[str, str]
+
+
+def reach_from_task(store: Store, source: str | None, folder: str | None, _: int) -> Reach:
+    """Return what this process can read and write.
+
+    Args:
+        store: the driver's.
+        source: the resolved --input, or None.
+        folder: the folder of the driver's attempt at the output, or None. A file is written there, and deleted.
+    """
+    problems: dict[str, str] = {}
+    if source:
+        try:
+            named(store, source)
+        except (OSError, JobError) as error:
+            problems["--input"] = str(error)
+    if folder:
+        try:
+            store.info(f"{folder}/beat")
+            mine = f"{folder}/task-{uuid.uuid4().hex}"
+            try:
+                store.write_new(mine, b"doctor")
+            finally:
+                store.delete(mine)
+        except FileNotFoundError:
+            problems["--output"] = "what the driver has written is not there"
+        except OSError as error:
+            problems["--output"] = str(error)
+    return Reach(socket.gethostname(), problems)
+
+
+def check_reach(flag: str, path: str, reaches: Sequence[Reach]) -> Check:
+    """Fail if executors cannot use a path as the driver can."""
+    lacking = [each for each in reaches if flag in each.problems]
+    name = flag.removeprefix("--")
+    if not lacking:
+        return Check(name, OK, f"{path}: executors on {some([each.where for each in reaches])} reach it too")
+    where = some([each.where for each in lacking])
+    if not is_remote(path):
+        return Check(name, FAILED, f"{path} is local, and {where} cannot use it as the driver does", f"use {ELSEWHERE}")
+    return Check(name, FAILED, f"{where}: {lacking[0].problems[flag]}", f"see that executors may reach {path}")
+
+
+def not_seen(flag: str, path: str, at: int, views: Sequence[View]) -> str:
+    """Return the line for a local path that executors do not see; empty if all of them do. at: its index in the views."""
+    lacking = [view.where for view in views if not view.seen[at]]
+    if not lacking:
+        return ""
+    return f"{flag} {path} is local, and {some(lacking)} of the cluster do not see it: use {ELSEWHERE}"
+
+
+def check_input(store: Store, uri: str) -> Check:
+    """Fail if the driver may not read an input."""
+    try:
+        path = store.resolve(uri)
+        entries = named(store, path)
+        for entry in entries[:1]:
+            files = (
+                [each for each in store.files(path).list(entry.path) if not each.is_dir] if entry.is_dir else [entry]
+            )
+            for file in files[:1]:
+                store.read_range(file.path, 0, 1)
+    except JobError as error:
+        return Check("input", FAILED, str(error), "check --input")
+    except OSError as error:
+        return Check("input", FAILED, f"{uri}: {error}", "check --input, and the rights to read there")
+    return Check("input", OK, f"{path}: can be read")
+
+
+def read_clock(store: Store, attempt: Attempt) -> Reading:
+    """Read the clock of an output's store by writing a file."""
+    file = f"{attempt.folder}/clock"
+    before = time.time()
+    store.write_new(file, b"doctor")
+    written = store.info(file).modified_ms / 1000
+    # Times of files are whole seconds on S3, and ticks of the kernel's clock on a local disk.
+    return Reading("the output's store", before - 1, written, time.time() + 1)

@@ -1,0 +1,42 @@
+"""The check of Kerberos: tickets and delegation tokens of the driver and of executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, some
+from pipeline.doctor.facts import Facts, View
+
+AUTHENTICATION = "hadoop.security.authentication"
+NO_TOKENS = (
+    "YARN gives its containers tokens; elsewhere give executors a ticket, or a file of tokens by"
+    " spark.executorEnv.HADOOP_TOKEN_FILE_LOCATION"
+)
+
+
+def is_kerberos(conf: dict[str, str]) -> bool:
+    """True if the Hadoop configuration asks for Kerberos."""
+    return conf.get(AUTHENTICATION, "simple").lower() == "kerberos"
+
+
+def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[Facts]) -> Check:
+    """Fail if Kerberos is asked for and a process has neither ticket nor tokens; warn if no path is on HDFS.
+
+    facts: the driver's, then those of executors."""
+    if not kerberos:
+        return Check("kerberos", OK, f"off ({AUTHENTICATION} is simple)")
+    lacking = [each.where for each in facts if not (each.has_ticket or each.has_tokens)]
+    if not lacking:
+        return Check("kerberos", OK, "a ticket or tokens everywhere")
+    level = FAILED if uses_hdfs else WARNING
+    if not (facts[0].has_ticket or facts[0].has_tokens):
+        return Check("kerberos", level, f"on, and there is no valid ticket on {some(lacking)}", "run kinit first")
+    return Check("kerberos", level, f"on, and neither ticket nor tokens on {some(lacking)}", NO_TOKENS)
+
+
+def no_tokens(views: Sequence[View]) -> str:
+    """Return the line for executors that HDFS will refuse; empty if there are none."""
+    lacking = [view.where for view in views if not view.may_use_hdfs]
+    if not lacking:
+        return ""
+    return f"HDFS asks for Kerberos, and {some(lacking)} of the cluster have neither ticket nor tokens: {NO_TOKENS}"

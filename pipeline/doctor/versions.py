@@ -1,0 +1,90 @@
+"""Checks of versions: Python, Java, the packages that tasks import, and the optional dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
+from pipeline.doctor.facts import LIBJPEG, Facts
+from pipeline.extras import EXTRAS
+
+OLDEST_JAVA = 17
+SAME = "give all machines the same packages by PYSPARK_PYTHON or --archives"
+# Why it matters that all processes have one version.
+WHY_SAME = {
+    "numpy": "may round other numbers",
+    "scipy": "may round other numbers",
+    "pyarrow": "may write other bytes",
+    "pillow": "decodes other pixels",
+    LIBJPEG: "decodes other pixels",
+}
+
+
+def check_versions(facts: Sequence[Facts]) -> list[Check]:
+    """Return the checks of Python, Java and packages. facts: the driver's, then those of executors."""
+    return [check_python(facts), check_java(facts), check_spark(facts), *check_packages(facts)]
+
+
+def check_python(facts: Sequence[Facts]) -> Check:
+    """Fail if executors have another Python than the driver: Spark refuses other minor versions."""
+    text = by_value([(each.where, each.python) for each in facts])
+    if len({each.python.rpartition(".")[0] for each in facts}) > 1:
+        return Check("python", FAILED, text, "name one Python for driver and executors by PYSPARK_PYTHON or --archives")
+    return Check("python", OK, text)
+
+
+def check_java(facts: Sequence[Facts]) -> Check:
+    """Fail if there is no Java, or one that is too old for Spark. A version that no process knows is left out."""
+    known = [(each.where, each.java) for each in facts if each.java]
+    if not facts[0].java:
+        return Check("java", FAILED, "no program java", f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to one")
+    old = [where for where, version in known if major_version(version) < OLDEST_JAVA]
+    if old:
+        return Check("java", FAILED, by_value(known), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}")
+    return Check("java", OK, by_value(known))
+
+
+def major_version(version: str) -> int:
+    """Return the major version of a Java: 8 of "1.8.0_392", 17 of "17.0.9"."""
+    first, _, rest = version.partition(".")
+    number = rest.partition(".")[0] if first == "1" else first.partition("-")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def check_spark(facts: Sequence[Facts]) -> Check:
+    """Fail if executors have another Spark than the driver: their classes may not fit together."""
+    text = by_value([(each.where, each.packages.get("pyspark") or "none") for each in facts])
+    if len({each.packages.get("pyspark") for each in facts}) > 1:
+        return Check(
+            "spark", FAILED, text, "install the driver's release of Spark on the cluster, or pip's of the cluster"
+        )
+    return Check("spark", OK, text)
+
+
+def check_packages(facts: Sequence[Facts]) -> list[Check]:
+    """Fail for each missing package; warn of each whose versions differ where that can change the result."""
+    names = [name for name in dict.fromkeys(name for each in facts for name in each.packages) if name != "pyspark"]
+    problems = []
+    for name in names:
+        values = [(each.where, each.packages.get(name) or "missing") for each in facts]
+        if lacking := [where for where, version in values if version == "missing"]:
+            problems.append(Check(name, FAILED, f"missing on {some(lacking)}", SAME))
+        elif len({version for _, version in values}) > 1 and name in WHY_SAME:
+            problems.append(Check(name, WARNING, f"{by_value(values)}: another version {WHY_SAME[name]}", SAME))
+    shown = ", ".join(f"{name} {facts[0].packages[name]}" for name in WHY_SAME if facts[0].packages.get(name))
+    return problems or [Check("packages", OK, shown)]
+
+
+def missing_extras() -> dict[str, list[str]]:
+    """Return the modules that are not installed, by the extra of pyproject.toml that brings them."""
+    missing = {extra: [name for name in modules if find_spec(name) is None] for extra, modules in EXTRAS.items()}
+    return {extra: modules for extra, modules in missing.items() if modules}
+
+
+def check_extras(missing: Mapping[str, Sequence[str]]) -> Check:
+    """Warn of extras that are not installed. missing: their modules, by extra."""
+    if not missing:
+        return Check("extras", OK, ", ".join(EXTRAS))
+    text = "; ".join(f"{extra} lacks {', '.join(modules)}" for extra, modules in missing.items())
+    return Check("extras", WARNING, text, f"if you need one: pip install '.[{next(iter(missing))}]' in the checkout")

@@ -1,0 +1,30 @@
+"""The lines for failures of a cluster that Spark reports as traces."""
+
+from __future__ import annotations
+
+import re
+
+PYTHON = "start executors with a Python that has this project's packages, by PYSPARK_PYTHON or --archives"
+FULL_DISK = re.compile(r"No space left on device(?!: ')")  # Python's own words, followed by a path, say where
+
+
+def cluster_failure(text: str) -> str | None:
+    """Return the line for a failure whose remedy is not in Spark's report of it; None for any other.
+
+    text: the report, with its traces."""
+    if match := re.search(r"No module named '([\w.]+)'", text):
+        if match[1].partition(".")[0] in ("pipeline", "trainer"):
+            return f"executors lack {match[1]}: ship it by --py-files (python -m pipeline zip makes the file)"
+        return f"the executors' Python lacks {match[1]}: {PYTHON}"
+    if "PYTHON_VERSION_MISMATCH" in text or "different version in worker" in text:
+        return f"executors have another Python than the driver: {PYTHON}"
+    if match := re.search(r'Cannot run program "([^"]+)"', text):
+        return f"executors cannot run {match[1]}: {PYTHON}"
+    if "All masters are unresponsive" in text:
+        return "the Spark master does not answer: check --master, and that the master runs"
+    if FULL_DISK.search(text):
+        return (
+            "no space left on a machine of the cluster: see the folders of spark.local.dir (YARN: its local folders) and"
+            " TMPDIR there"
+        )
+    return None
