@@ -15,7 +15,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.import_path import without_zips
+from pipeline.import_path import leave_working_folder, without_zips
 
 if TYPE_CHECKING:
     from pipeline.assignment.speeds import measured_ratios
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.runs.shard import ShardingResult
     from pipeline.shardset.manifest import ShardSet
 
+leave_working_folder(__name__, __file__)
 if "pyspark" not in sys.modules:
     sys.path[:] = without_zips(sys.path)
 

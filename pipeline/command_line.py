@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.errors import JobError, UsageError
+from pipeline.import_path import hiding_file
 from pipeline.storage import retries
 
 UNSET = object()
@@ -190,7 +191,7 @@ def _key(flag: str) -> str:
 
 def unforeseen(error: Exception) -> tuple[str, int]:
     """The line and exit code of an error that nobody wrote a line for."""
-    text = str(error).strip()
+    text = hiding_file(error) or str(error).strip()
     detail = f": {text.splitlines()[0][:300]}" if text else ""
     return f"{type(error).__name__}{detail} (--debug shows the whole trace)", 1
 

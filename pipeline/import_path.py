@@ -1,13 +1,100 @@
-"""Import pyspark from the folder that it is installed in, not from the zip file beside it.
+"""Where this program and the processes that it starts import modules from.
+
+Python puts the working folder first on the path of ``python -m`` and ``python -c``, which is how Spark starts its Python
+workers and multiprocessing its fork server. A user's file torch.py or pipeline.py would be imported there in place of the
+module of that name. So what this program starts gets the path of the program itself, without the working folder.
 
 spark-submit and the Python workers of executors have the zip files of SPARK_HOME/python/lib first on their path, and what
-comes out of a zip file is compiled again by every process: a second for a driver, and one for its workers."""
+comes out of a zip file is compiled again by every process: a second for a driver, and one for its workers. pyspark is
+imported from the folder that it is installed in instead."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType, TracebackType
+
+SAFE_PATH = "PYTHONSAFEPATH"  # set: no folder is put first on the path
+PATH = "PYTHONPATH"
+
+
+def leave_working_folder(package: str, file: str) -> None:
+    """Take the working folder from sys.path where ``python -m`` has put it there for a program of a package.
+
+    Called while that package is imported. A folder that the package itself lies in stays; where a file there hides a
+    module, the program ends with a line that names the file.
+
+    Args:
+        package: its name.
+        file: its __init__.py."""
+    if sys.argv[:1] != ["-m"] or sys.flags.safe_path:  # the name of a program of -m, until it is found
+        return
+    program = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
+    if program.partition(".")[0] != package:
+        return
+    if os.path.realpath(sys.path[0]) == os.path.realpath(Path(file).parents[1]):
+        sys.excepthook = _name_hiding_file
+    else:
+        del sys.path[0]
+
+
+def _name_hiding_file(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if hidden := hiding_file(error):
+        print(f"error: {hidden}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def main_folder() -> str | None:
+    """Return the folder that Python has put on the path for the running program, if it is there still: a script's own, or
+    the working folder."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    is_script = file is not None and getattr(main, "__spec__", None) is None
+    folder = os.path.dirname(os.path.realpath(file)) if is_script else os.getcwd()
+    return folder if folder in map(os.path.abspath, sys.path) else None
+
+
+def child_variables() -> dict[str, str]:
+    """Return the environment variables that give a process of this Python the path of this one, and nothing else."""
+    folders = [os.path.abspath(entry) for entry in sys.path]
+    return {SAFE_PATH: "1", PATH: os.pathsep.join(folder for folder in folders if os.pathsep not in folder)}
+
+
+@contextmanager
+def handed_on() -> Iterator[None]:
+    """Have ``child_variables`` in the environment, for processes that a library starts."""
+    before = {name: os.environ.get(name) for name in (SAFE_PATH, PATH)}
+    os.environ.update(child_variables())
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def hiding_file(error: BaseException) -> str | None:
+    """Return in words which file of the working folder was imported in place of an installed module, if that is why an
+    import or a module's attribute failed; None if it is not."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        name, file = error.obj.__name__, getattr(error.obj, "__file__", None)
+    elif isinstance(error, ImportError) and error.name:
+        name = error.name
+        file = error.path or getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+    else:
+        return None
+    name, here = name.partition(".")[0], os.path.realpath(os.getcwd())
+    beside = {os.path.join(here, f"{name}.py"), os.path.join(here, name, "__init__.py")}
+    others = [entry for entry in sys.path if os.path.realpath(entry) != here]
+    if not file or os.path.realpath(file) not in beside or PathFinder.find_spec(name, others) is None:
+        return None
+    return f"{os.path.realpath(file)} hides the installed module {name}: rename it, or run from another folder"
 
 
 def without_zips(path: Sequence[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +11,13 @@ if TYPE_CHECKING:
     from trainer.config import Config, Data, Optimiser, Processes, RunSpec
     from trainer.options import Options
     from trainer.runlog.result import Result
+
+if sys.argv[:1] == ["-m"]:  # python -m: the working folder, which is first on the path, may hold another pipeline
+    sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+    from pipeline.import_path import leave_working_folder
+
+    del sys.path[0]
+    leave_working_folder(__name__, __file__)
 
 _HOMES = {
     "train": "trainer.api",

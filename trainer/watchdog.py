@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 
 _progress_at = time.monotonic()
+_trouble = ""
 
 
 def kick() -> None:
@@ -18,3 +19,14 @@ def kick() -> None:
 def stalled_s() -> float:
     """Seconds since then."""
     return time.monotonic() - _progress_at
+
+
+def report(trouble: str) -> None:
+    """Tell the supervisor what keeps this process from its work, as one line; "" once nothing does."""
+    global _trouble
+    _trouble = " ".join(trouble.split())
+
+
+def trouble() -> str:
+    """Return what was reported last."""
+    return _trouble

@@ -6,7 +6,6 @@ which is renamed. ``_fetched.json`` among them names their sizes, so that a reru
 """
 
 import argparse
-import getpass
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from pipeline.atomic import naming
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.hadoop_conf import hadoop_conf, webhdfs_address
 from pipeline.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
+from pipeline.storage.webhdfs import user_name
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
 RECORD = "_fetched.json"  # names that begin with _ or . are no data to Spark and Hadoop
@@ -194,7 +194,7 @@ def _webhdfs_client(webhdfs: str, kerberos: bool) -> Any:
     if not kerberos:
         import hdfs
 
-        return hdfs.InsecureClient(webhdfs, user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser())
+        return hdfs.InsecureClient(webhdfs, user=user_name())
     try:
         from hdfs.ext.kerberos import KerberosClient
     except ImportError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.shardset.versions import NAME, path_of, taken, version_of
+from pipeline.storage.retries import unreadable_is_data_error
 from pipeline.storage.store import Store
 
 FORMAT_VERSION = 1
@@ -101,12 +102,13 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
 
 def _read(store: Store, uri: str, name: str) -> ShardSet | None:
     """The set that a manifest at a path under OUTPUT tells of; None where there is none."""
-    try:
-        data = store.read(f"{uri}/{name}")
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        raise DataError(f"{uri} is a file, not a folder of shards") from None
+    with unreadable_is_data_error(f"{uri}/{name}"):
+        try:
+            data = store.read(f"{uri}/{name}")
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            raise DataError(f"{uri} is a file, not a folder of shards") from None
     try:
         manifest = json.loads(data)
         version = manifest["format_version"]

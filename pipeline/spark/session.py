@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from pipeline.atomic import naming
 from pipeline.command_line import CONF
 from pipeline.errors import JobError, UsageError
+from pipeline.import_path import SAFE_PATH, main_folder
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PYTHON_WORKERS = "pipeline.spark.python_workers"
@@ -175,10 +176,11 @@ def spark_context(
         conf.set(PROGRESS, defaults[PROGRESS])
     conf.setIfMissing("spark.app.name", _application_name())
     conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")
+    conf.setIfMissing(f"spark.executorEnv.{SAFE_PATH}", "1")  # Python workers run as -m: their folder would come first
     if local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
-        conf.setExecutorEnv("PYTHONPATH", path)
+        path = [str(PACKAGE.parent), main_folder(), os.environ.get("PYTHONPATH")]
+        conf.setExecutorEnv("PYTHONPATH", os.pathsep.join(filter(None, path)))
         conf.setIfMissing("spark.python.daemon.module", PYTHON_WORKERS)
     with _sigterm_interrupts():
         context = SparkContext(conf=conf)

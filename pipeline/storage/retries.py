@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
+
+from pipeline.errors import DataError
 
 # hdfs-native sometimes waits for ever for a DataNode that died under its write; the slowest live one answers sooner. The
 # variable is for tests that kill DataNodes.
@@ -24,6 +27,21 @@ def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: a lost DataNode or connection, but no missing file or right."""
     final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError, LastingError)
     return isinstance(error, OSError) and not isinstance(error, final) and error.errno not in LASTING
+
+
+@contextmanager
+def unreadable_is_data_error(uri: str) -> Iterator[None]:
+    """Raise DataError, which names the place, where a file of a set cannot be read however often it is tried: no right to
+    it, another kind of file at its path, a path that leads nowhere. Other errors pass."""
+    lasting = (PermissionError, NotADirectoryError, IsADirectoryError, LastingError)
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, lasting) and error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise
+        reason = error.strerror if error.strerror and error.filename in (None, uri) else str(error)
+        user = f" by user {os.geteuid()}" if error.errno == errno.EACCES else ""
+        raise DataError(f"{uri} cannot be read{user}: {reason}; correct it, and start again") from None
 
 
 # The NameNode sends writers to a dead DataNode until it misses its heartbeat: seconds to half a minute.

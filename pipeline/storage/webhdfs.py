@@ -26,13 +26,23 @@ KINDS = {
 }
 
 
+def user_name() -> str:
+    """Return the name under which HDFS without Kerberos is asked. Raises UsageError for a user that has none."""
+    try:
+        return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    except (KeyError, OSError):
+        raise UsageError(
+            f"user {os.getuid()} has no name here (no line of /etc/passwd): set HADOOP_USER_NAME to that of HDFS"
+        ) from None
+
+
 class WebHdfsFiles:
     """One gateway through the ``hdfs`` package. Failures are those of ``pipeline.storage.store``; writing is refused."""
 
     def __init__(self, authority: str) -> None:
         import hdfs
 
-        user = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+        user = user_name()
         host = authority if re.search(r":\d+$", authority) else f"{authority}:{DEFAULT_PORT}"
         self.root, self.url = f"webhdfs://{authority}", f"http://{host}"
         self.client = hdfs.InsecureClient(self.url, user=user, timeout=(CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S))

@@ -17,6 +17,7 @@ from pipeline.import_path import without_zips
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_context, spark_defaults
 from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended
+from tests.unit.test_import_path import hide
 from tests.unit.test_jobs import assert_one_line
 
 PROGRAM = """
@@ -98,6 +99,23 @@ def test_what_spark_logs_of_a_killed_python_worker_is_shown_with_debug_only(
     done = spark_submit(tmp_path / "program.py", *arguments, master="local[1]", env=env)
     assert done.returncode == 0, done.stderr
     assert ("in a listener" in done.stdout + done.stderr) == bool(arguments)
+
+
+def test_python_workers_import_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what lies beside the program is there for its tasks too."""
+    program = tmp_path / "programs" / "program.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import helper\n"
+        "from pipeline.spark.session import spark_context\n"
+        "with spark_context() as context:\n"
+        "    print(context.parallelize([1], 1).map(helper.double).collect()[0])\n"
+    )
+    (program.parent / "helper.py").write_text("import numpy\ndef double(value):\n    return 2 * value\n")
+    monkeypatch.chdir(hide(tmp_path, "pipeline", "numpy", "pyspark", "json"))
+    done = spark_submit(program, master="local[1]", env={"PYTHONPATH": str(PACKAGE.parent)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2"
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.trainer_runs import ROOT
+from tests.unit.test_import_path import hide
 from trainer.runlog.result import read_result
 
 MINE = '''
@@ -119,3 +120,32 @@ def test_help_tells_of_it(tmp_path: Path) -> None:
     text = " ".join(trainer(tmp_path, "--help").stdout.split())
     assert "pairs: an update takes several gradients" in text
     assert "--pair-size P pairs: gradients in an update (default 1)" in text
+
+
+OWN_MODEL = """
+from layers_of_a_test import layer
+
+def build(image_shape, num_classes):
+    return layer(image_shape, num_classes)
+"""
+LAYERS = """
+import torch
+
+def layer(image_shape, num_classes):
+    channels, height, width = image_shape
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * height * width, num_classes))
+"""
+
+
+def test_files_named_like_modules_are_no_harm_beside_a_model(shards: Path, tmp_path: Path) -> None:
+    """The model of a user's own and what it imports come from the working folder, and nothing else does."""
+    hide(tmp_path, "pipeline", "torch", "numpy", "matplotlib", "socket", "json", "multiprocessing")
+    (tmp_path / "model_of_a_test.py").write_text(OWN_MODEL)
+    (tmp_path / "layers_of_a_test.py").write_text(LAYERS)
+    run = ("--shards", shards, "--output", tmp_path / "run", "--steps", 3, "--batch-size", 24)
+    command = [sys.executable, "-m", "trainer", *map(str, run), "--model", "model_of_a_test:build"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists()

@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
+from pipeline.errors import JobError
 from tests.support.trainer_runs import Training, until
 from tests.support.trainer_sets import copy_of
+from trainer.__main__ import main
 from trainer.checkpoints.read import whole
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
@@ -113,6 +117,65 @@ def test_a_full_disk_stops_checkpoints_not_the_training_and_a_freed_one_gets_the
     assert state["cause"] == "finished"
     assert state["restarts"] == {"worker": 0, "server": 0, "evaluator": 0}
     assert (run.output / "model.safetensors").exists()
+
+
+@contextmanager
+def kept_full(disk: Path) -> Iterator[None]:
+    """Fill a disk, and again whatever is freed there."""
+    stop = threading.Event()
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        _fill(file)
+
+        def fill() -> None:
+            while not stop.wait(0.005):
+                _fill(file)
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+    filler.unlink()
+
+
+@pytest.mark.full
+def test_a_trained_run_on_a_full_disk_says_so_and_loses_nothing(start: Start, small_disk: Path) -> None:
+    flags = ("--protocol", "bsp", "--steps", 1500, "--checkpoint-every-s", 0.5)
+    run = start(*flags, output=small_disk / "run")
+    until(lambda: len(whole(run.output / "checkpoints")) > 1, "a checkpoint")
+    with kept_full(small_disk):
+        until(lambda: "finished, waiting for space on" in run.said(), "people are told")
+        said = run.said()
+        assert str(run.output) in said[said.index("finished, waiting") :].splitlines()[0]
+        kept = whole(run.output / "checkpoints")[-1]
+        time.sleep(11)  # a line of progress would come every 10 s
+        assert run.said() == said
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 1
+        assert "--resume" in one_line(run)
+        gone(run)
+    assert whole(run.output / "checkpoints")[-1] >= kept
+    again = start(*flags, "--resume", output=run.output)
+    assert again.wait() == 0, again.said()
+    assert (run.output / "model.safetensors").exists()
+
+
+def test_a_trained_run_on_a_full_disk_ends_by_itself(
+    shards: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.launch.supervisor.SPACE_WAIT_S", 3.0)
+    flags = ("--shards", shards, "--output", small_disk / "run", *COMMON, "--steps", 1500, "--checkpoint-every-s", 0.5)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(main, [*map(str, flags)])
+        until(lambda: len(whole(small_disk / "run" / "checkpoints")) > 1, "a checkpoint")
+        with (
+            kept_full(small_disk),
+            pytest.raises(JobError, match=r"No space left.*kept is the run at version .*--resume"),
+        ):
+            ended.result()
 
 
 def _fill(file: Any) -> None:

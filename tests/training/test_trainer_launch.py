@@ -10,17 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import psutil
 import pytest
 
+from pipeline.errors import JobError
+from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here, until
 from trainer.checkpoints.read import whole
+from trainer.home.folders import Folders
 from trainer.launch import processes
 from trainer.launch.leaving import Patience
-from trainer.launch.processes import FORK_SERVER, Child
+from trainer.launch.processes import FORK_SERVER, Child, Killed
 from trainer.launch.restarts import Restarts, pause_s
+from trainer.launch.run import prepare
 from trainer.protocols import PROTOCOLS
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -118,15 +123,64 @@ def test_a_killed_preparation_is_tried_again(start: Start) -> None:
 
 @pytest.mark.full
 def test_a_preparation_that_is_killed_for_ever_ends_the_run_with_its_cause(start: Start) -> None:
-    run = start("--steps", 5)
+    run = start("--steps", 5, "--max-restarts", 2)
     while run.process.poll() is None:
         if pid := run.pid("prepare"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
     assert run.wait() == 1
-    assert run.said().splitlines()[-1].startswith("error: "), run.said()
+    assert run.said().splitlines()[-1].startswith("error: prepare failed 3 times in a row, last: "), run.said()
     assert "SIGKILL" in run.said()
+
+
+@pytest.mark.full
+def test_a_preparation_survives_a_fork_server_killed_often(start: Start) -> None:
+    """More often than one process is tried at once."""
+    run = start("--steps", 5)
+    killed: set[int] = set()
+    while len(killed) < 2 * processes.STARTS + 2:
+        server = helper(run, "forkserver")
+        if server.pid not in killed:
+            with suppress(psutil.NoSuchProcess):
+                server.kill()
+            killed.add(server.pid)
+        time.sleep(0.01)
+    assert run.wait() == 0, run.said()
+    assert run.result()["cause"] == "finished"
+
+
+def test_a_preparation_is_tried_as_often_as_a_role_after_the_same_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(output=str(tmp_path), max_restarts=4)
+    pauses: list[float] = []
+    monkeypatch.setattr("trainer.launch.run.time.sleep", pauses.append)
+
+    def fail(*arguments: object) -> NoReturn:
+        raise Killed("killed by SIGKILL")
+
+    monkeypatch.setattr("trainer.launch.run._prepared", fail)
+    with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
+        prepare(config, Folders.of(tmp_path), computes=True, write=False)
+    assert pauses == [pause_s(failures) for failures in (1, 2, 3, 4)]
+
+
+@pytest.mark.full
+def test_a_role_that_cannot_be_forked_is_tried_again(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [3]
+
+    def child(name: str, *arguments: object) -> Child:
+        if name == "worker-1" and left[0]:
+            left[0] -= 1
+            raise Killed("worker-1 could not be started")
+        return Child(name, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("trainer.launch.supervisor.Child", child)
+    run = train_here(shards, tmp_path / "run", *COMMON, "--steps", 5, "--protocol", "bsp")
+    assert (run.result()["cause"], left) == ("finished", [0])
 
 
 @pytest.mark.full

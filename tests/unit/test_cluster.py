@@ -198,6 +198,8 @@ YARN = {"spark.master": "yarn"}
             "spark.dynamicAllocation.maxExecutors 2",
         ),
         ({"spark.master": "local[8]", "spark.speculation": "true"}, 8, "spark.speculation is true"),
+        ({"spark.master": "local-cluster[2,1,1024]"}, 8, "local-cluster[2,1,1024] has room for 2"),
+        ({"spark.master": "local-cluster[3,1,1024]", "spark.task.cpus": "2"}, 8, "room for 0"),
     ],
 )
 def test_the_setting_that_leaves_too_few_slots_is_named(conf: dict[str, str], cores: int, named: str) -> None:
@@ -211,6 +213,8 @@ def test_the_setting_that_leaves_too_few_slots_is_named(conf: dict[str, str], co
     "conf",
     [
         {"spark.master": "local[3]"},
+        {"spark.master": "local-cluster[3,1,1024]"},
+        {"spark.master": "local-cluster[ 1 , 3 , 1024 ]"},
         {"spark.master": "spark://h:1"},
         {"spark.master": "spark://h:1", "spark.cores.max": "6", "spark.task.cpus": "2"},
         YARN | {"spark.executor.instances": "3"},

@@ -200,6 +200,24 @@ def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_be
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_an_evaluation_has_the_same_bits_on_any_threads(model: str) -> None:
+    """Statistics, loss and accuracy: hosts of one run differ in cores, and its results must not."""
+    rows = rows_of(3 * 64, 5)
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            built = build(model_from_json({"name": model}), ModelInput(SHAPE, CLASSES), 1)
+            recalibrate(built.model, batches(rows, np.full(3, 120, np.float32), 64))
+            measured = evaluate(built.model, built.task, batches(rows, np.full(3, 120, np.float32), 64))
+            results.append((FlatModel(built.model).read().tobytes(), measured, penalty(built.model, DECAY)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(result == results[0] for result in results)
+
+
 def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_same_every_time(tmp_path: Path) -> None:
     copies = rows_of(5, 9, 500)  # sharding gave these to both workers
     workers = [

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import DataError, UsageError
-from trainer.data.shards import open_shards, store_of
+from pipeline.storage.retries import unreadable_is_data_error
+from tests.support.trainer_sets import rows_of, write_shards
+from trainer.data.shards import load_worker, open_shards, store_of
 
 
 def test_a_folder_without_a_set_names_a_job_that_makes_one(tmp_path: Path) -> None:
@@ -36,3 +43,49 @@ def test_the_default_file_system_of_hadoop_is_asked_where_a_uri_names_no_host(
     (tmp_path / "core-site.xml").write_text(f"<configuration>{property}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert store_of("hdfs:///shards").resolve("hdfs:///shards") == "hdfs://names:8020/shards"
+
+
+@contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """Be a user who may enter a folder and owns nothing in it; only root can become one."""
+    if os.geteuid():
+        yield
+        return
+    for closed in takewhile(lambda path: not path.stat().st_mode & 0o001, (folder, *folder.parents)):
+        closed.chmod(0o755)  # pytest's own folders
+    os.seteuid(12345)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", ["manifest.json", "worker=000", "worker=000/part.parquet"])
+def test_a_file_without_a_right_to_it_is_a_data_error(tmp_path: Path, closed: str) -> None:
+    folder = write_shards(tmp_path / "set", [rows_of(10, 1)], None)
+    (folder / closed).chmod(0)
+    try:
+        with another_user(folder.parent), pytest.raises(DataError, match="cannot be read by user") as caught:
+            load_worker(open_shards(str(folder)), 0)
+        assert closed in str(caught.value)
+        assert "Permission denied" in str(caught.value)
+    finally:
+        (folder / closed).chmod(0o755)
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop"])
+def test_a_path_that_is_no_file_any_more_is_a_data_error(tmp_path: Path, kind: str) -> None:
+    folder = write_shards(tmp_path / "set", [rows_of(10, 1)], None)
+    shards, file = open_shards(str(folder)), folder / "worker=000" / "part.parquet"
+    file.unlink()
+    if kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(file)
+    with pytest.raises(DataError, match=r"part\.parquet cannot be read: .*; correct it"):
+        load_worker(shards, 0)
+
+
+def test_a_failure_that_may_pass_is_no_data_error() -> None:
+    with pytest.raises(OSError, match="stale"), unreadable_is_data_error("hdfs://names/set"):
+        raise OSError(errno.ESTALE, "stale file handle", "hdfs://names/set")

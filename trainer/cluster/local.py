@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
+from pipeline.import_path import child_variables
 from trainer.cluster.launcher import Invitation, Part, Slot, invited
 from trainer.cluster.watched import Watched
 from trainer.plan import usable_cores
@@ -33,7 +35,8 @@ class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
         return "they are still starting"
 
     def begin(self, part: Part, attempt: int, invitation: Invitation) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-m", "trainer.cluster.child"], stdin=subprocess.PIPE)
+        command, environment = [sys.executable, "-m", "trainer.cluster.child"], os.environ | child_variables()
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert process.stdin
         with suppress(BrokenPipeError):  # it has died, and is looked after
             process.stdin.write(json.dumps([invited(invitation, part), asdict(Slot(attempt))]).encode() + b"\n")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import platform
 import socket as sockets
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,11 +170,10 @@ class _Caller:
 @contextmanager
 def _environment(invitation: Invitation, slot: Slot) -> Iterator[None]:
     """What the part's processes inherit, while it lasts: a cluster may use this process for another part later."""
-    names = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", SETTINGS)
+    names = ("CUDA_VISIBLE_DEVICES", SETTINGS)
     before = {name: os.environ.get(name) for name in names}
     if slot.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, before["CUDA_VISIBLE_DEVICES"])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # a zip that a cluster brought is in it
     if invitation["store"]:
         os.environ[SETTINGS] = str(invitation["store"])
     try:

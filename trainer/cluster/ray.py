@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import pipeline
 import trainer
 from pipeline.errors import UsageError
 from pipeline.extras import require
-from trainer.cluster.launcher import Invitation, Part, Slot, invited
-from trainer.cluster.part import run_part
+from trainer.cluster.launcher import Invitation, Part, invited
 from trainer.cluster.watched import Watched
 
 
@@ -46,8 +46,8 @@ class RayLauncher(Watched[Any]):
 
     def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
         options = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
-        task = self._connect().remote(_task).options(name=f"host {part.index} of a training run", **options)
-        return task.remote(invited(invitation, part), attempt)
+        task = self._connect().remote(_task()).options(name=f"host {part.index} of a training run", **options)
+        return task.remote(invited(invitation, part), attempt, os.getcwd())
 
     def outcome(self, handle: Any) -> str | None:
         ray = self._connect()
@@ -82,8 +82,24 @@ class RayLauncher(Watched[Any]):
         return ray
 
 
-def _task(invitation: dict[str, Any], attempt: int) -> None:
-    run_part(invitation, Slot(attempt))
+def _task() -> Callable[[dict[str, Any], int, str], None]:
+    """Return what a node runs: one part.
+
+    Ray puts the driver's working folder first on the path of its tasks, where a file pipeline.py would take our package's
+    place. The function is a local one, so that Ray sends it whole, and it imports this package after that folder has gone
+    to the end of the path, where a model of the user's own is still found."""
+
+    def run(invitation: dict[str, Any], attempt: int, folder: str) -> None:
+        import sys
+
+        if folder in sys.path:
+            sys.path[:] = [*(entry for entry in sys.path if entry != folder), folder]
+        from trainer.cluster.launcher import Slot
+        from trainer.cluster.part import run_part
+
+        run_part(invitation, Slot(attempt))
+
+    return run
 
 
 def _packages() -> dict[str, Any]:

@@ -135,7 +135,10 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     master, cpus = conf.get("spark.master", ""), _number(conf, "spark.task.cpus", 1)
     if conf.get("spark.speculation", "false") == "true":
         return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
-    if master.startswith("local"):
+    executors = re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,", master)
+    if executors:
+        room, where = int(executors[1]) * (int(executors[2]) // cpus), f"--master {master}"
+    elif master.startswith("local"):
         given = re.match(r"local(?:\[(\d+))?", master)
         cores = int(given[1]) if given and given[1] else 1 if master == "local" else cores
         room, where = cores // cpus, f"--master {master}"

@@ -31,7 +31,7 @@ from pipeline.shardset.schema import (
 )
 from pipeline.shardset.versions import NAME
 from pipeline.storage.objects import is_object
-from pipeline.storage.retries import with_retries
+from pipeline.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.storage.store import configured
 from pipeline.storage.uri import split_uri
 from pipeline.storage.webhdfs import ReadStore
@@ -133,8 +133,9 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     Raises DataError where there is none or it is damaged, UsageError for another ``num_workers`` than it was made for.
     Costs one read and one listing a worker."""
     store = store_of(uri)
-    store.exists(store.resolve(uri))  # asked once, so that a host that does not answer is reported at once
-    found = with_retries(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
+    with unreadable_is_data_error(uri):
+        store.exists(store.resolve(uri))  # asked once, so that a host that does not answer is reported at once
+        found = with_retries(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
     if found is None:
         refuse_single_shard(store, store.resolve(uri))
         raise DataError(
@@ -145,7 +146,8 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     try:
         _check_layout(shards)
         _check_workers(shards, num_workers)
-        problem = missing_file(shards)
+        with unreadable_is_data_error(shards.uri):
+            problem = missing_file(shards)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{shards.uri}/{NAME} is damaged ({_reason(error)}); rerun the job that made it") from None
     if problem:
@@ -294,7 +296,8 @@ def _row_groups(
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
     uri = f"{shards.uri}/{file.path}"
     try:
-        data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
+        with unreadable_is_data_error(uri):
+            data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
     except FileNotFoundError:
         raise DataError(f"{uri} is gone: the set was replaced or damaged since the start; start again") from None
     found = hashlib.sha256(data).hexdigest()

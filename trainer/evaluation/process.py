@@ -24,7 +24,7 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
-from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
 from trainer.home.folders import Folders
 from trainer.home.place import write_whole
 from trainer.home.segments import copy
@@ -37,7 +37,7 @@ from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
 from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
-from trainer.watchdog import kick
+from trainer.watchdog import kick, report
 
 BATCH = 500  # images at a time; the result depends on it only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
@@ -62,7 +62,9 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
         try:
             if evaluator.catch_up() or stopping:
                 return
+            report("")
         except OSError as error:  # a full disk, or one that hosts share: it may come back, as it does for checkpoints
+            report(f"the evaluation or its model was not written: {error}")
             print(f"evaluating will be tried again: {error}", flush=True)
             if stopping:
                 return
@@ -261,8 +263,11 @@ class Measurement(NamedTuple):
 
 
 @torch.no_grad()
+@one_thread()
 def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurement:
-    """Over all rows, in eval mode; the model's numbers stay as they are. Raises ValueError without rows."""
+    """Measure a model on all rows, in eval mode; its numbers stay as they are.
+
+    On the CPU the result is bit-equal whatever number of threads torch has. Raises ValueError without rows."""
     model.eval()
     rows = right = 0
     loss = squares = 0.0
@@ -282,6 +287,7 @@ def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurem
 
 
 @torch.no_grad()
+@one_thread()
 def penalty(model: nn.Module, weight_decay: float) -> float:
     """The L2 term of the loss that workers report: half the decay times the squares of all matrices."""
     squares = [p.square().sum() for p in model.parameters() if p.requires_grad and p.ndim > 1]

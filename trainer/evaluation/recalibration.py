@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,27 @@ from trainer.data.batches import Batch
 from trainer.data.shards import Rows, Shards, load_files
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute on one CPU thread, so that results do not depend on the cores of the host.
+
+    The order in which torch and its kernels add up floats follows from the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @torch.no_grad()
+@one_thread()
 def recalibrate(model: nn.Module, batches: Iterator[Batch]) -> None:
     """Replace BatchNorm's running statistics by means over these batches, each weighing the same.
 
     Statistics that workers merged belong to no single set of parameters. Only BatchNorm is in train mode, so dropout
-    leaves the activations as they are in an evaluation. In place; a model without BatchNorm stays as it is."""
+    leaves the activations as they are in an evaluation. In place; a model without BatchNorm stays as it is. On the CPU the
+    statistics are bit-equal whatever number of threads torch has."""
     norms = [module for module in model.eval().modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

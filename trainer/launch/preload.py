@@ -4,12 +4,14 @@ The garbage collector finds nothing while modules load, but takes a quarter of t
 hidden from it before the first fork, or it would write to every page and each process would own a copy."""
 
 import gc
+from contextlib import suppress
 
 gc.disable()
 
-import trainer.evaluation.process  # noqa: E402
-import trainer.server.process  # noqa: E402
-import trainer.worker.process  # noqa: E402, F401
+with suppress(Exception):  # a role imports again what failed, and its log says why
+    import trainer.evaluation.process
+    import trainer.server.process
+    import trainer.worker.process  # noqa: F401
 
 gc.freeze()
 gc.enable()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -23,12 +24,13 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.errors import JobError
+from pipeline.import_path import handed_on, hiding_file
 from trainer.launch.open_files import raise_limit
-from trainer.watchdog import kick, stalled_s
+from trainer.watchdog import kick, stalled_s, trouble
 
 PULSE_S = 1.0
 START_S = 120.0  # a process that is not forked within so long never will be: the fork server is frozen
-STARTS = 5  # tries to have one forked
+STARTS = 5  # tries to have one forked, at once one after the other
 KILL_S = 10.0  # one that has not gone so long after its SIGKILL hangs in the kernel, and is left behind
 UNKNOWN = 255  # multiprocessing's exit code of a process whose fork server, which alone is told, has gone
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -44,6 +46,8 @@ def context() -> Any:
     return forking
 
 
+MOST_TEMPORARY_BYTES = 70  # of the path of a folder in which multiprocessing can have sockets
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 SETTLE_S = 1.0  # for a process that is dying to be dead
 
 
@@ -69,7 +73,7 @@ class ForkServer:
                 return
             self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
             self._forget()
-        with _without_warnings():
+        with _without_warnings(), handed_on(), _short_socket_folder():
             forkserver.ensure_running()
 
     def settle(self) -> None:
@@ -107,20 +111,25 @@ class ForkServer:
 FORK_SERVER = ForkServer()
 
 
+class Killed(JobError):
+    """A process that was killed, or could not be forked: another one may do better."""
+
+
 def _cause(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class Child:
     """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds);
-    stalled_s: for how long its main thread had done nothing then.
+    stalled_s: for how long its main thread had done nothing then; trouble: what it had reported then, or "".
 
-    The module goes by name, so that a supervisor need not import torch. Raises JobError if it cannot be started."""
+    The module goes by name, so that a supervisor need not import torch. Raises Killed if it cannot be started."""
 
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
         self.name, self.log = name, log
         self.lifeline, self.process = _start(name, (str(log), module, arguments))
         self.heartbeat, self.stalled_s = time.monotonic(), 0.0
+        self.trouble = ""
         self._told: int | None = None  # the exit code that it announced
         self._is_cut = False
 
@@ -140,7 +149,8 @@ class Child:
                 if word.startswith(EXIT):
                     self._told = int(word.removeprefix(EXIT))
                 else:
-                    self.stalled_s = float(word)
+                    seconds, _, self.trouble = word.decode().partition(" ")
+                    self.stalled_s = float(seconds)
         except (EOFError, OSError):
             self._is_cut = True  # it is ending, or has ended
 
@@ -186,7 +196,7 @@ class Child:
 
 def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
     """A process and the supervisor's end of its lifeline. The fork server may be killed, or freeze, at any moment: what
-    it forked without saying so ends with its lifeline. Raises JobError."""
+    it forked without saying so ends with its lifeline. Raises Killed."""
     problem: Exception | None = None
     for _ in range(STARTS):
         FORK_SERVER.ensure()
@@ -197,7 +207,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
         alarm.daemon = True
         alarm.start()
         try:
-            with _without_main(), _without_warnings():
+            with _without_main(), _without_warnings(), handed_on():
                 process.start()
             return mine, process
         except (OSError, EOFError) as error:
@@ -208,7 +218,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
             alarm.cancel()
             alarm.join()  # where it kills, until that is dead
             theirs.close()
-    raise JobError(f"{name} could not be started, tried {STARTS} times: {problem}")
+    raise Killed(f"{name} could not be started, tried {STARTS} times: {problem}")
 
 
 @contextmanager
@@ -217,6 +227,21 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _short_socket_folder() -> Iterator[None]:
+    """Have multiprocessing put its sockets where their paths are short enough, whatever TMPDIR says.
+
+    Systems take 104 bytes at most; multiprocessing adds 31 to the folder of temporary files, once."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > MOST_TEMPORARY_BYTES:
+        tempfile.tempdir = next((folder for folder in SHORT_FOLDERS if os.access(folder, os.W_OK | os.X_OK)), before)
+    try:
+        util.get_temp_dir()
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager
@@ -248,8 +273,10 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if hidden := hiding_file(error):
+            print(f"{type(error).__name__}: {hidden}", file=sys.stderr)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -293,7 +320,7 @@ def _pulse(lifeline: Connection) -> None:
     """Heartbeats to the supervisor; when it is gone, however it ended, this process ends too."""
     try:
         while not lifeline.poll(PULSE_S):
-            lifeline.send_bytes(f"{stalled_s():.1f}".encode())
+            lifeline.send_bytes(f"{stalled_s():.1f} {trouble()}".encode())
     except (EOFError, OSError):
         pass
     os._exit(1)

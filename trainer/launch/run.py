@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,8 @@ from trainer.home.segments import Superseded
 from trainer.home.work import Work, working
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.open_files import check_limit
-from trainer.launch.processes import UNKNOWN, Child, context
+from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, Killed, context
+from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.supervisor import LEADER, POLL_S, Interrupted, Supervisor
 from trainer.options import Options
 from trainer.plan import describe
@@ -24,8 +26,6 @@ from trainer.runlog.result import Result
 from trainer.transport.addresses import check_addresses, local_addresses
 from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import Secret
-
-PREPARE_TRIES = 4
 
 
 def run(config: Config, options: Options, home: Place | None = None) -> Result | None:
@@ -92,17 +92,39 @@ def check(config: Config, options: Options) -> Facts:
 
 def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> Facts:
     """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
-    again. folders: of the run on this host; computes: whether workers or the evaluator run here; write: the first checkpoint
-    too, where there is none.
+    again, as often and after the same pauses as a role. folders: of the run on this host; computes: whether workers or the
+    evaluator run here; write: the first checkpoint too, where there is none.
 
     Raises UsageError and DataError for what cannot be trained, of which nothing is left, and JobError."""
     log, home = folders.work / LOGS / "prepare.log", folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(PREPARE_TRIES):
-        log.write_text("")  # what an earlier start said is not this one's cause
-        mine, theirs = context().Pipe(duplex=False)
-        child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, theirs)
-        theirs.close()
+    restarts, limit = Restarts(), config.processes.max_restarts
+    while True:
+        try:
+            facts = _prepared(config, log, home, computes)
+        except Killed as error:
+            failures = restarts.failed("prepare", 0)
+            if failures > limit:
+                where = folders.at_home(log)
+                raise JobError(f"prepare failed {failures} times in a row, last: {error}; see {where}") from None
+            time.sleep(pause_s(failures))
+        except (UsageError, DataError):
+            log.unlink()
+            with suppress(OSError):  # others' logs are there
+                log.parent.rmdir()
+            raise
+        else:
+            FORK_SERVER.losses.clear()  # they are counted here, and the supervisor counts those of its own time
+            return facts
+
+
+def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> Facts:
+    """Start one process that prepares, and return its answer. Raises Killed, and the error that the process ended with."""
+    log.write_text("")  # what an earlier start said is not this one's cause
+    mine, theirs = context().Pipe(duplex=False)
+    with mine:
+        with theirs:
+            child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, theirs)
         try:
             while not mine.poll(POLL_S):
                 if child.hangs(config.processes.heartbeat_timeout_s):
@@ -112,15 +134,10 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
             child.join()
         finally:
             child.kill()
-            mine.close()
-        code, cause = child.exit_code() or 1, child.cause()
-        if code > 0 and code != UNKNOWN:
-            break
+    code, cause = child.exit_code() or 1, child.cause()
+    if code < 0 or code == UNKNOWN:
+        raise Killed(cause)
     errors = {error.exit_code: error for error in (UsageError, DataError)}
-    if code in errors:
-        log.unlink()
-        with suppress(OSError):  # others' logs are there
-            log.parent.rmdir()
     raise errors.get(code, JobError)(cause)
 
 

@@ -4,6 +4,8 @@ It holds no state that a checkpoint lacks: whatever is killed, itself included, 
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection
@@ -21,7 +23,7 @@ from trainer.home.work import Work
 from trainer.launch.control import Control
 from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
 from trainer.launch.overseer import Overseer, Terminal
-from trainer.launch.processes import FORK_SERVER, Child
+from trainer.launch.processes import FORK_SERVER, Child, Killed
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
@@ -37,7 +39,9 @@ from trainer.transport.sockets import Secret
 POLL_S = 0.2
 LINGER_S = 10.0
 FAR_LOOK_S = 15.0
-LEADER = Role("server", 0)
+SPACE_WAIT_S = 30 * 60.0  # for which a trained run waits until its last checkpoint and its model can be written
+FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+LEADER, EVALUATOR = Role("server", 0), Role("evaluator")
 
 
 class Supervisor:
@@ -83,6 +87,7 @@ class Supervisor:
         self._told = False
         self._looked = 0.0  # for the end of the run, in a home elsewhere (monotonic seconds)
         self._trouble: str | None = None
+        self._stuck: float | None = None  # since when the run is trained and cannot be written (monotonic seconds)
 
     def run(self) -> None:
         """Until the run is over for this host. Raises JobError when it fails or is interrupted."""
@@ -118,31 +123,26 @@ class Supervisor:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start(self, role: Role) -> None:
-        secret, log = self.secret, self.output / LOGS / f"{role}.log"
+        """Start a role's process now, or later where it could not be forked. Raises JobError if that failed too often."""
+        log = self.output / LOGS / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        config, facts, addresses = self.config, self.facts, self.addresses
+        try:
+            self.children[role] = self._child(role, log)
+        except Killed as error:
+            pause = pause_s(self._count(f"{role} failed", self._progress_of(role), str(error), log))
+            self.overseer.message(f"{error}; tried again{f' in {pause:g} s' if pause else ''}")
+            self.waiting[role] = time.monotonic() + pause
+
+    def _child(self, role: Role, log: Path) -> Child:
+        """A new process of a role. Raises Killed."""
+        config, facts, addresses, secret = self.config, self.facts, self.addresses, self.secret
         if role.kind == "server":
-            held = self.held[role.index]
-            child = Child(
-                str(role),
-                log,
-                "trainer.server.process",
-                config,
-                facts,
-                role.index,
-                addresses,
-                secret,
-                held,
-                self.folders,
-            )
-        elif role.kind == "worker":
+            listening = addresses, secret, self.held[role.index], self.folders
+            return Child(str(role), log, "trainer.server.process", config, facts, role.index, *listening)
+        if role.kind == "worker":
             share = self.plan.threads_per_worker, self.workers.index(role.index), self.output
-            child = Child(
-                str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share
-            )
-        else:
-            child = Child(str(role), log, "trainer.evaluation.process", config, self.folders)
-        self.children[role] = child
+            return Child(str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share)
+        return Child(str(role), log, "trainer.evaluation.process", config, self.folders)
 
     def _look_after(self) -> None:
         """Wait a moment for something to happen; start again what has ended, end what is frozen."""
@@ -247,6 +247,8 @@ class Supervisor:
     def _leave_checkpoint(self) -> None:
         """Checkpoint this moment, then end the run. Raises JobError, which says how to go on."""
         root = self.folders.checkpoints
+        if self._stuck is not None:  # server 0 tries to write the last checkpoint all the time
+            raise Interrupted(f"interrupted: {self._unwritten(self._disk_trouble() or 'not all was written')}")
         if LEADER in self.roles:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
@@ -277,9 +279,13 @@ class Supervisor:
                 self._count("the run went back to a checkpoint", self.furthest, event["cause"], self.events.path)
             if self.board:
                 self.board.add(event)
-        if fresh:
-            self._tell_of_trouble(self.control.status.get("trouble") or self.work.trouble)
-        if fresh and self.control.status["ready"]:
+        if self._is_trained():
+            self._wait_for_space()
+        else:
+            self._stuck = None
+        if fresh and not self._is_trained():
+            self._tell_of_trouble(self._disk_trouble())
+        if fresh and self.control.status["ready"] and self._stuck is None:
             self.furthest = max(self.furthest, self.control.status["version"])
             self.overseer.update({**self._evaluated, **self.control.status})
 
@@ -288,6 +294,33 @@ class Supervisor:
         if trouble and trouble != self._trouble:
             self.overseer.message(f"{trouble}; training goes on, and tries again")
         self._trouble = trouble
+
+    def _disk_trouble(self) -> str | None:
+        """Why a checkpoint, the log, an evaluation or a model is not written, for people."""
+        evaluator = self.children.get(EVALUATOR)
+        return self.control.status.get("trouble") or self.work.trouble or (evaluator.trouble if evaluator else None)
+
+    def _is_trained(self) -> bool:
+        """Whether only the last files of the run are left to be written."""
+        return bool(self.control.status["finished"] or self.control.status.get("trained"))
+
+    def _wait_for_space(self) -> None:
+        """Say once that a trained run cannot be written. Raises JobError where that lasts too long."""
+        trouble, now, minutes = self._disk_trouble(), time.monotonic(), SPACE_WAIT_S / 60
+        if not trouble:
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = now
+            what = "space on " if any(reason in trouble for reason in FULL) else ""
+            text = f"finished, waiting for {what}{self.folders.home}: {trouble}"
+            self.overseer.message(f"{text}; the run ends after {minutes:g} minutes of this")
+        elif now - self._stuck > SPACE_WAIT_S:
+            raise JobError(f"{minutes:g} minutes after its end {self._unwritten(trouble)}")
+
+    def _unwritten(self, trouble: str) -> str:
+        """What a trained run leaves that could not be written, and the next step."""
+        home, version = self.folders.home, newest_in_words(self.folders.checkpoints)
+        return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume goes on"
 
     def _tell_of_silence(self) -> None:
         silent = self.control.is_silent()

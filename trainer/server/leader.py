@@ -284,6 +284,7 @@ class Leader:
         return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
             "finished": coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
+            "trained": coordinator.finished,
             "diverged": bad,
             "version": position.version,
             "accepted": position.accepted,

@@ -87,6 +87,8 @@ class Snapshots:
             )
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
+            if found.state.final:
+                self.work.submit(self._make_room, self._made_room)
 
     def trouble(self, now: float) -> str | None:
         """Why the last checkpoint is not there, for people."""
@@ -110,6 +112,19 @@ class Snapshots:
         except OSError as error:
             print(f"old checkpoints are not deleted yet: {error}", flush=True)
             return Completed()
+
+    def _make_room(self) -> tuple[int, ...]:
+        """Delete what the end of the run does not need: a full disk may have room for its last checkpoint then. Returns the
+        versions that will not be evaluated any more."""
+        try:
+            return tuple(prune(self.root, keep=1))
+        except OSError as error:
+            print(f"old checkpoints are not deleted yet: {error}", flush=True)
+            return ()
+
+    def _made_room(self, given_up: tuple[int, ...]) -> None:
+        if given_up:
+            self.given_up(given_up)
 
     def _completed(self, sequence: int, completed: Completed) -> None:
         state = self.under_way.pop(sequence).state

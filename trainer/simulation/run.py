@@ -102,7 +102,8 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         if status["diverged"]:
             raise Diverged(f"the run diverged: {status['diverged']} (see {output})")
         if not status["finished"]:
-            raise JobError("the virtual run stands still: nobody has anything to do, and it has not ended")
+            idle = "the virtual run stands still: nobody has anything to do, and it has not ended"
+            raise JobError(engine.leader.trouble(engine.now) or idle)
         cause = "finished"
     except Interrupted:
         cause = "interrupted"

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.import_path import child_variables
+
 Child = subprocess.Popen[str]
 
 
@@ -30,7 +32,7 @@ def run_child(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=dict(env) if env is not None else None,
+        env={**(os.environ if env is None else env), **child_variables()},
     )
     started(child)
     try:
