@@ -14,6 +14,7 @@ TRAIN ?= --model cnn --protocol asp --servers 2 --epochs 5 --batch-size 120
 NAME ?= cifar10
 PLAN ?= quick
 KILLS ?= 200
+FILES ?= 10000
 SEED ?=
 TO ?= data/$(NAME)
 ARGS ?=
@@ -33,7 +34,7 @@ SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
 COVERAGE := COVERAGE_RCFILE=pyproject.toml python -m coverage
 
-.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
+.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +85,9 @@ chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KIL
 
 chaos-shards: $(READY_DEV) ## kill, freeze and starve sharding jobs at random moments, KILLS times; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.shards --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: $(READY_DEV) ## read FILES damaged files of every kind that the product reads; SEED repeats what was drawn
+	@$(ENV); $(TEST_ENV) python -m tests.campaigns.fuzz --files $(FILES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: $(READY_DEV) ## run the linter, the format check and the type checker
 	@$(ENV); status=0; ruff check . || status=1; ruff format --check . || status=1; mypy || status=1; exit $$status

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 from pipeline.errors import JobError, UsageError
 from pipeline.import_path import hiding_file
+from pipeline.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.storage import retries
 
 UNSET = object()
-MAX_IMAGE_BYTES = 1 << 28
 
 
 def _conf() -> Traversable:
@@ -153,7 +153,7 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"--config {path} does not exist") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--config {path}: {error}") from None
     actions = {_key(name): action for action in flags._actions for name in action.option_strings[:1]}
     result = {}

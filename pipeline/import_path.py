@@ -54,8 +54,8 @@ def main_folder() -> str | None:
     the working folder."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
-    is_script = file is not None and getattr(main, "__spec__", None) is None
-    folder = os.path.dirname(os.path.realpath(file)) if is_script else os.getcwd()
+    is_script = file and getattr(main, "__spec__", None) is None
+    folder = os.path.dirname(os.path.realpath(str(file))) if is_script else os.getcwd()
     return folder if folder in map(os.path.abspath, sys.path) else None
 
 

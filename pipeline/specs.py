@@ -21,6 +21,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pipeline.errors import UsageError
+from pipeline.json_values import build
 
 OPTION = "option"
 
@@ -126,15 +127,16 @@ def registry(*members: type[S]) -> dict[str, type[S]]:
 
 def find(members: Mapping[str, type[S]], flag: str, name: str) -> type[S]:
     """The member of a name. Raises UsageError."""
-    if name not in members:
+    if not isinstance(name, str) or name not in members:
         raise UsageError(f"{flag} must be {_one_of(tuple(members))}, got {name!r}")
     return members[name]
 
 
 def from_json(members: Mapping[str, type[S]], flag: str, values: Mapping[str, Any]) -> S:
-    """The member that ``to_json`` wrote. Raises UsageError for an unknown name, TypeError for an unknown parameter."""
+    """The member that ``to_json`` wrote. Raises UsageError for an unknown name, KeyError for none, ValueError for an unknown
+    parameter, or one of another type."""
     rest = dict(values)
-    return find(members, flag, rest.pop("name"))(**rest)
+    return build(find(members, flag, rest.pop("name")), rest)
 
 
 def summaries(members: Mapping[str, type[Spec]]) -> str:

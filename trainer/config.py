@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.command_line import seed as seed_number
 from pipeline.errors import UsageError
+from pipeline.json_values import build
 from pipeline.shardset.ratios import Ratios, largest_remainder
 from pipeline.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
@@ -273,14 +274,14 @@ class Config:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
-        """Raises KeyError, TypeError or UsageError for what ``to_json`` of this version did not write."""
+        """Raises KeyError, TypeError, ValueError or UsageError for what ``to_json`` of this version did not write."""
         return cls(
-            data=Data(**values["data"]),
-            run=RunSpec(**values["run"]),
+            data=build(Data, values["data"]),
+            run=build(RunSpec, values["run"]),
             model=model_from_json(values["model"]),
-            optimiser=Optimiser(**values["optimiser"]),
+            optimiser=build(Optimiser, values["optimiser"]),
             protocol=from_json(PROTOCOLS, "--protocol", values["protocol"]),
-            processes=Processes(**values["processes"]),
+            processes=build(Processes, values["processes"]),
         )
 
     def essentials(self) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+from typing import Any
+
 import numpy as np
 
 from pipeline.arrays import Floats
@@ -11,6 +14,7 @@ from pipeline.storage.store import Store
 
 PUSHES = "pushes.csv"  # of a run of the trainer: a pushed gradient a line
 PERCENT = 100
+MOST = 1 << 53  # of an example count, a worker or the seconds of a step
 
 
 def measured_speeds(store: Store, run: str) -> Floats:
@@ -23,13 +27,16 @@ def measured_speeds(store: Store, run: str) -> Floats:
     path = f"{store.resolve(run)}/{PUSHES}"
     try:
         with store.open(path) as file:
-            pushes = pd.read_csv(file, usecols=["worker", "examples", "step_s"], on_bad_lines="skip", index_col=False)
+            columns = ["worker", "examples", "step_s"]
+            form: dict[str, Any] = {"quoting": csv.QUOTE_NONE, "encoding_errors": "replace", "low_memory": False}
+            pushes = pd.read_csv(file, usecols=columns, on_bad_lines="skip", index_col=False, **form)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UsageError(f"{path} is no file; --ratios-from names the --output of a training run") from None
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' own errors are among them
+    except (ValueError, OverflowError) as error:  # pandas' own errors are among them
         raise DataError(f"{path} is not the log of a training run: {' '.join(str(error).split())[:200]}") from None
-    pushes = pushes.apply(pd.to_numeric, errors="coerce")
-    pushes = pushes[np.isfinite(pushes).all(axis=1)]  # not what a full disk cut off
+    pushes = pushes.apply(pd.to_numeric, errors="coerce").astype("float64")
+    # Not what a full disk cut off.
+    pushes = pushes[(pushes.abs() < MOST).all(axis=1) & (pushes.worker >= 0) & (pushes.worker % 1 == 0)]
     sums = pushes[(pushes.examples > 0) & (pushes.step_s > 0)].groupby("worker").sum()
     found = sums.index.to_numpy()
     if not len(found) or not np.array_equal(found, np.arange(len(found))):

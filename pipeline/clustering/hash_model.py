@@ -15,7 +15,7 @@ from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.hashes import Hashes
 from pipeline.clustering.params import as_pixels, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
-from pipeline.clustering.projection import Grid
+from pipeline.clustering.projection import Grid, check_grid
 
 
 class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritable):
@@ -53,4 +53,8 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> HashModel:
         rest = dict(arrays)
         keys, grid = rest.pop("keys"), rest.pop("grid").tolist()
+        if len(grid) not in (0, 2) or keys.ndim != 1 or keys.dtype != np.int64:
+            raise ValueError(f"keys is {keys.dtype} of shape {keys.shape}, and grid has {len(grid)} numbers")
+        if grid:
+            check_grid(grid[1])
         return cls(Hashes.from_arrays(rest), Grid(*grid) if grid else None, keys)

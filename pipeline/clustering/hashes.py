@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Floats, Ints
 from pipeline.clustering import dual, gram
+from pipeline.clustering.npz import expect
 from pipeline.clustering.projection import BLOCK_ROWS, BLOCK_VALUES
 from pipeline.errors import UsageError
 from pipeline.hashing import row_hashes
@@ -92,6 +93,11 @@ class Hashes:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Hashes:
+        """Return the functions that ``arrays`` made these of. Raises ValueError for any others."""
+        vectors = dict.fromkeys(("offsets", "widths", "firsts"), "i8 m") | {"multipliers": "u8 m"}
+        expect(arrays, family="U", weights="f8 d m", width="f8", rows="i8", **vectors)
+        if str(arrays["family"]) not in get_args(Family) or (arrays["widths"] < 1).any():
+            raise ValueError(f"functions of the family {str(arrays['family'])[:20]!r}, or without widths")
         found: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in arrays.items()}
         return cls(**found)
 

@@ -24,10 +24,11 @@ from pyspark.sql.types import IntegralType
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settled, settling, settling_limit
+from pipeline.clustering.npz import expect
 from pipeline.clustering.params import column_type, matrix, not_negative, numbers, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
-from pipeline.clustering.projection import grid_exponent
+from pipeline.clustering.projection import check_grid, grid_exponent
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError, UsageError
 from pipeline.hashing import row_hashes
@@ -257,6 +258,10 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockKMeansModel:
+        expect(arrays, centres="i8 k p", sizes="i8 k", inertia="U", grid="i8 2")
         exponent, iterations = (int(value) for value in arrays["grid"])
+        check_grid(exponent)
+        if not len(arrays["centres"]):
+            raise ValueError("it has no centres")
         fit = lloyd.Fit(arrays["centres"], arrays["sizes"], int(str(arrays["inertia"])), iterations)
         return cls(fit, exponent)

@@ -15,7 +15,11 @@ from pyspark.sql import functions as F
 from pipeline.arrays import Ints
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.lloyd import Fit, nearest_of_class
+from pipeline.clustering.npz import expect
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
+from pipeline.clustering.projection import check_grid
+
+MOST_CLASSES = 1 << 16  # of any data set; see input/scan.py
 
 
 class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, ArrayReadable, ArrayWritable):
@@ -58,7 +62,14 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> KMeansByClassModel:
+        by_class = dict.fromkeys(("labels", "clusters", "iterations"), "i8 c") | {"inertias": "U c"}
+        expect(arrays, centres="i8 k p", sizes="i8 k", grid="i8 2", **by_class)
         exponent, classes = (int(value) for value in arrays["grid"])
+        check_grid(exponent)
+        if (arrays["clusters"] < 1).any() or arrays["clusters"].sum() != len(arrays["centres"]):
+            raise ValueError("its clusters are not as many as its centres")
+        if not all(0 <= label < classes <= MOST_CLASSES for label in arrays["labels"].tolist()):
+            raise ValueError(f"its labels are not those of {classes} classes")
         cuts = np.cumsum(arrays["clusters"])[:-1]
         parts = zip(
             arrays["labels"],

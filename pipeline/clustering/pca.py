@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame
 
 from pipeline.clustering import dual, gram
 from pipeline.clustering.columns import matrix_to_vector
+from pipeline.clustering.npz import expect
 from pipeline.clustering.params import as_pixels, matrix, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
-from pipeline.clustering.projection import Projection, quantise, to_bytes
+from pipeline.clustering.projection import Projection, check_grid, quantise, to_bytes
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError, UsageError
 
@@ -220,7 +221,18 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
+        arrays = {"rows": np.array(0)} | arrays  # which older models lack
+        expect(
+            arrays,
+            weights="f8 d k",
+            grid="i8 2",
+            components="f8 k d",
+            variances="f8 k",
+            total_variance="f8",
+            mean="f8 d",
+            rows="i8",
+        )
         shift, exponent = (int(value) for value in arrays["grid"])
+        check_grid(exponent, shift)
         spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
-        rows = int(arrays["rows"]) if "rows" in arrays else 0
-        return cls(Projection(arrays["weights"], shift, exponent), spectrum, arrays["mean"], rows)
+        return cls(Projection(arrays["weights"], shift, exponent), spectrum, arrays["mean"], int(arrays["rows"]))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 from pyspark import SparkContext
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
+from pipeline.clustering.npz import from_bytes
 from pipeline.clustering.projection import to_bytes
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
+from pipeline.json_values import parse_object
 from pipeline.spark.store import open_store
 from pipeline.storage.store import Store
+
+T = TypeVar("T")
+ARRAYS = "arrays.npz"
 
 
 class ArrayWritable(MLWritable):
@@ -53,7 +55,7 @@ def save_model(model: Any, store: Store, uri: str, context: SparkContext) -> Non
     files = {
         "metadata/part-00000": DefaultParamsWriter._get_metadata_to_save(model, context).encode() + b"\n",
         "metadata/_SUCCESS": b"",
-        "arrays.npz": to_bytes(**model.arrays()),
+        ARRAYS: to_bytes(**model.arrays()),
     }
     store.makedirs(f"{uri}/metadata")
     for name, data in files.items():
@@ -66,15 +68,28 @@ class _Reader(MLReader[Any]):
         self.kind = kind
 
     def load(self, path: str) -> Any:
-        context = SparkContext.getOrCreate()
-        store = open_store(context)
-        uri = store.resolve(path)  # as save_model has it: Spark's own reader looks on the default file system
-        metadata = json.loads(_metadata(store, uri))
-        with np.load(io.BytesIO(store.read(f"{uri}/arrays.npz")), allow_pickle=False) as data:
-            model = self.kind.from_arrays(dict(data))
+        store = open_store(SparkContext.getOrCreate())
+        # As save_model has it: Spark's own reader looks on the default file system.
+        return load_model(self.kind, store, store.resolve(path))
+
+
+def load_model(kind: type[T], store: Store, uri: str) -> T:
+    """Return a saved model. kind: its class, an ArrayReadable. Raises DataError where none was saved or it is damaged."""
+    about = _metadata(store, uri)
+    try:
+        metadata = parse_object(about)
+        model: Any = kind.from_arrays(from_bytes(store.read(f"{uri}/{ARRAYS}")))  # type: ignore[attr-defined]
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
-        return model
+    except FileNotFoundError:
+        raise DataError(f"{uri}/{ARRAYS} is missing; the model is damaged") from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, UsageError) as error:  # Spark asserts
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{uri} is a damaged model, or of another kind: {reason}; restore it, or fit it again"
+        ) from None
+    found: T = model
+    return found
 
 
 def _metadata(store: Store, uri: str) -> bytes:

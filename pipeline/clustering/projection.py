@@ -16,6 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
+MOST_EXPONENT = 1000  # of a grid, either way: 2^-exponent is a number in float64
 BLOCK_ROWS, BLOCK_VALUES = 2048, 8 << 20  # of images that are float64 at a time
 
 
@@ -26,6 +27,12 @@ def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
     if spread == 0:
         return 0
     return min(math.floor((52 - math.log2(spread)) / 2), math.floor(30 - math.log2(float(bounds.max()))))
+
+
+def check_grid(exponent: int, shift: int = 0) -> None:
+    """Raise ValueError for numbers that no fitted grid has."""
+    if not (abs(exponent) <= MOST_EXPONENT and 0 <= shift < 64):
+        raise ValueError(f"a grid of 2^-{exponent}, shifted by {shift} bits")
 
 
 @dataclass(frozen=True)

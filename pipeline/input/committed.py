@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,10 @@ from pipeline.errors import DataError
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
-from pipeline.shardset.layout import Layout
+from pipeline.shardset.layout import MAX_IMAGE_BYTES, Layout
 from pipeline.shardset.manifest import ShardSet, missing_file, with_rows
-from pipeline.shardset.schema import no_labels, raw_images
+from pipeline.shardset.schema import DTYPES, broken_is_data_error, no_labels, raw_images, record_schema
+from pipeline.shardset.versions import NAME
 
 WINDOW_ROWS = 1000  # of each worker: about one row group of every file is open at a time
 MOST_OPEN = 64  # files that a task keeps open; of more workers the others are opened anew for each window
@@ -54,6 +56,8 @@ class CommittedDataset(Dataset):
             if low >= high:
                 continue
             files = [file for file, at in zip(self.files, self.file_chunks, strict=True) if at == chunk]
+            if not files:
+                raise DataError(f"{self.uri}: no file has the ids {low}..{high - 1}; the set is damaged")
             kept = {file.path: self._open(file) for file in files[:MOST_OPEN]}
             for begin in range(low, high, window):
                 end = min(begin + window, high)
@@ -66,9 +70,19 @@ class CommittedDataset(Dataset):
 
     def _open(self, file: DataFile) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self.store.open(file.path))
-        except (pa.ArrowInvalid, FileNotFoundError) as error:
+            with broken_is_data_error(file.path):
+                parquet = pq.ParquetFile(self.store.open(file.path))
+        except FileNotFoundError as error:
             raise DataError(f"{file.path}: {str(error).splitlines()[0]}") from None
+        found = parquet.schema_arrow
+        for field in self._schema:
+            if found.names.count(field.name) != 1 or found.field(field.name).type != field.type:
+                raise DataError(f"{file.path} has no column {field.name} of {field.type}; the set is damaged")
+        return parquet
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return record_schema(self.layout, neighbourhood=self.neighbourhoods)
 
     def _window(
         self, file: DataFile, kept: Mapping[str, pq.ParquetFile], begin: int, end: int, images: bool
@@ -82,16 +96,19 @@ class CommittedDataset(Dataset):
                 parquet.close(force=True)
 
     def _owners(self, file: DataFile, parquet: pq.ParquetFile, begin: int, end: int, images: bool) -> pa.Table:
-        names = [name for name in parquet.schema_arrow.names if images or name != "image"]
+        names = [name for name in self._schema.names if images or name != "image"]
         groups = []
         for group in range(parquet.num_row_groups):
             statistics = parquet.metadata.row_group(group).column(0).statistics
-            if statistics.min < end and statistics.max >= begin:
+            if statistics is None or (statistics.min < end and statistics.max >= begin):
                 groups.append(group)
-        try:
-            table = parquet.read_row_groups(groups, columns=names)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{file.path} is damaged: {str(error).splitlines()[0]}") from None
+        with broken_is_data_error(file.path):
+            table = parquet.read_row_groups(groups, columns=names).select(names)
+        for name in names:
+            if table.column(name).null_count:
+                raise DataError(f"{file.path}: column {name} holds nulls; the set is damaged")
+        # Files that others wrote may declare their columns nullable.
+        table = pa.Table.from_arrays(table.columns, schema=pa.schema([self._schema.field(name) for name in names]))
         ids = table.column("id")
         inside = pc.and_(pc.greater_equal(ids, begin), pc.less(ids, end))
         return table.filter(pc.and_(inside, pc.equal(table.column("copy"), 0)))
@@ -122,7 +139,18 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
     problem = missing_file(shards)
     if problem:
         raise DataError(f"{problem}; the set is damaged")
+    try:
+        return _dataset(shards, manifest)
+    except (ValueError, KeyError) as error:
+        fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{shards.uri}/{NAME} is damaged: {fault}; make the set again with --overwrite") from None
+
+
+def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
+    """Raises KeyError and ValueError for a manifest of another kind."""
     listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
+    if not all(len(chunk) == 2 and 0 <= chunk[0] <= chunk[1] for chunk in manifest["chunks"]):
+        raise ValueError("chunks are not ranges of ids")
     return CommittedDataset(
         store=shards.store,
         uri=shards.uri,
@@ -139,13 +167,17 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
 
 
 def layout_of(manifest: dict[str, Any]) -> Layout:
-    """What a row of a committed set looks like."""
-    columns = manifest["labels"]["columns"]
+    """What a row of a committed set looks like. Raises KeyError and ValueError for a manifest of another kind."""
+    columns, image = manifest["labels"]["columns"], manifest["image"]
+    if len(image["shape"]) != 3 or min(image["shape"]) < 1 or image["dtype"] not in DTYPES:
+        raise ValueError(f"images of {image['dtype']} in the shape {image['shape']}")
+    if math.prod(image["shape"]) > MAX_IMAGE_BYTES:
+        raise ValueError(f"images in the shape {image['shape']}, of more than {MAX_IMAGE_BYTES:,} bytes")
     return Layout(
-        tuple(manifest["image"]["shape"]),
+        tuple(image["shape"]),
         manifest["labels"]["num_classes"],
         20 if "coarse_label" in columns else None,
-        manifest["image"]["dtype"],
+        image["dtype"],
         "target" in columns,
         "label" in columns,
     )

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pyarrow as pa
 
 from pipeline.input.formats.base import Columns, DataFile, Format
@@ -23,6 +24,11 @@ from pipeline.storage.store import Store
 
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"  # as Spark names it to its executors' Python
 SPARE = 5  # of a disk one part in so many stays free: Spark itself needs it, and YARN gives up disks that are 90 % full
+
+
+def decoder_versions() -> str:
+    """Return the versions that decide which pixels an image file decodes to in this process."""
+    return f"Pillow {PIL.__version__}, numpy {np.__version__}"
 
 
 def read_decoded(

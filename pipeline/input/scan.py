@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.errors import DataError
 from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Block, Dataset, Run, ranges
+from pipeline.input.decoded import decoder_versions
 from pipeline.shardset.layout import Layout
 
 MAX_CLASSES = 65_536  # histograms are dense
@@ -22,12 +23,13 @@ WORD = 0xFFFFFFFFFFFFFFFF
 @dataclass(frozen=True)
 class Scan:
     """label_counts int64 [chunks, classes]; channel_sums [channels], int64 for pixels and float64 for real numbers;
-    fingerprint: 64-bit sum over rows."""
+    fingerprint: 64-bit sum over rows. versions: of what decoded the rows, one where all hosts have the same."""
 
     rows: int
     label_counts: npt.NDArray[np.int64]
     channel_sums: npt.NDArray[Any]
     fingerprint: int
+    versions: frozenset[str] = frozenset()
 
     @property
     def num_classes(self) -> int:
@@ -40,13 +42,14 @@ class Scan:
 @dataclass(frozen=True)
 class Piece:
     """What a task has scanned. counts: None where it came to no row. problem: the first broken row, and the line about it;
-    a task that raises is retried and wrapped in a stack trace."""
+    a task that raises is retried and wrapped in a stack trace. versions: of what decoded the rows there."""
 
     rows: int
     counts: ChunkCounts | None
     channel_sums: npt.NDArray[Any]
     fingerprint: int
     problem: tuple[int, str] | None = None
+    versions: str = field(default_factory=decoder_versions)
 
 
 def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
@@ -115,7 +118,8 @@ def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
         raise DataError(min(problems)[1])
     counts = all_counts([part.counts for part in parts if part.counts], num_chunks, layout.num_classes or 1)
     sums = sum((part.channel_sums for part in parts), _no_sums(layout))
-    return Scan(sum(part.rows for part in parts), counts, sums, sum(part.fingerprint for part in parts) & WORD)
+    word = sum(part.fingerprint for part in parts) & WORD
+    return Scan(sum(part.rows for part in parts), counts, sums, word, frozenset(part.versions for part in parts))
 
 
 def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], Piece]) -> Scan:

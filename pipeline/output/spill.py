@@ -8,7 +8,7 @@ Which way a set is written depends on the data and on N alone, as every byte of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pipeline.arrays import Ints
 from pipeline.assignment.ranks import runs
+from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.output.assignment import AssignmentFile, AssignmentWriter
 from pipeline.output.hashing_file import HashingFile
@@ -28,11 +29,12 @@ WORKER = pa.field("worker", pa.int32())
 
 class Spilled(NamedTuple):
     """What a task has left of a piece: in which folder, for which ranges of workers there is a file, and the lines of the
-    assignment."""
+    assignment. versions: of what decoded the rows."""
 
     folder: str
     ranges: frozenset[int]
-    assignment: AssignmentFile | None = None
+    assignment: AssignmentFile | None
+    versions: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class SpillJob:
         for at, stream in streams.items():
             stream.close()
             files[at].close()
-        return Spilled(folder, frozenset(streams), lines.close() if lines else None)
+        return Spilled(folder, frozenset(streams), lines.close() if lines else None, decoder_versions())
 
     def _rows(self, piece: int, schema: pa.Schema, lines: AssignmentWriter | None) -> Iterator[pa.RecordBatch]:
         """Every row as often as it is delivered."""
@@ -95,7 +97,8 @@ class SpillJob:
                 kept = mine.take(pa.array(np.arange(len(mine))))  # a slice would keep the whole window
                 for batch in kept.to_batches():
                     writers[worker].append(batch)
-        return written_chunk(writers)
+        versions = frozenset(spilled[index].versions for index in pieces)
+        return replace(written_chunk(writers), versions=versions)
 
     def _read(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:

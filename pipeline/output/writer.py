@@ -7,7 +7,7 @@ compress and readers map them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from pipeline.assignment.chunks import row_group_rows, workers_a_task
 from pipeline.assignment.ranks import runs
 from pipeline.hashing import row_hashes
 from pipeline.input.dataset import Dataset
+from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD
 from pipeline.output.assignment import AssignmentFile, AssignmentWriter, Tally, tally
@@ -50,12 +51,13 @@ class WrittenFile:
 @dataclass(frozen=True)
 class WrittenChunk:
     """rows, fingerprint: of the owners (copy 0), of what Parquet was given, to be held against the scan. assignment: its
-    lines, where they were written beside."""
+    lines, where they were written beside. versions: of what decoded the rows, one where all hosts have the same."""
 
     files: list[WrittenFile]
     rows: int
     fingerprint: int
     assignment: AssignmentFile | None = None
+    versions: frozenset[str] = field(default_factory=lambda: frozenset({decoder_versions()}))
 
 
 @dataclass

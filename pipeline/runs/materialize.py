@@ -16,7 +16,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
 from pipeline.output.tabled import Settled, Tabled, settle_and_keep
 from pipeline.runs.request import Request, check_output
-from pipeline.runs.reshard import ASSIGNED, carried_models, read_strategy, resolved_params
+from pipeline.runs.reshard import ASSIGNED, carried_models, read_strategy, refuse_other_manifests, resolved_params
 from pipeline.runs.shard import Placed, ShardingResult, ShardingRun, check_num_workers, discover_inputs
 from pipeline.shardset.damage import content_digest, damage_of
 from pipeline.shardset.manifest import ShardSet
@@ -56,6 +56,8 @@ def materialize(
     with progress.phase("discover"):
         table = open_table(store, assignment)
         check_inputs(context, store, {"--assignment": assignment})
+        if table.made_by:
+            refuse_other_manifests(table.made_by)
         dataset, evaluation = discover_inputs(context, store, request)
         workers = _num_workers(context, table, num_workers, allow_empty=request.allow_empty)
         request = replace(request, num_workers=workers, ratios=_ratios(table))

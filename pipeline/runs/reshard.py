@@ -13,19 +13,24 @@ from pyspark import SparkContext
 from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.doctor.beforehand import check_inputs
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
+from pipeline.input.scan import Scan
+from pipeline.json_values import build
 from pipeline.runs.request import Request, check_output
 from pipeline.runs.shard import ShardingResult, ShardingRun, check_num_workers
 from pipeline.shardset.manifest import ShardFile, ShardSet, open_committed
+from pipeline.shardset.versions import NAME
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
 from pipeline.strategies.base import StoredGroups
 
+# What a manifest has of any set that was sharded from an input.
+NEEDED = ("strategy", "asked", "params", "seed", "input", "eval", "model", "neighbourhoods")
 ASSIGNED = "assigned"  # in the place of a strategy: rows that a table has placed
 
 
@@ -38,6 +43,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     with progress.phase("discover"):
         shards = open_committed(store, request.input)
         check_inputs(context, store, {"--input": request.input})
+        refuse_other_manifests(shards)
         strategy = read_strategy(shards)
         dataset = committed_dataset(shards)
         beside = None
@@ -49,9 +55,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     check_num_workers(request, dataset)
 
     def refit(fitting: Context) -> Fitted:
-        fingerprint = f"{fitting.scan.rows}-{fitting.scan.fingerprint:016x}"
-        if fingerprint != shards.manifest["input"]["fingerprint"]:
-            raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
+        refuse_other_rows(shards, fitting.scan)
         if not dataset.neighbourhoods:
             return strategy.prepared(store, run_on(context)).fit(fitting)
         with progress.phase("assign"):
@@ -61,6 +65,20 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     return ShardingRun(
         context, request, strategy, progress, store, output, dataset, beside, fit=refit, models=carried_models(shards)
     ).carry_out()
+
+
+def refuse_other_rows(shards: ShardSet, scan: Scan) -> None:
+    """Raise DataError where the rows of a set are not those that its manifest was written for."""
+    fingerprint = f"{scan.rows}-{scan.fingerprint:016x}"
+    if fingerprint != shards.manifest["input"]["fingerprint"]:
+        raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
+
+
+def refuse_other_manifests(shards: ShardSet) -> None:
+    """Raise DataError where a manifest lacks what a set is dealt again by."""
+    missing = next((key for key in NEEDED if key not in shards.manifest), None)
+    if missing or "fingerprint" not in shards.manifest["input"]:
+        raise DataError(f"{shards.uri}/{NAME} is damaged: it lacks {missing or 'input.fingerprint'}; restore it")
 
 
 def resolved_params(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +105,10 @@ def read_strategy(shards: ShardSet) -> Strategy:
         )
     known = {field.name for field in fields(kind)} - {"seed"}
     params = {key: value for key, value in manifest["asked"].items() if key in known}
-    return kind(seed=manifest["seed"], **params)
+    try:
+        return build(kind, params | {"seed": manifest["seed"]})
+    except (ValueError, UsageError) as error:
+        raise DataError(f"{shards.uri}/{NAME} is damaged: asked: {error}; restore it") from None
 
 
 def neighbourhood_counts(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pyspark import SparkContext
 
 from pipeline.errors import DataError, JobError
+from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan
 from pipeline.output.assignment import AssignmentFile, Tally
 from pipeline.output.placement import Placement
@@ -92,11 +93,23 @@ def verify(written: list[WrittenChunk], scan: Scan, expected_copies: int) -> Non
     if (rows, fingerprint) != (scan.rows, scan.fingerprint):
         raise JobError(
             f"the input changed while it was sharded: {scan.rows} rows ({scan.fingerprint:016x}) were scanned,"
-            f" {rows} ({fingerprint:016x}) written; nothing was committed, rerun on a settled input"
+            f" {rows} ({fingerprint:016x}) written; nothing was committed, {_next_step(written, scan)}"
         )
     copies = sum(file.copies for chunk in written for file in chunk.files)
     total = sum(file.rows for chunk in written for file in chunk.files)
     verify_counts(total, copies, scan, expected_copies)
+
+
+def _next_step(written: list[WrittenChunk], scan: Scan) -> str:
+    """Return what to do about rows that changed: other versions decode the same image file to other pixels."""
+    here = decoder_versions()
+    elsewhere = scan.versions.union(*(chunk.versions for chunk in written))
+    if elsewhere <= {here}:
+        return "rerun on a settled input"
+    return (
+        f"and hosts that decode images otherwise may be why: the driver has {here}, executors have"
+        f" {' and '.join(sorted(elsewhere))}; install the same versions on all hosts, or rerun on a settled input"
+    )
 
 
 def verify_counts(total: int, copies: int, scan: Scan, expected_copies: int) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError, UsageError
+from pipeline.json_values import parse_object
 from pipeline.storage.objects import is_object
 from pipeline.storage.retries import STALL_S
 from pipeline.storage.store import Store
@@ -62,7 +63,7 @@ def is_running(owner: dict[str, Any]) -> bool | None:
         return False
     except PermissionError:
         pass  # somebody else's, and there
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     state, started = _status(pid)
     # One that has ended may wait for its parent to notice, which a container's first process may never do.
@@ -185,7 +186,7 @@ class Attempt:
         heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
         try:
             seen = self.store.info(heartbeat).modified_ms
-            owner = json.loads(self.store.read(heartbeat))
+            owner = parse_object(self.store.read(heartbeat))
         except (FileNotFoundError, ValueError):
             folder = f"{self.output}/{ATTEMPTS}/{attempt_id}"
             return not _half_removed(self.store, folder) and self._age_s(folder) < self.lease_s
@@ -208,7 +209,7 @@ class Attempt:
     def may_commit(self, attempt_id: str) -> bool:
         """Whether an attempt may be about to commit: it got as far as its first heartbeat, lives and has not yet."""
         try:
-            owner = json.loads(self.store.read(f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"))
+            owner = parse_object(self.store.read(f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"))
         except (FileNotFoundError, ValueError):
             return False
         return not owner.get("finished") and self.alive(attempt_id)
@@ -269,7 +270,7 @@ def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
     try:
         seen, owner = store.info(folder).modified_ms, {}
         with suppress(FileNotFoundError, ValueError):
-            owner, seen = json.loads(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
+            owner, seen = parse_object(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
     except FileNotFoundError:
         return False
     if not owner and _half_removed(store, folder):

@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from pipeline.errors import DataError
+from pipeline.json_values import build
 from pipeline.shardset.manifest import ShardSet
+from pipeline.shardset.versions import NAME
 
 KEY = "generations"
 MODEL = "_model/"
@@ -46,11 +49,16 @@ class Generation:
 
 
 def generations(shards: ShardSet) -> list[Generation]:
-    """Oldest first; none in a set that was made at once."""
-    return [
-        Generation(number, **{name: value for name, value in entry.items() if name in Generation.__dataclass_fields__})
-        for number, entry in enumerate(shards.manifest.get(KEY) or [])
-    ]
+    """Oldest first; none in a set that was made at once. Raises DataError where the manifest tells of them otherwise than it
+    was written."""
+    known = Generation.__dataclass_fields__
+    try:
+        return [
+            build(Generation, {name: value for name, value in entry.items() if name in known} | {"number": number})
+            for number, entry in enumerate(shards.manifest.get(KEY) or [])
+        ]
+    except ValueError as error:
+        raise DataError(f"{shards.uri}/{NAME} is damaged: {KEY}: {error}; restore it") from None
 
 
 def last_batch(shards: ShardSet) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 CIFAR_SHAPE = (3, 32, 32)
+MAX_IMAGE_BYTES = 1 << 28
 Dtype = Literal["uint8", "float32"]
 
 

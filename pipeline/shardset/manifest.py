@@ -6,16 +6,43 @@ newest version (versions.py), which this project's own readers hold it against."
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import DataError
+from pipeline.json_values import fits, parse_object
 from pipeline.shardset.versions import NAME, path_of, taken, version_of
 from pipeline.storage.retries import unreadable_is_data_error
 from pipeline.storage.store import Store
 
 FORMAT_VERSION = 1
+# What readers take from a manifest, where it is there, and from some of its parts.
+TYPES: dict[str, Any] = {
+    "version": int,
+    "rows": int,
+    "copies": int,
+    "generation": str,
+    "strategy": str,
+    "params": dict[str, Any],
+    "asked": dict[str, Any],
+    "ratios": list[int] | None,
+    "chunks": list[list[int]],
+    "neighbourhoods": list[dict[str, Any]] | None,
+    "generations": list[dict[str, Any]] | None,
+    "assignment_only": bool,
+    "input": dict[str, Any],
+    "image": dict[str, Any],
+    "labels": dict[str, Any],
+    "identity": str,
+}
+PARTS: dict[str, dict[str, Any]] = {
+    "input": {"uri": str, "fingerprint": str | None, "listing": str},
+    "image": {"shape": list[int], "dtype": str, "layout": str, "mean": list[float]},
+    "labels": {"num_classes": int, "columns": list[str]},
+}
+FINGERPRINT = re.compile(r"\d+-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -110,9 +137,9 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
         except NotADirectoryError:
             raise DataError(f"{uri} is a file, not a folder of shards") from None
     try:
-        manifest = json.loads(data)
+        manifest = parse_object(data)
         version = manifest["format_version"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError):
         raise DataError(f"{uri}/{name} is not a shard manifest; move it away or choose another --output") from None
     if version != FORMAT_VERSION:
         raise DataError(f"{uri}/{name} has format version {version}; this version reads {FORMAT_VERSION}")
@@ -122,33 +149,50 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
 
 
 def _fault(manifest: dict[str, Any]) -> str | None:
-    """Return what is wrong with a manifest's workers and files; None if nothing is.
+    """Return what is wrong with a manifest's values, workers and files; None if nothing is.
 
     Readers and writers join paths to folders of their own, so a path that leads out of the set's folder is refused here."""
     workers = manifest.get("workers")
     if not isinstance(workers, list) or not _is_count(manifest.get("num_workers")):
         return "num_workers or workers is missing"
+    if fault := _mistyped(manifest):
+        return fault
     parts = {f"workers[{index}]": worker for index, worker in enumerate(workers)}
     parts |= {name: manifest[name] for name in ("eval", "assignment", "model") if manifest.get(name) is not None}
     for name, part in parts.items():
-        files = part.get("files", []) if isinstance(part, dict) else None
+        files = part.get("files") if isinstance(part, dict) else None
         if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
             return f"{name} has no list of files"
         for file in files:
             path = file.get("path")
             if not isinstance(path, str) or not _stays_inside(path):
                 return f"{name} lists the path {path!r}, which is not one inside the set's folder"
-            if name != "model" and not (
-                _is_count(file.get("rows")) and _is_count(file.get("bytes")) and file.get("sha256")
-            ):
+            counted = _is_count(file.get("rows")) and _is_count(file.get("bytes"))
+            if name != "model" and not (counted and isinstance(file.get("sha256"), str) and file["sha256"]):
                 return f"{name} lists {path} without its rows, bytes and sha256"
+            # Rows of a shard are written plain. Readers make room for as many as are listed before they read any.
+            if name not in ("model", "assignment") and file["rows"] > file["bytes"]:
+                return f"{name} lists {path} with {file['rows']} rows in {file['bytes']} bytes"
             if name == "model" and path.count("/") < 2:
                 return f"model lists the path {path!r}, which is not _model/VERSION/NAME"
     return None
 
 
+def _mistyped(manifest: dict[str, Any]) -> str | None:
+    """Return the first value whose type is not what readers rely on, in words."""
+    places = {"": manifest} | {f"{name}.": manifest[name] for name in PARTS if isinstance(manifest.get(name), dict)}
+    for place, part in places.items():
+        for key, hint in (PARTS[place.rstrip(".")] if place else TYPES).items():
+            if key in part and not fits(part[key], hint):
+                return f"{place}{key} is {str(part[key])[:80]!r}"
+    found = (manifest.get("input") or {}).get("fingerprint")
+    if found is not None and not FINGERPRINT.fullmatch(found):
+        return f"input.fingerprint is {found[:80]!r}"
+    return None
+
+
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return fits(value, int) and isinstance(value, int) and value >= 0
 
 
 def _stays_inside(path: str) -> bool:

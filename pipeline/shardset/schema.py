@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
 from pipeline.errors import DataError
-from pipeline.shardset.layout import Layout
+from pipeline.json_values import fits, parse
+from pipeline.shardset.layout import MAX_IMAGE_BYTES, Layout
 from pipeline.storage.uri import is_remote
 
 SPARK_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
@@ -62,13 +64,21 @@ DTYPES = ("uint8", "float32")
 
 
 def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
-    """The column's metadata, as this project's writer and Spark's ``withMetadata`` leave it."""
+    """The column's metadata, as this project's writer and Spark's ``withMetadata`` leave it. Raises ValueError where Spark's
+    cannot be read."""
     field = schema.field(column).metadata or {}
     if b"shape" in field:
         return {key.decode(): value.decode() for key, value in field.items()}
-    spark = (schema.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata")
-    entries = json.loads(spark)["fields"] if spark else []
-    return next((dict(entry["metadata"]) for entry in entries if entry["name"] == column), {})
+    spark = (schema.metadata or {}).get(SPARK_METADATA)
+    if not spark:
+        return {}
+    struct = parse(spark)
+    if not fits(struct, dict[str, Any]) or not fits(struct.get("fields"), list[dict[str, Any]]):
+        raise ValueError("Spark's metadata of the table tells of no columns")
+    about: Any = next((entry.get("metadata") for entry in struct["fields"] if entry.get("name") == column), {})
+    if not fits(about, dict[str, Any]):
+        raise ValueError(f"Spark's metadata of column {column!r} is {str(about)[:80]!r}")
+    return dict(about)
 
 
 def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
@@ -81,10 +91,12 @@ def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | Non
 
 
 def _shape(value: Any) -> tuple[int, int, int]:
-    numbers = json.loads(value) if isinstance(value, str) else value
-    channels, height, width = (int(number) for number in numbers)
-    if min(channels, height, width) < 1:
-        raise ValueError(f"a declared image shape of {value}: channels, height and width are at least 1")
+    numbers = parse(value) if isinstance(value, str) else value
+    if not fits(numbers, list[int]) or len(numbers) != 3 or min(numbers) < 1:
+        raise ValueError(f"a declared image shape of {str(value)[:80]}: channels, height and width are at least 1")
+    if math.prod(numbers) > MAX_IMAGE_BYTES:
+        raise ValueError(f"a declared image shape of {value}: an image has at most {MAX_IMAGE_BYTES:,} bytes")
+    channels, height, width = numbers
     return channels, height, width
 
 
@@ -116,7 +128,7 @@ def broken_is_data_error(path: str) -> Iterator[None]:
 def words_of(error: Exception) -> str:
     """On one line. Pillow's own words for what is no image tell where in memory it was."""
     if isinstance(error, UnidentifiedImageError):
-        return "no PNG or JPEG after its first bytes"
+        return "it begins as an image file and Pillow reads none; save it as PNG"
     return " ".join(str(error).split())[:200]
 
 

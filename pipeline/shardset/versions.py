@@ -9,10 +9,10 @@ the newest manifest are deleted, what lies above it stays."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
+from pipeline.json_values import fits, parse
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 
@@ -122,7 +122,7 @@ def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
 def copied(store: Store, uri: str) -> int:
     """The number of the version that manifest.json is a copy of; 0 where it is none, or of none."""
     try:
-        return version_of(json.loads(store.read(f"{uri}/{NAME}")))
+        return version_of(parse(store.read(f"{uri}/{NAME}")))
     except (FileNotFoundError, ValueError):
         return 0
 
@@ -134,7 +134,7 @@ def is_behind(store: Store, uri: str) -> bool:
 
 def version_of(manifest: object) -> int:
     number = manifest.get("version", 0) if isinstance(manifest, dict) else 0
-    return number if isinstance(number, int) else 0
+    return number if fits(number, int) and isinstance(number, int) else 0
 
 
 def copy_newest(store: Store, uri: str, scratch: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -80,6 +81,25 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
     if isinstance(CONF, Path) and not {"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ):  # these bring their own
         log = (CONF / "log4j2.properties").as_uri()
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={log}")
+    if _is_nameless():
+        home = os.environ.get("HOME") or tempfile.gettempdir()
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={home}".strip()
+
+
+def _is_nameless() -> bool:
+    """True if this process's user has no line in /etc/passwd, as in a container that runs as a number."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return True
+    return False
+
+
+def _name_user() -> None:
+    """Log a user without a name in at Hadoop under its number, or HADOOP_USER_NAME: Java's own login fails there."""
+    user = os.environ.get("HADOOP_USER_NAME") or os.environ.get("USER") or str(os.geteuid())
+    information = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+    information.setLoginUser(information.createRemoteUser(user))
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
@@ -159,6 +179,8 @@ def spark_context(
     _prepare_jvm(defaults)
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
     SparkContext._ensure_initialized()
+    if _is_nameless():
+        _name_user()
     conf = SparkConf()
     if master:
         conf.set("spark.master", master)

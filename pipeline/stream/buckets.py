@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.arrays import Ints
+from pipeline.clustering.npz import expect, from_bytes
 from pipeline.hashing import keyed_hash
 from pipeline.seeds import Purpose, word
 
@@ -140,6 +141,14 @@ class State:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            held = {name: arrays[name] for name in ("keys", "numbers", "counts", "copied")}
-            return cls(Buckets(**held), arrays["sums"])
+        """Raises ValueError for what ``to_bytes`` did not write."""
+        arrays = from_bytes(data)
+        expect(arrays, sums="i8 c", **dict.fromkeys(("keys", "numbers", "counts", "copied"), "i8 k"))
+        sums = arrays.pop("sums")
+        buckets = Buckets(**arrays)
+        in_order = (buckets.keys[1:] > buckets.keys[:-1]).all() and np.array_equal(
+            np.sort(buckets.numbers), np.arange(len(buckets))
+        )
+        if not in_order or ((buckets.copied < 0) | (buckets.copied > buckets.counts)).any():
+            raise ValueError("its buckets are not in order, or have more copies than rows")
+        return cls(buckets, sums)

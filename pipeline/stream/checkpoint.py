@@ -7,12 +7,12 @@ or a file of the quarantine."""
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 from urllib.parse import unquote
 
 from pipeline.errors import UsageError
+from pipeline.json_values import fits, parse
 from pipeline.shardset.generations import last_batch
 from pipeline.shardset.manifest import ShardSet
 from pipeline.storage.files import FileInfo
@@ -68,7 +68,7 @@ def planned_offsets(store: Store, checkpoint: str, batch: int) -> dict[int, tupl
         first = _offset(store, place, batch - 1) if batch else _json_of(store, f"{place}/sources/0/0")
         (starts,) = first.values()
         return {int(number): (int(starts.get(number, 0)), int(end)) for number, end in ends.items()}
-    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return {}
 
 
@@ -76,8 +76,11 @@ def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
     """Path and time of the files under a number of the log: in a file of their own, or with those of all numbers before."""
     name = f"{place}/sources/0/{number}"
     data = store.read(name if store.exists(name) else f"{name}.compact")
-    entries = [json.loads(line) for line in data.decode().splitlines()[1:]]
-    return [(entry["path"], entry["timestamp"]) for entry in entries if entry["batchId"] == number]
+    entries = [parse(line) for line in data.decode().splitlines()[1:]]
+    found = [(entry["path"], entry["timestamp"]) for entry in entries if entry["batchId"] == number]
+    if not all(fits(path, str) and fits(time_ms, int) for path, time_ms in found):
+        raise ValueError("paths or times of another type")
+    return found
 
 
 def _offset(store: Store, place: str, batch: int) -> Any:
@@ -87,7 +90,7 @@ def _offset(store: Store, place: str, batch: int) -> Any:
 
 def _json_of(store: Store, path: str) -> Any:
     """The last line of a file."""
-    return json.loads(store.read(path).decode().splitlines()[-1])
+    return parse(store.read(path).decode().splitlines()[-1])
 
 
 def _path(checkpoint: str) -> str:

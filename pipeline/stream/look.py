@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pipeline.arrays import Ints
 from pipeline.clustering.hashes import Hashes
 from pipeline.input.dataset import Run, ranges
+from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan, fingerprint
 from pipeline.stream.arrivals import Arrivals, Found, examine, joined, left_out
 
@@ -19,7 +20,8 @@ from pipeline.stream.arrivals import Arrivals, Found, examine, joined, left_out
 @dataclass(frozen=True)
 class Looked:
     """What a task has found in a part of a chunk. broken: what is left out, ascending; where anything is, ids close up and
-    all is looked at again. keys int64 [k], ascending, and counts int64 [k], of buckets."""
+    all is looked at again. keys int64 [k], ascending, and counts int64 [k], of buckets. versions: of what decoded the
+    rows."""
 
     chunk: int
     rows: int
@@ -29,6 +31,7 @@ class Looked:
     keys: Ints
     counts: Ints
     broken: list[Found]
+    versions: str = field(default_factory=decoder_versions)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def look(job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[
         labels[part.chunk] += part.labels
     sums = sum((part.sums for part in looked), np.zeros(job.dataset.layout.shape[0], np.int64))
     word = sum(part.fingerprint for part in looked) & WORD
-    scan = Scan(sum(part.rows for part in looked), labels, sums, word)
+    versions = frozenset(part.versions for part in looked)
+    scan = Scan(sum(part.rows for part in looked), labels, sums, word, versions)
     found = [_merged([part for part in looked if part.chunk == chunk]) for chunk in range(len(bounds))]
     return Seen(scan, found, left_out(job.dataset, (entry for part in looked for entry in part.broken)))
 

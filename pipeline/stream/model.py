@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -10,6 +9,7 @@ import numpy as np
 from pyspark import SparkContext
 
 from pipeline.clustering.hashes import Hashes
+from pipeline.clustering.npz import from_bytes
 from pipeline.errors import DataError, UsageError
 from pipeline.input.scan import Scan
 from pipeline.runs.write import save_models
@@ -54,18 +54,31 @@ def save_state(store: Store, state: State, staging: str) -> Move:
 
 
 def load_state(shards: ShardSet) -> State:
-    """Raises DataError where the set has none."""
-    return State.from_bytes(_read(shards, STATE))
+    """Raises DataError where the set has none, or they are damaged."""
+    path, data = _read(shards, STATE)
+    try:
+        return State.from_bytes(data)
+    except ValueError as error:
+        raise _damaged(path, error) from None
 
 
 def load_hashes(shards: ShardSet) -> Hashes:
-    """Of pixels. Raises DataError where the set has none, UsageError for those of features."""
-    with np.load(io.BytesIO(_read(shards, HASHES)), allow_pickle=False) as data:
-        arrays = dict(data)
-    del arrays["keys"]
-    if len(arrays.pop("grid")):
+    """Of pixels. Raises DataError where the set has none, or they are damaged, UsageError for those of features."""
+    path, data = _read(shards, HASHES)
+    try:
+        arrays = from_bytes(data)
+        grid = arrays.pop("grid", np.empty(0))
+        arrays.pop("keys", None)
+        hashes = Hashes.from_arrays(arrays)
+    except ValueError as error:
+        raise _damaged(path, error) from None
+    if grid.size:
         raise UsageError(f"{shards.uri} has hash functions of real-valued features; a stream takes images of uint8")
-    return Hashes.from_arrays(arrays)
+    return hashes
+
+
+def _damaged(path: str, error: ValueError) -> DataError:
+    return DataError(f"{path} is damaged: {error}; restore it, or begin a new set")
 
 
 def ready_hashes(store: Store, uri: str | None) -> Hashes | None:
@@ -73,12 +86,13 @@ def ready_hashes(store: Store, uri: str | None) -> Hashes | None:
     return load_hashes(open_committed(store, store.resolve(uri))) if uri else None
 
 
-def _read(shards: ShardSet, name: str) -> bytes:
+def _read(shards: ShardSet, name: str) -> tuple[str, bytes]:
+    """The path of a model's arrays, and what is there."""
     listed = [file["path"] for file in (shards.manifest["model"] or {}).get("files", [])]
     found = next((path for path in listed if name_of_model(path) == f"{name}/{ARRAYS}"), None)
     if found is None:
         raise DataError(f"{shards.uri} has no hash functions and buckets: it was made by {shards.manifest['strategy']}")
     try:
-        return shards.store.read(f"{shards.uri}/{found}")
+        return f"{shards.uri}/{found}", shards.store.read(f"{shards.uri}/{found}")
     except FileNotFoundError:
         raise DataError(f"{shards.uri}/{found} is missing; the set is damaged") from None

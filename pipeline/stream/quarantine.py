@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from pipeline.errors import DataError
+from pipeline.json_values import parse_object
 from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Broken
 
@@ -29,11 +31,17 @@ def clear_drafts(store: Store, output: str, batch: int) -> None:
 
 def put_aside(store: Store, path: str, lines: Iterable[dict[str, object]]) -> None:
     """Have a file hold these lines; none, where there are none. What an earlier try of the batch has put there goes, as
-    files may be good or gone by now, but for lines with a value: the topic may have forgotten that since."""
+    files may be good or gone by now, but for lines with a value: the topic may have forgotten that since. Raises DataError
+    where those that are there cannot be read."""
     texts = {json.dumps(line, ensure_ascii=False): None for line in lines}
     if there := store.exists(path):
-        earlier = store.read(path).decode().splitlines()
-        texts |= {text: None for text in earlier if VALUE in json.loads(text)}
+        try:
+            earlier = store.read(path).decode().splitlines()
+            texts |= {text: None for text in earlier if VALUE in parse_object(text)}
+        except ValueError as error:
+            raise DataError(
+                f"{path} is damaged: {error}; move it away, as it may hold messages that exist no more"
+            ) from None
     if texts:
         store.replace(path, "".join(f"{text}\n" for text in texts).encode())
     elif there:

@@ -118,6 +118,27 @@ def test_python_workers_import_nothing_from_the_working_folder(tmp_path: Path, m
     assert done.stdout.splitlines()[-1] == "2"
 
 
+NAMELESS = """
+import os, pwd
+def getpwuid(number):
+    raise KeyError(number)
+pwd.getpwuid = getpwuid
+from pipeline.spark.session import spark_context
+with spark_context() as context:
+    print(context.sparkUser(), context._jvm.System.getProperty("user.home"), context.parallelize([1], 1).collect())
+"""
+
+
+def test_a_user_without_a_name_runs_spark_under_its_number() -> None:
+    """As in a container that runs as a number: Java finds neither its name nor its home folder."""
+    dropped = ("PYSPARK_GATEWAY_PORT", "HADOOP_USER_NAME", "USER", "SPARK_USER")
+    env = {key: value for key, value in os.environ.items() if key not in dropped}
+    env |= {"PYTHONPATH": str(PACKAGE.parent), "HOME": "/tmp"}
+    done = subprocess.run([sys.executable, "-c", NAMELESS], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{os.geteuid()} /tmp [1]"
+
+
 @pytest.mark.full
 def test_driver_and_workers_import_the_installed_pyspark_and_not_its_zip(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FROM_WHERE)

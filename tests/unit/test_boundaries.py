@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first; a room imports from its own floor's earlier rooms and from floors below. A folder is one room.
 GROUND_FLOOR = (
-    "errors", "import_path", "extras", "arrays", "hashing", "seeds", "atomic", "storage", "shardset", "reporting", "specs",
-    "command_line",
+    "errors", "import_path", "extras", "arrays", "json_values", "hashing", "seeds", "atomic", "storage", "shardset",
+    "reporting", "specs", "command_line",
 )  # fmt: skip
 UPPER_FLOORS = (
     "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",

@@ -20,6 +20,7 @@ from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive, target_of
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.hadoop_conf import read_site, webhdfs_address
 from pipeline.storage.http import ResumingDownloader, first_byte, validator
+from pipeline.storage.webhdfs import user_name
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
 FILES["test_batch.bin"] = os.urandom(50_000)
@@ -433,6 +434,18 @@ def test_the_webhdfs_address_follows_the_hadoop_configuration(
     authority: str, conf: dict[str, str], expected: str
 ) -> None:
     assert webhdfs_address(authority, conf) == expected
+
+
+def test_a_user_without_a_name_is_told_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getuser() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    assert user_name() == "alice"
+    monkeypatch.delenv("HADOOP_USER_NAME")
+    with pytest.raises(UsageError, match=r"has no name here .*: set HADOOP_USER_NAME"):
+        user_name()
 
 
 def test_a_hadoop_site_file_is_read() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from pipeline.errors import DataError
 from pipeline.input.dataset import discover, serial
@@ -273,3 +273,154 @@ def test_grey_images_of_sixteen_bits_are_refused_and_not_clipped(tmp_path: Path)
     file, layout = surveyed(path, "parquet")
     with pytest.raises(DataError, match=r"row 1: the image has more than 8 bits a channel \(mode I;16\); convert it"):
         list(FORMATS["parquet"].read(STORE, file, 0, 2, layout, True))
+
+
+# Image files of formats that keep every bit, and how Pillow writes them.
+LOSSLESS: dict[str, dict[str, object]] = {"PNG": {}, "WEBP": {"lossless": True}, "BMP": {}, "TIFF": {}}
+
+
+def image_file(pixels: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
+    """uint8 [H, W], [H, W, 3] or [H, W, 4] as an image file."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def read_images(path: Path, values: list[object], kind: pa.DataType | None = None) -> np.ndarray:
+    """What a file of these images is read as, uint8 [rows, bytes]."""
+    table = pa.table({"image": pa.array(values, kind), "label": pa.array([0] * len(values), pa.int32())})
+    pq.write_table(table, path / "p.parquet")
+    file, layout = surveyed(path / "p.parquet", "parquet")
+    blocks = list(FORMATS["parquet"].read(STORE, file, 0, file.rows, layout, True))
+    return np.concatenate([np.asarray(block.images) for block in blocks])
+
+
+@pytest.mark.parametrize("kind", list(LOSSLESS))
+@pytest.mark.parametrize("shape", [(5, 4, 3), (5, 4)])
+def test_image_files_are_read_as_their_pixels(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (2, *shape), dtype=np.uint8)
+    found = read_images(tmp_path, [image_file(image, kind, **LOSSLESS[kind]) for image in pixels])
+    if kind == "WEBP" or len(shape) == 3:  # WebP has no grey images
+        planar = pixels if len(shape) == 3 else np.repeat(pixels[..., None], 3, axis=3)
+        pixels = np.moveaxis(planar, 3, 1)
+    assert np.array_equal(found, pixels.reshape(2, -1))
+
+
+def test_a_gif_is_read_by_its_palette(tmp_path: Path) -> None:
+    grey = np.random.default_rng(1).integers(0, 256, (6, 4), dtype=np.uint8)
+    assert np.array_equal(read_images(tmp_path, [image_file(grey, "GIF")])[0].reshape(-1, 6, 4)[0], grey)
+
+
+@pytest.mark.parametrize(
+    "head", [b"\0\0\0\x1cftypavif", b"\0\0\0\x0cjP  \r\n", b"RIFF\0\0\0\0WEBP", b"II*\0", b"GIF89a"]
+)
+def test_a_broken_image_file_does_not_count_as_raw_pixels(head: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"p\.parquet, row 0: the image cannot be decoded"):
+        read_images(tmp_path, [head + bytes(100)] * 2)
+
+
+def test_raw_pixels_of_another_size_are_told_apart_from_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row 0: 99 bytes that begin as no known image file.* declare --image-shape"):
+        read_images(tmp_path, [b"x" * 99] * 2)
+
+
+@pytest.mark.parametrize("begin", [b"BM" + bytes(8), b"II*\0", b"\0\0\0\0ftyp"])
+def test_raw_pixels_may_begin_as_any_image_file(begin: bytes, tmp_path: Path) -> None:
+    images = np.random.default_rng(6).integers(0, 256, (3, 3072)).astype(np.uint8)
+    images[1, : len(begin)] = list(begin)
+    assert np.array_equal(read_images(tmp_path, [row.tobytes() for row in images]), images)
+
+
+def test_spark_image_struct_is_refused_by_name(tmp_path: Path) -> None:
+    names = ("origin", "height", "width", "nChannels", "mode")
+    value = dict.fromkeys(names, 1) | {"data": b"x"}
+    with pytest.raises(DataError, match=r"column image is the struct of Spark's image source.*binaryFile"):
+        read_images(tmp_path, [value] * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (pa.list_(pa.uint8()), "column image is list<element: uint8>, not binary images"),
+        (pa.string(), "column image is string, not binary images"),
+    ],
+)
+def test_a_column_that_is_not_binary_is_refused(kind: pa.DataType, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=words):
+        read_images(tmp_path, [b"abc", b"abc"], kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary(3072), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+)
+def test_every_binary_type_of_arrow_is_read(kind: pa.DataType, tmp_path: Path) -> None:
+    images = np.random.default_rng(6).integers(0, 256, (3, 3072)).astype(np.uint8)
+    assert np.array_equal(read_images(tmp_path, [row.tobytes() for row in images], kind), images)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_an_orientation_in_exif_is_applied(kind: str, orientation: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    turns: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: a[::-1].swapaxes(0, 1),
+        7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+        8: lambda a: a[:, ::-1].swapaxes(0, 1),
+    }
+    found = read_images(tmp_path, [image_file(pixels, kind, exif=exif.tobytes(), **LOSSLESS[kind])])
+    upright = turns[orientation](pixels)
+    assert np.array_equal(found[0], np.moveaxis(upright, 2, 0).reshape(-1))
+
+
+def test_broken_exif_leaves_the_pixels_as_they_are(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    found = read_images(tmp_path, [image_file(pixels, exif=b"Exif\0\0no TIFF header")])
+    assert np.array_equal(found[0], np.moveaxis(pixels, 2, 0).reshape(-1))
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+def test_transparent_images_are_refused_and_opaque_read(opaque: bool, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 4, 4), dtype=np.uint8)
+    pixels[..., 3] = 255
+    pixels[2, 2, 3] -= not opaque
+    if opaque:
+        found = read_images(tmp_path, [image_file(pixels)])
+        assert np.array_equal(found[0], np.moveaxis(pixels[..., :3], 2, 0).reshape(-1))
+        return
+    with pytest.raises(DataError, match=r"row 0: the image is transparent in places; flatten it"):
+        read_images(tmp_path, [image_file(pixels)])
+
+
+def test_a_transparent_palette_is_refused(tmp_path: Path) -> None:
+    pixels = np.arange(20, dtype=np.uint8).reshape(5, 4)
+    with pytest.raises(DataError, match=r"row 0: the image is transparent in places"):
+        read_images(tmp_path, [image_file(pixels, transparency=7)])
+
+
+def test_a_file_of_several_frames_is_refused(tmp_path: Path) -> None:
+    first, second = (Image.fromarray(np.full((5, 4), value, np.uint8)) for value in (1, 200))
+    buffer = io.BytesIO()
+    first.save(buffer, "GIF", save_all=True, append_images=[second])
+    with pytest.raises(DataError, match=r"row 0: the image has 2 frames"):
+        read_images(tmp_path, [buffer.getvalue()])
+
+
+def test_an_image_of_very_many_pixels_is_not_decoded(tmp_path: Path) -> None:
+    """A PNG of 93 MB, whose bytes number a thousandth of that."""
+    buffer = io.BytesIO()
+    Image.new("1", (9500, 9500)).save(buffer, "PNG")
+    with pytest.raises(DataError, match=r"row 0: the image of 9500x9500 pixels has more than"):
+        read_images(tmp_path, [buffer.getvalue()])
+
+
+def test_a_first_image_of_sixteen_bits_names_file_and_row(tmp_path: Path) -> None:
+    deep = image_file(np.full((32, 32), 40_000, np.uint16))
+    with pytest.raises(DataError, match=r"p\.parquet, row 0: the image has more than 8 bits a channel"):
+        read_images(tmp_path, [deep, deep])

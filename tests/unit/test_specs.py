@@ -174,5 +174,5 @@ def test_a_member_comes_back_from_what_it_wrote() -> None:
     assert specs.from_json(HOUSEHOLD, "--thing", cup.to_json()) == cup
     with pytest.raises(UsageError, match="--thing must be kettle or cup, got 'jug'"):
         specs.from_json(HOUSEHOLD, "--thing", {"name": "jug"})
-    with pytest.raises(TypeError, match="spout"):
+    with pytest.raises(ValueError, match="spout"):
         specs.from_json(HOUSEHOLD, "--thing", {"name": "cup", "spout": 1})

@@ -15,9 +15,10 @@ from pipeline.assignment.groups import group_table
 from pipeline.assignment.kept import keep
 from pipeline.errors import JobError
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.input.scan import scan
-from pipeline.output import writer
+from pipeline.output import spill, writer
 from pipeline.output.placement import Dealing
 from pipeline.output.spill import SpillJob
 from pipeline.output.writer import ChunkJob
@@ -74,6 +75,34 @@ def test_what_goes_into_the_files_is_verified_and_not_what_was_read(
     else:
         with pytest.raises(JobError, match="the input changed while it was sharded"):
             write.verify(written, scanned, 0)
+
+
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("other", [None, "Pillow 1, numpy 2"])
+def test_changed_rows_name_the_versions_of_other_hosts(
+    other: str | None, spills: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor with another Pillow decodes the same JPEG to other pixels, though the input is as it was."""
+    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    job = job_of(dataset, tmp_path / "staged")
+    scanned = scan(dataset, job.bounds, 1, serial)
+    monkeypatch.setattr(writer, "record_batch", altered("image"))
+    monkeypatch.setattr(spill, "record_batch", altered("image"))
+    if other:
+        for module in (writer, spill):
+            monkeypatch.setattr(module, "decoder_versions", lambda: other)
+    if spills:
+        spilling = spill.SpillJob(job, 3, job.bounds)
+        written = [spilling.gather([spilling.spill(0, "one")], 0, 0, "two")]
+    else:
+        written = [job.write(0, "task")]
+    with pytest.raises(JobError) as caught:
+        write.verify(written, scanned, 0)
+    words = (
+        f"the driver has {decoder_versions()}, executors have {' and '.join(sorted({decoder_versions(), str(other)}))};"
+    )
+    assert (words in str(caught.value)) == bool(other)
+    assert str(caught.value).endswith("rerun on a settled input")
 
 
 @pytest.mark.parametrize("what", ["groups", "shards", "spilled rows"])

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
+from pipeline.json_values import fits, parse
 from trainer.home.place import Place, make, write_whole
 
 GENERATIONS = "generations.json"
@@ -35,11 +36,13 @@ def read_generations(root: Place) -> Generations:
     """Raises DataError where the file is damaged, OSError where it cannot be read."""
     path = root / GENERATIONS
     try:
-        begun = json.loads(path.read_bytes())
-        return Generations(tuple((int(generation), int(version)) for generation, version in begun))
+        begun = parse(path.read_bytes())
+        if not fits(begun, list[list[int]]):
+            raise ValueError("it is no list of pairs")
+        return Generations(tuple((generation, version) for generation, version in begun))
     except FileNotFoundError:
         return Generations()
-    except (ValueError, TypeError):
+    except ValueError:
         raise DataError(f"{path} is damaged; choose another --output, or --overwrite") from None
 
 

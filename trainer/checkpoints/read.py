@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def _state(root: Place, version: int, names: Listed) -> State:
         state = State.from_bytes(_content(place, _entry(place, names)))
     except FileNotFoundError:
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         raise broken(place, "is not the state of a checkpoint") from None
     if state.version != version:
         raise broken(place, f"is of version {state.version}, not {version}")
@@ -187,7 +187,7 @@ def evaluation_of(root: Place, state: State, names: Listed | None = None) -> Eva
     folder = folder_of(root, state.version)
     try:
         found = Evaluated.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
-    except (FileNotFoundError, KeyError, ValueError, TypeError):
+    except (FileNotFoundError, KeyError, ValueError):
         return None
     return found if found.is_of(state) else None
 
@@ -221,5 +221,6 @@ def is_sound(root: Place, state: State, names: Listed) -> bool:
         return False
 
 
-def _slice_names(state: State) -> list[str]:
-    return [slice_name(index, state.num_servers, state.generation) for index in range(state.num_servers)]
+def _slice_names(state: State) -> Iterator[str]:
+    """One by one: a damaged state may name very many servers."""
+    return (slice_name(index, state.num_servers, state.generation) for index in range(state.num_servers))

@@ -4,7 +4,6 @@ The format: 8 bytes, the length of the header; the header, JSON; the arrays, one
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DataError
+from pipeline.json_values import fits, parse_object
 from trainer.home.place import Place, read_range, remembered
 
 Float32s = npt.NDArray[np.float32]
@@ -37,19 +37,22 @@ def json_header(place: Place) -> tuple[dict[str, Any], int]:
         data = read_range(place, 0, begin)
     if not LENGTH_BYTES < begin <= len(data):
         raise ValueError(f"a header of {begin} bytes")
-    header = json.loads(data[LENGTH_BYTES:begin])
-    if not isinstance(header, dict):
-        raise ValueError("a header of no names")
-    return header, begin
+    return parse_object(data[LENGTH_BYTES:begin]), begin
 
 
 def read_header(place: Place, size: int) -> Header:
-    """size: of the file, in bytes. Raises ValueError, KeyError or TypeError for what is no whole slice of float32 arrays."""
+    """size: of the file, in bytes. Raises ValueError or KeyError for what is no whole slice of float32 arrays."""
     header, begin = json_header(place)
+    if not fits(header, dict[str, dict[str, Any]]):
+        raise ValueError("a header of other values than arrays")
+    if not all(fits(header[name]["shape"] + header[name]["data_offsets"], list[int]) for name in ARRAYS):
+        raise ValueError("arrays whose places are no whole numbers")
+    if not fits(header["__metadata__"], dict[str, str]):
+        raise ValueError("metadata that is no text")
     arrays, at = {}, 0
     for name in sorted(ARRAYS, key=lambda name: list(header[name]["data_offsets"])):
         (elements,), kind, (first, last) = (header[name][key] for key in ("shape", "dtype", "data_offsets"))
-        if kind != "F32" or first != at or last - first != 4 * elements:
+        if kind != "F32" or elements < 0 or first != at or last - first != 4 * elements:
             raise ValueError(f"{name} of {elements} {kind} in bytes {first} to {last}")
         arrays[name], at = (begin + first, elements), last
     if begin + at != size:
@@ -98,5 +101,5 @@ def broken(place: Place, fact: str) -> DataError:
 
 
 def known_of(header: Header) -> dict[str, Any]:
-    """The numbers that a slice tells of itself. Raises ValueError, KeyError or TypeError."""
+    """The numbers that a slice tells of itself. Raises ValueError or KeyError."""
     return {name: int(header.about[name]) for name in ("version", "generation", "begin", "end", "total")}

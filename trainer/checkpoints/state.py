@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
+from pipeline.json_values import build, parse, parse_object
 from trainer.home.place import Place, StorePlace
 
 STATE = "state.json"
@@ -56,9 +57,12 @@ class State:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
-        """Raises KeyError, TypeError, AttributeError or ValueError for what is not a state."""
-        values = json.loads(data)
-        return cls(**values | {"clocks": {int(worker): int(clock) for worker, clock in values["clocks"].items()}})
+        """Raises ValueError for what is not a state."""
+        values = parse_object(data)
+        clocks = values.get("clocks")
+        if not isinstance(clocks, dict):
+            raise ValueError("it has no clocks")
+        return build(cls, values | {"clocks": {int(worker): clock for worker, clock in clocks.items()}})
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class Evaluated:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Evaluated:
-        """Raises TypeError or ValueError."""
-        return cls(**json.loads(data))
+        """Raises ValueError."""
+        return build(cls, parse(data))
 
 
 def rank(accuracy: float | None, loss: float | None) -> tuple[float, float]:

@@ -214,6 +214,8 @@ def _check_layout(shards: Shards) -> None:
             f"{shards.uri} holds {image['dtype']} images in {image['layout']} order; the trainer reads"
             f" {' and '.join(DTYPES)} in CHW: shard the data again with this version's jobs"
         )
+    if any(abs(value) > float(np.finfo(np.float32).max) for value in image["mean"]):
+        raise ValueError(f"means {image['mean']}, which float32 does not hold")
     if min(shards.shape) < 1 or shards.mean.shape != shards.shape[:1] or shards.num_classes < 1 or shards.rows < 1:
         raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
 
@@ -285,12 +287,27 @@ def _row_groups(
         first = 0
         for group in range(parquet.num_row_groups):
             table = parquet.read_row_group(group, columns=[name for name in (*names, "image") if name in schema.names])
+            _check_columns(table, shards, uri)
             columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "image"}
             if not shards.has_labels:
                 columns["label"] = no_labels(len(table))
             _check_labels(columns["label"], shards.num_classes, uri, first)
             yield columns, raw_images(table.column("image"), layout.record_bytes, uri, first)
             first += len(columns["label"])
+
+
+def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
+    """Raise DataError where a file lacks a column of its set, or one holds nulls or other values than numbers."""
+    needed = ["id", *["label"] * shards.has_labels, *[TARGET_COLUMN] * shards.has_targets, "image"]
+    missing = next((name for name in needed if name not in table.column_names), None)
+    if missing:
+        raise DataError(f"{uri} has no column {missing}: it is damaged; rerun the job of its set")
+    for name in table.column_names:
+        column = table.column(name)
+        fits = pa.types.is_floating if name == TARGET_COLUMN else pa.types.is_integer
+        if column.null_count or not (name == "image" or fits(column.type)):
+            kind = "nulls" if column.null_count else column.type
+            raise DataError(f"{uri}: column {name} holds {kind}: it is damaged; rerun the job of its set")
 
 
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
+from pipeline.json_values import parse_object
 from pipeline.shardset.schema import broken_is_data_error
 from pipeline.storage.store import Store
 
@@ -49,11 +50,9 @@ class TableFile:
             if self.store.info(self.uri).is_dir:
                 raise UsageError(f"--output {self.uri} is a folder; name the file of the table")
             with self.store.open(self.uri) as file, broken_is_data_error(self.uri):
-                about = (pq.read_schema(file).metadata or {}).get(ABOUT, b"{}")
+                return parse_object((pq.read_schema(file).metadata or {}).get(ABOUT, b"{}"))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        said: dict[str, Any] = json.loads(about)
-        return said
 
     def checkpoint(self) -> bytes | None:
         try:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import JobError
+from pipeline.json_values import parse_object
 from pipeline.shardset.attempt import is_running, whoami
 from pipeline.storage.files import FileInfo
 from trainer.home.place import StorePlace, entries
@@ -156,7 +157,7 @@ class Lease:
         if not seen.taken:
             return bool(seen.number)
         try:
-            owner = json.loads(self._path(seen.taken).read_bytes())
+            owner = parse_object(self._path(seen.taken).read_bytes())
         except (FileNotFoundError, ValueError):
             return True
         if owner == FREE:

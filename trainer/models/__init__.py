@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import json_values
 from pipeline.errors import UsageError
 from pipeline.specs import registry
 from trainer.models.base import ModelInput, ModelSpec
@@ -19,11 +20,12 @@ __all__ = ["MODELS", "ModelInput", "ModelSpec", "OwnModel", "model_from_json"]
 
 
 def model_from_json(values: Mapping[str, Any]) -> ModelSpec:
-    """The model that ``to_json`` wrote, a user's own included. Raises UsageError, TypeError for an unknown parameter."""
+    """The model that ``to_json`` wrote, a user's own included. Raises UsageError, KeyError where it has no name, ValueError
+    for an unknown parameter, or one of another type."""
     options = dict(values)
     name = options.pop("name")
-    if name in MODELS:
-        return MODELS[name](**options)
-    if not is_reference(name):
+    if isinstance(name, str) and name in MODELS:
+        return json_values.build(MODELS[name], options)  # build is a module of this package
+    if not isinstance(name, str) or not is_reference(name):
         raise UsageError(f"--model {name} is none of {', '.join(MODELS)}, nor a module:function of your own")
     return OwnModel(reference=name, **options)

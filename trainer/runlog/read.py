@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DataError
+from pipeline.json_values import fits, parse
 from trainer.checkpoints.generations import Generations
 from trainer.checkpoints.state import rank
 from trainer.home.place import Place, blocks, line_blocks
@@ -33,13 +34,37 @@ FLOATS = dict.fromkeys((*OPTIONAL, "seconds"), "float64")
 PLAIN = dict.fromkeys(INTEGERS, "int64") | FLOATS
 # The types of columns that were asked for by name: 10^7 rows of eight columns are 0.3 GB.
 SMALL = PLAIN | dict.fromkeys(INTEGERS, "int32") | {"generation": "int64", "accepted": "int8", "loss": "float32"}
+MOST_WORKERS = 1 << 16
+# What readers take from events, where it is there; and what each kind has, whoever wrote it.
+TYPES: dict[str, Any] = {
+    "event": str,
+    **dict.fromkeys(("version", "generation", "accepted", "index", "from_version", "to_version", "first", "last"), int),
+    **dict.fromkeys(("resumed_from", "updates", "staleness_max", "rows"), int | None),
+    **dict.fromkeys(("time", "seconds", "epoch", "learning_rate", "images_per_s", "staleness_mean"), float | None),
+    **dict.fromkeys(("loss", "accuracy", "train_loss", "train_accuracy"), float | None),
+    **dict.fromkeys(("role", "message", "fingerprint"), str),
+    **dict.fromkeys(("cause", "expected", "error"), str | None),
+    **dict.fromkeys(("learned", "final"), bool | None),
+    **dict.fromkeys(("plan", "versions", "simulated"), dict[str, Any] | None),
+    "config": dict[str, dict[str, Any]],
+    "workers": list[Any],
+}
+NEEDED: dict[str, tuple[str, ...]] = {
+    "train": ("seconds", "version", "epoch", "loss", "accuracy", "learning_rate", "images_per_s", "workers"),
+    "eval": ("version",),
+    "generation": ("generation", "version"),
+    "pass": ("first", "last", "fingerprint", "expected"),
+    "restart": ("role", "index"),
+    "rollback": ("from_version", "to_version"),
+}
+WORKER = {"index", "clock", "images", "step_s"}  # what a train event tells of each worker
 
 
 def iter_events(path: Place) -> Iterator[Event]:
     """Yield the events of metrics.jsonl as they came, those since taken back too; an absent file has none.
 
-    A line that a full disk or a killed process cut off is left out, without losing the one that may follow it. Holds one
-    piece of the file at a time."""
+    A line that a full disk or a killed process cut off is left out, without losing the one that may follow it, and so is a
+    line whose values are not of an event's types. Holds one piece of the file at a time."""
     try:
         for block in line_blocks(blocks(path)):
             for line in block.split(b"\n"):
@@ -124,7 +149,7 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     import pandas as pd  # half a second, which the processes of a run do without
 
     wanted, types = (NAMES, PLAIN) if columns is None else (list(columns), SMALL)
-    parts = _Parts({name: types[name] for name in (*wanted, "generation", "version", "accepted")})
+    parts = _Parts(path, {name: types[name] for name in (*wanted, "generation", "version", "accepted")})
     try:
         damaged = parts.read(path)
     except FileNotFoundError:
@@ -158,8 +183,8 @@ def logged_generations(path: Place) -> Generations:
 class _Parts:
     """Some columns of pushes.csv, read block by block. types: by column; rows: how many are held."""
 
-    def __init__(self, types: dict[str, str]) -> None:
-        self.rows = 0
+    def __init__(self, path: Place, types: dict[str, str]) -> None:
+        self.path, self.rows = path, 0
         self._held: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in types.items()}
         self._held["generation"] = np.empty(0, np.int32)  # small numbers of generations
         self._codes: dict[int, int] = {}  # a small number of each generation
@@ -186,13 +211,17 @@ class _Parts:
         zeros = ",".join("0" for _ in header.split(","))
         source = BytesIO(f"{header}\n{zeros}\n".encode() + block)
         reading: dict[str, Any] = {"index_col": False, "on_bad_lines": "skip", "quoting": csv.QUOTE_NONE}
-        frame = pd.read_csv(source, **reading, encoding_errors="replace", low_memory=False).iloc[1:]
+        try:
+            frame = pd.read_csv(source, **reading, encoding_errors="replace", low_memory=False).iloc[1:]
+        except (ValueError, OverflowError) as error:
+            raise DataError(f"{self.path} cannot be read: {' '.join(str(error).split())[:200]}; restore it") from None
         frame = frame[[name for name in NAMES if name in frame.columns]]
         frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=[*INTEGERS, "seconds"])
-        fits = np.ones(len(frame), bool)
+        sound = np.isfinite(frame["seconds"].to_numpy(np.float64))
         for name in INTEGERS:
-            fits &= (frame[name].abs() < 2 ** (63 if name in WIDE else 31)).to_numpy()
-        frame = frame[fits]
+            column = frame[name].to_numpy()
+            sound &= (column >= 0) & (column < 2 ** (63 if name in WIDE else 31)) & (column % 1 == 0)
+        frame = frame[sound]
         for name, held in self._held.items():
             if self.rows + len(frame) > len(held):
                 # Large arrays that grow by a share: memory of many small ones would not be given back.
@@ -270,9 +299,32 @@ def parse_event(line: str) -> Event | None:
     """The event of a line, or the last whole one if it was appended to a torn one."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:
-            event = json.loads(text)
+            event = parse(text)
         except ValueError:
             continue
-        if isinstance(event, dict) and "event" in event:
+        if isinstance(event, dict) and _is_event(event):
             return event
     return None
+
+
+def _is_event(values: Event) -> bool:
+    """True if values are of the types that an event's are, and nothing is missing that readers need."""
+    if "event" not in values or not all(fits(value, TYPES[key]) for key, value in values.items() if key in TYPES):
+        return False
+    if not all(key in values for key in NEEDED.get(values["event"], ())):
+        return False
+    workers = values.get("workers", ())
+    if not all(map(_is_worker, workers)):
+        return False
+    counts = [worker["index"] for worker in workers]
+    counts += [(values.get("plan") or {}).get("num_workers", 0)]
+    return all(fits(count, int) and 0 <= count < MOST_WORKERS for count in counts)
+
+
+def _is_worker(values: object) -> bool:
+    """True if an entry of a train event's workers has their numbers. By hand: a day's log has millions of them."""
+    return (
+        type(values) is dict
+        and values.keys() >= WORKER
+        and all(type(value) in (int, float, NoneType) for value in values.values())
+    )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import DataError
+from pipeline.json_values import build, parse, parse_object
 from trainer.checkpoints.slice_file import json_header
 from trainer.checkpoints.state import State
 from trainer.home.place import Place
@@ -86,8 +88,11 @@ class Result:
 
 
 def read_result(output: Place) -> Result:
-    """The result of an ended run. Raises OSError where there is none."""
-    return Result(output=output, **json.loads((output / RESULT).read_bytes()))
+    """The result of an ended run. Raises OSError where there is none, DataError where it is damaged."""
+    try:
+        return build(Result, parse_object((output / RESULT).read_bytes()) | {"output": output})
+    except ValueError as error:
+        raise DataError(f"{output / RESULT} is damaged ({error}); train with --resume to write it again") from None
 
 
 def best_of(state: State, model: bytes) -> bytes:
@@ -102,7 +107,7 @@ def best_of(state: State, model: bytes) -> bytes:
 def is_best_of(output: Place, evaluation: Event) -> bool:
     """True if best.safetensors holds the model that an evaluation is of. Reads the whole file where best.json says so."""
     try:
-        about = json.loads((output / BEST_OF).read_bytes())
+        about = parse_object((output / BEST_OF).read_bytes())
     except FileNotFoundError:
         about = _older_about(output / BEST)
     except ValueError:
@@ -119,7 +124,7 @@ def is_best_of(output: Place, evaluation: Event) -> bool:
 def _older_about(path: Place) -> dict[str, Any]:
     """Return what earlier versions, which wrote no best.json, said in the file itself; nothing where it does not."""
     try:
-        about = json.loads(json_header(path)[0]["__metadata__"]["trained"])
+        about = parse(json_header(path)[0]["__metadata__"]["trained"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}
@@ -161,11 +166,11 @@ def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     start = _last(live, "start")
     config, plan = start.get("config", {}), start.get("plan") or {}
     return {
-        "protocol": config["protocol"]["name"] if config else None,
-        "model": config["model"]["name"] if config else None,
-        "seed": config["run"]["seed"] if config else None,
+        "protocol": config.get("protocol", {}).get("name"),
+        "model": config.get("model", {}).get("name"),
+        "seed": config.get("run", {}).get("seed"),
         "num_workers": plan.get("num_workers", int(pushes["worker"].nunique())),
-        "num_servers": config["processes"]["servers"] if config else None,
+        "num_servers": config.get("processes", {}).get("servers"),
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import DataError, JobError, UsageError
+from pipeline.json_values import build, parse_object
 from pipeline.shardset.versions import unstamped
 from pipeline.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
@@ -105,11 +106,20 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunRecord:
-        """Raises KeyError or TypeError for what is not a run of this version."""
+        """Raises KeyError, TypeError, ValueError or UsageError for what is not a run of this version."""
         about = values["shards"]
         config = Config.from_json(values["config"])
-        simulated, threads = values.get("simulated"), values.get("threads", 0)
-        return cls(config, about["num_workers"], about["rows"], about["digest"], simulated, threads)
+        return build(
+            cls,
+            {
+                "config": config,
+                "num_workers": about["num_workers"],
+                "rows": about["rows"],
+                "shards": about["digest"],
+                "simulated": values.get("simulated"),
+                "threads": values.get("threads", 0),
+            },
+        )
 
 
 def digest(shards: Shards) -> str:
@@ -267,9 +277,14 @@ def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
         remove_empty(output / folder)
 
 
+def read_record(output: Place) -> RunRecord:
+    """Return the record of the run in a folder. Raises OSError, and as ``from_json`` where it is damaged."""
+    return RunRecord.from_json(parse_object((output / CONFIG).read_bytes()))
+
+
 def _saved(output: Place) -> RunRecord | None:
     try:
-        return RunRecord.from_json(json.loads((output / CONFIG).read_bytes()))
+        return read_record(output)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, UsageError):
@@ -287,6 +302,6 @@ def saved_generation(output: Place) -> int | None:
 
 def _is_finished(output: Place) -> bool:
     try:
-        return bool(json.loads((output / RESULT).read_bytes())["cause"] == "finished")
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(parse_object((output / RESULT).read_bytes())["cause"] == "finished")
+    except (OSError, ValueError, KeyError):
         return False

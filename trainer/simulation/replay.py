@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from trainer.home.place import Place
 from trainer.plan import usual_batch, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.read import CUTS, Event, iter_events, read_pushes
-from trainer.runlog.run_folder import RunRecord
+from trainer.runlog.run_folder import read_record
 from trainer.server.parameter_slice import ParameterSlice
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
 
@@ -107,7 +106,7 @@ def _config_of(start: Event) -> Config:
 def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
     """(configuration, kind of compute, workers, rows, ``configurations``). Raises DataError."""
     try:
-        record = RunRecord.from_json(json.loads((run / CONFIG).read_bytes()))
+        record = read_record(run)
         spans = configurations(iter_events(run / METRICS))
         threads = spans[-1][1].processes.threads
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
         difference = next(filter(None, found), None)
     except FileNotFoundError:
         raise UsageError(f"{root} holds no {PLAN}: it is no study's folder") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{path} is damaged; restore it, or choose another --output") from None
     if difference:
         raise UsageError(f"{root} is the study of another plan: {difference}; choose another folder")
@@ -100,7 +100,7 @@ def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str 
             if inner or added:
                 return inner or f"{at} had no {sorted(added)[0]}"
         elif asked[key] != value:
-            return f"{at} was {json.dumps(value)}, now {json.dumps(asked[key])}"
+            return f"{at} was {json.dumps(value)[:200]}, now {json.dumps(asked[key])[:200]}"
     return None
 
 

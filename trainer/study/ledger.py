@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -172,7 +173,10 @@ def _is_curve(curve: Any) -> bool:
 
 
 def _numbers(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        for value in values
+    )
 
 
 def _check(fits: bool) -> None:

@@ -169,7 +169,7 @@ def read_plan(path: Path) -> StudyPlan:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"the plan {path} does not exist") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the plan {path} cannot be read: {error}") from None
     try:
         return plan_of(values, default_title=path.stem)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
+from pipeline.json_values import fits, parse_object
 from pipeline.shardset.generations import as_of, generations
 from pipeline.shardset.manifest import read_committed
 from pipeline.storage.retries import with_retries
@@ -34,8 +35,7 @@ def name_of(worker: int, position: int) -> str:
 def recorded(home: Place, worker: int) -> list[Stretch]:
     """What was decided before, by position."""
     folder, mine = home / FOLLOWED, re.compile(rf"worker-{worker:03d}-\d+\.json")
-    found = [(folder / entry.name).read_bytes() for entry in entries(folder) if mine.fullmatch(entry.name)]
-    return sorted(Stretch(**json.loads(data)) for data in found)
+    return sorted(_read(folder / entry.name) for entry in entries(folder) if mine.fullmatch(entry.name))
 
 
 def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
@@ -45,8 +45,19 @@ def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
     try:
         with_retries(store.put_new)(str(place), json.dumps(stretch._asdict()).encode())
     except FileExistsError:  # by a start of this worker that was taken for dead
-        return Stretch(**json.loads(place.read_bytes()))
+        return _read(place)
     return stretch
+
+
+def _read(place: Place) -> Stretch:
+    """Raises DataError where it is damaged."""
+    try:
+        values = parse_object(place.read_bytes())
+        if not fits(values, dict[str, int]):
+            raise ValueError("its values are no whole numbers")
+        return Stretch(**values)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{place} is damaged ({error}); choose another --output, or --overwrite") from None
 
 
 class Appended:

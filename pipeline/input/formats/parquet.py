@@ -1,4 +1,4 @@
-"""Parquet with an image column: raw bytes of a declared shape, or encoded PNG/JPEG, bare or in Hugging Face's struct."""
+"""Parquet with an image column: raw bytes of a declared shape, or image files, bare or in Hugging Face's struct."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from pipeline.errors import DataError, UsageError
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.shardset.layout import CIFAR_SHAPE, Dtype, Layout
+from pipeline.shardset.layout import CIFAR_SHAPE, MAX_IMAGE_BYTES, Dtype, Layout
 from pipeline.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
@@ -37,7 +37,20 @@ BUFFER_BYTES = 8 << 20  # of a column that is read at once: a row group may be a
 LOOKED_AT = 100  # images of a file, at most, for one that tells the shape
 DECODED_BYTES = 16 << 20  # of encoded images that are decoded together
 LARGE_GROUP_BYTES = 64 << 20  # of raw images: each part of a group is decoded from the group's start on
-ENCODED = (b"\x89PNG", b"\xff\xd8\xff")
+# How image files begin, as (offset, bytes): PNG, JPEG, GIF, BMP, WebP, TIFF of either byte order, AVIF and HEIF, JPEG 2000.
+SIGNATURES = (
+    ((0, b"\x89PNG"),),
+    ((0, b"\xff\xd8\xff"),),
+    ((0, b"GIF8"),),
+    ((0, b"BM"), (6, bytes(4))),
+    ((0, b"RIFF"), (8, b"WEBP")),
+    ((0, b"II*\0"),),
+    ((0, b"MM\0*"),),
+    ((4, b"ftyp"),),
+    ((0, b"\0\0\0\x0cjP  "),),
+)
+SPARK_IMAGE = {"origin", "height", "width", "nChannels", "mode", "data"}  # the struct of Spark's image data source
+ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats whose first image is read, whatever else a file holds
 
 
 def _open(store: Store, path: str) -> pq.ParquetFile:
@@ -59,7 +72,35 @@ def _pick(schema: pa.Schema, names: tuple[str, ...], path: str) -> str:
 def _payload(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """The bytes of an image column, whether bare or in a struct."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array.field("bytes") if pa.types.is_struct(array.type) else array
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, "bytes")
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array.cast(pa.large_binary())
+
+
+def _check_type(field: pa.Field, path: str) -> None:
+    """Raise DataError where an image column holds neither bytes nor a struct with bytes."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        names = {inner.name for inner in kind}
+        if names >= SPARK_IMAGE:
+            raise DataError(
+                f"{path}: column {field.name} is the struct of Spark's image source, of {', '.join(sorted(SPARK_IMAGE))},"
+                ' which is not read; read the files by spark.read.format("binaryFile") and write their content as a column'
+                " image"
+            )
+        if "bytes" not in names:
+            raise DataError(
+                f"{path}: column {field.name} is a struct of {', '.join(sorted(names))}; an image is binary, or a struct"
+                " with a field bytes"
+            )
+        kind = kind.field("bytes").type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    if not any(is_kind(kind) for is_kind in binary):
+        raise DataError(f"{path}: column {field.name} is {field.type}, not binary images")
 
 
 def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
@@ -75,19 +116,58 @@ def _label_of_folder(path: str) -> int | None:
     return int(found[-1]) if found else None
 
 
+def begins_as_image(data: bytes) -> bool:
+    """True if bytes begin as a file of a known image format."""
+    return any(all(data.startswith(part, at) for at, part in signature) for signature in SIGNATURES)
+
+
 def is_encoded(data: bytes, pixels: int) -> bool:
-    """Whether an image is PNG or JPEG. Raw pixels may begin like one, but have the raw length."""
-    return data.startswith(ENCODED) and len(data) != pixels
+    """Whether an image is an image file. Raw pixels may begin like one, but have the raw length."""
+    return begins_as_image(data) and len(data) != pixels
+
+
+class Undecodable(DataError):
+    """An image file that Pillow cannot read."""
 
 
 def decode(data: bytes) -> npt.NDArray[np.uint8]:
-    """An encoded image as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB. Raises DataError where that
-    would lose bits."""
-    with Image.open(io.BytesIO(data)) as image:
-        if image.mode.startswith(("I", "F")):
-            raise DataError(f"the image has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
-        pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    """Return an image file as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB, and the orientation
+    that EXIF tells is applied.
+
+    Raises DataError where that would lose bits, transparency or further frames, Undecodable for a broken file."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return _pixels_of(image)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises many kinds for a broken image
+        raise Undecodable(f"the image cannot be decoded ({words_of(error)})") from None
+
+
+def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
+    frames = 1 if image.format in ONE_FRAME else getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise DataError(f"the image has {frames} frames; save each as an image of its own")
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"the image has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
+    if 3 * image.width * image.height > MAX_IMAGE_BYTES:
+        raise DataError(f"the image of {image.width}x{image.height} pixels has more than {MAX_IMAGE_BYTES:,} bytes")
+    image.load()
+    upright = ImageOps.exif_transpose(image) if _is_turned(image) else image
+    if upright.has_transparency_data and upright.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+        raise DataError(
+            "the image is transparent in places; flatten it onto a background, in Pillow by"
+            ' background.paste(image, mask=image.convert("RGBA").getchannel("A"))'
+        )
+    pixels = np.asarray(upright if upright.mode == "L" else upright.convert("RGB"))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _is_turned(image: Image.Image) -> bool:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # Pillow raises many kinds for broken EXIF data, beside which the pixels are whole
+        return False
 
 
 class ParquetImages(Format):
@@ -109,6 +189,7 @@ class ParquetImages(Format):
         parquet = _open(store, file.path)
         schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
         image = _pick(schema, IMAGE_COLUMNS, file.path)
+        _check_type(schema.field(image), file.path)
         data = DataFile(file.path, file.bytes, file.modified_ms, rows, change=file.change)
         if not any(name in schema.names for name in LABEL_COLUMNS):
             data = replace(data, label=_label_of_folder(file.path))
@@ -133,6 +214,12 @@ class ParquetImages(Format):
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
+        with broken_is_data_error(file.path):
+            yield from self._read(store, file, start, stop, layout, images)
+
+    def _read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
         parquet = _open(store, file.path)
         if parquet.metadata.num_rows != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed")
@@ -147,7 +234,7 @@ class ParquetImages(Format):
             low, high = max(start - first, 0), min(stop - first, rows)
             if low < high:
                 batches = parquet.iter_batches(step, [group], columns=names)
-                for at, part in _between(batches, low, high, file.path):
+                for at, part in _between(batches, low, high):
                     record = first + at
                     yield Columns(
                         labels=_whole(part.column(label), label, file.path, record)
@@ -165,6 +252,7 @@ class ParquetImages(Format):
         if layout.column:
             return vectors_of(column, layout, path, first)
         size = layout.record_bytes
+        _check_type(pa.field("image", column.type), path)  # the file may have been replaced since its survey
         values = _payload(column)
         if values.null_count:
             row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
@@ -180,11 +268,18 @@ class ParquetImages(Format):
 
 
 def _looks_raw(values: Any, size: int) -> bool:
-    """Whether all values have so many bytes, and none begins as an encoded image does."""
+    """Whether all values have so many bytes, and none begins as an image file does. values: large_binary."""
     if not pc.all(pc.equal(pc.binary_length(values), size)).as_py():
         return False
-    heads = pc.binary_slice(values, 0, max(map(len, ENCODED)))
-    return not any(pc.any(pc.starts_with(heads.cast(pa.large_binary()), pattern)).as_py() for pattern in ENCODED)
+    pixels = raw_images(values, size, "", 0)
+    for signature in SIGNATURES:
+        begins = np.full(len(pixels), size >= max(at + len(part) for at, part in signature))
+        for at, part in signature:
+            if begins.any():
+                begins &= (pixels[:, at : at + len(part)] == np.frombuffer(part, np.uint8)).all(axis=1)
+        if begins.any():
+            return False
+    return True
 
 
 def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str) -> tuple[tuple[int, int, int], bool]:
@@ -193,48 +288,46 @@ def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str
     problem: DataError | None = None
     for row, batch in enumerate(islice(parquet.iter_batches(1, columns=[column]), LOOKED_AT)):
         data = _payload(batch.column(0))[0].as_py()
-        if not isinstance(data, bytes | None):
-            raise DataError(f"{path}: column {column} is {batch.schema.field(0).type}, not binary images")
         try:
-            return _shape_of(data, layout, path, row)
+            return _shape_of(data, layout, f"{path}, row {row}")
         except DataError as error:
             problem = problem or error
     assert problem
     raise problem
 
 
-def _shape_of(data: bytes | None, layout: Layout, path: str, row: int) -> tuple[tuple[int, int, int], bool]:
+def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int, int, int], bool]:
     if data is None:
-        raise DataError(f"{path}, row {row}: the image is null")
+        raise DataError(f"{place}: the image is null")
     if layout.dtype == "uint8" and is_encoded(data, layout.record_bytes):
         try:
             channels, height, width = decode(data).shape
-        except DataError:
-            raise
-        except Exception as error:  # Pillow raises many kinds for a broken image
-            raise DataError(f"{path}, row {row}: the image cannot be decoded ({words_of(error)})") from None
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from None
         return (channels, height, width), True
     if len(data) != layout.record_bytes:
         size = "x".join(map(str, layout.shape)) + (" float32" if layout.dtype == "float32" else "")
-        raise DataError(f"{path}: raw images of {len(data)} bytes are not {size}; declare --image-shape")
+        raise DataError(
+            f"{place}: {len(data)} bytes that begin as no known image file, and raw images of {size} have"
+            f" {layout.record_bytes}; declare --image-shape"
+        )
     return layout.shape, False
 
 
 def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
     """One image, encoded or raw, uint8 [C*H*W]: each row is judged by itself, wherever blocks begin. Raw pixels that begin
     as an encoded image does are no such image, and one whose bytes number as many as its pixels is. Raises DataError."""
-    if not data.startswith(ENCODED):
-        if len(data) != layout.record_bytes:
+    is_raw = len(data) == layout.record_bytes
+    if not begins_as_image(data):
+        if not is_raw:
             raise DataError(f"{place}: the image has {len(data)} bytes, not {layout.record_bytes}")
         return np.frombuffer(data, np.uint8)
     try:
         image = decode(data)
     except DataError as error:
-        raise DataError(f"{place}: {error}") from None
-    except Exception as error:  # Pillow raises many kinds for a broken image
-        if len(data) == layout.record_bytes:
+        if is_raw and isinstance(error, Undecodable):
             return np.frombuffer(data, np.uint8)
-        raise DataError(f"{place}: the image cannot be decoded ({words_of(error)})") from None
+        raise DataError(f"{place}: {error}") from None
     if image.shape != layout.shape:
         raise DataError(f"{place}: the image is {image.shape}, the first one {layout.shape}")
     return image.reshape(-1)
@@ -248,18 +341,17 @@ def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.f
     return values
 
 
-def _between(batches: Iterator[pa.RecordBatch], low: int, high: int, path: str) -> Iterator[tuple[int, pa.Table]]:
+def _between(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a row group from ``low`` up to and without ``high``, by batch, with the place of the first. What lies
     before them is decoded, what lies behind is not read, and no more than a batch is held."""
-    with broken_is_data_error(path):
-        at = 0
-        for batch in batches:
-            start, stop = max(low - at, 0), min(high - at, len(batch))
-            if start < stop:
-                yield at + start, pa.Table.from_batches([batch.slice(start, stop - start)])
-            at += len(batch)
-            if at >= high:
-                return
+    at = 0
+    for batch in batches:
+        start, stop = max(low - at, 0), min(high - at, len(batch))
+        if start < stop:
+            yield at + start, pa.Table.from_batches([batch.slice(start, stop - start)])
+        at += len(batch)
+        if at >= high:
+            return
 
 
 def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:

@@ -1,0 +1,68 @@
+"""Values of JSON files that others write, or a disk damages: parsed, and held against the types that readers rely on."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+MOST = 1 << 63  # whole numbers lie in int64
+
+
+def parse(text: bytes | str) -> Any:
+    """Return the value of a JSON text. Raises ValueError, also for one that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_object(text: bytes | str) -> dict[str, Any]:
+    """Return the object of a JSON text by its keys. Raises ValueError for any other value."""
+    value = parse(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}, not an object")
+    return value
+
+
+def fits(value: object, hint: Any) -> bool:
+    """True if a value is of a type as it is written in an annotation. Numbers are finite, and whole ones lie in int64."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if hint is None or hint is types.NoneType:
+        return value is None
+    if origin in (Union, types.UnionType):
+        return any(fits(value, kind) for kind in args)
+    if origin is Literal:
+        return any(type(value) is type(arg) and value == arg for arg in args)
+    if hint is int:
+        return type(value) is int and -MOST <= value < MOST
+    if hint is float:
+        return fits(value, int) or (type(value) is float and math.isfinite(value))
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
+    if origin is list:
+        return isinstance(value, list) and all(fits(item, args[0]) for item in value)
+    return isinstance(value, origin or hint)
+
+
+def build(kind: type[T], values: object) -> T:
+    """Return a dataclass of an object's values. Raises ValueError, naming the first key that is missing, unknown or of
+    another type, and what the dataclass itself raises."""
+    if not isinstance(values, dict):
+        raise ValueError(f"it is a {type(values).__name__}, not an object")
+    hints = get_type_hints(kind)
+    known = {item.name: item for item in fields(kind) if item.init}  # type: ignore[arg-type]
+    if unknown := next((key for key in values if key not in known), None):
+        raise ValueError(f"unknown key {unknown!r}")
+    for name, item in known.items():
+        if name not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"it lacks {name!r}")
+        if name in values and not fits(values[name], hints[name]):
+            raise ValueError(f"{name!r} is {str(values[name])[:80]!r}, not {item.type}")
+    return kind(**values)
