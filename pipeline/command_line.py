@@ -20,6 +20,7 @@ from pipeline.import_path import hiding_file
 from pipeline.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.storage import retries
 
+DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, by which installed metadata are found
 UNSET = object()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import command_line
-from pipeline.command_line import Parser
+from pipeline.command_line import DISTRIBUTION, Parser
 from pipeline.errors import UsageError
 
 COMMANDS = {
@@ -57,7 +57,7 @@ def _parser() -> Parser:
         description="commands:\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"sharding {version('sharding')}")
+    parser.add_argument("--version", action="version", version=f"sharding {version(DISTRIBUTION)}")
     parser.add_argument(
         "command", choices=COMMANDS, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
     )

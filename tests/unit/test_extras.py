@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.command_line import DISTRIBUTION
 from pipeline.extras import EXTRAS
 from tests.clusters.machine import ROOT
 from tests.support.application import Ended
@@ -97,8 +98,8 @@ def test_extras_are_those_of_pyproject() -> None:
 
     def packages(extra: str) -> set[str]:
         names = {re.match(r"[\w.-]+(\[[\w,-]+\])?", line)[0] for line in optional[extra]}  # type: ignore[index]
-        inner = {name for name in names if name.startswith("sharding[")}
-        below = [packages(part) for name in inner for part in name[len("sharding[") : -1].split(",")]
+        inner = {name for name in names if name.startswith(f"{DISTRIBUTION}[")}
+        below = [packages(part) for name in inner for part in name[len(DISTRIBUTION) + 1 : -1].split(",")]
         return (names - inner).union(*below)
 
     for extra, modules in EXTRAS.items():

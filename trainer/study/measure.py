@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.atomic import write_durably
+from pipeline.command_line import DISTRIBUTION
 from pipeline.errors import Diverged, JobError
 from pipeline.storage.store import Store
 from trainer.options import Options
@@ -117,7 +118,7 @@ def environment(case: Case) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "numpy": version("numpy"),
-        "sharding": version("sharding"),
+        "sharding": version(DISTRIBUTION),
         "code": _code_digest(),
         "processor": _processor(),
         "cores": os.cpu_count(),
