@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,10 +13,12 @@ T = TypeVar("T")
 MOST = 1 << 63  # whole numbers lie in int64
 
 
-def parse(text: bytes | str) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for one that is nested too deeply."""
+def parse(text: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of a JSON text. constant: what NaN and the infinities become, by name; numbers if None.
+
+    Raises ValueError, also for a text that is nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

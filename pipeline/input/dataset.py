@@ -86,6 +86,7 @@ class Dataset:
         """Rows with start <= id < stop, in id order, in blocks of at most 2,048. Raises DataError for broken records."""
         kind = FORMATS[self.format]
         for file, low, high, at in self.spans(start, stop):
+            end = at + high - low
             try:
                 for columns in read_decoded(kind, self.store, file, low, high, self.layout, images):
                     rows = len(columns.labels)
@@ -95,6 +96,8 @@ class Dataset:
                     at += rows
             except PermissionError:
                 raise DataError(f"{file.path} cannot be read: permission denied") from None
+            if at != end:  # a file whose parts tell other numbers of rows than its whole
+                raise DataError(f"{file.path} is damaged: {high - low + at - end} rows came of {high - low}")
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
         """Where the rows start <= id < stop are: records low <= r < high of a file, and the id of the first."""

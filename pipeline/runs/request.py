@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.errors import UsageError
 from pipeline.input.files import check_apart, named
@@ -80,8 +81,17 @@ def only_spark_knows(uri: str) -> bool:
     """Whether settings that only Spark has may say where a place is or who may use it: a name service, keys of S3, and
     spark-submit's --proxy-user."""
     scheme, authority, _ = split_uri(uri)
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    return is_object(uri) or (scheme == "hdfs" and (submitted or ":" not in authority))
+    return is_object(uri) or (scheme == "hdfs" and (":" not in authority or _is_for_another_user()))
+
+
+def _is_for_another_user() -> bool:
+    """Tell whether spark-submit, this process's parent, may have been given --proxy-user."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return False
+    try:
+        return b"--proxy-user" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return True
 
 
 def check_output(store: Store, request: Request) -> str:
@@ -100,6 +110,11 @@ def check_output(store: Store, request: Request) -> str:
             raise UsageError(f"--output {output} is a file; choose a folder")
     except FileNotFoundError:
         pass
+    except PermissionError as error:
+        words = error.strerror or str(error).removeprefix(f"{output}: ")
+        raise UsageError(
+            f"--output {output} may not be written: {words}; choose another folder, or ask for the right"
+        ) from None
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
             raise UsageError(f"--output {output} cannot be a folder: {error.strerror}; choose another") from None

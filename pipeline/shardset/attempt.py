@@ -87,7 +87,7 @@ def task_folder(store: Store, path: str) -> None:
     except FileNotFoundError:
         attempt = path.rpartition("/")[0]
         output = attempt.partition(f"/{ATTEMPTS}/")[0]
-        if not is_remote(path) and not store.exists(output):
+        if output != attempt and not is_remote(path) and not store.exists(output):
             raise JobError(
                 f"{output} is not there on {socket.gethostname()}: a local --output has to be a folder that all machines"
                 " of the cluster mount (or the run has ended meanwhile)"

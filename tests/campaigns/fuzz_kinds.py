@@ -425,6 +425,7 @@ def read_log(folder: Path) -> None:
     events, pushes = read_events(folder / METRICS), read_pushes(folder / PUSHES)
     summary, live = summarise(events, pushes), surviving(events)
     workers = max(summary["num_workers"], 1)
+    pushes = pushes[pushes["worker"] < workers]  # as a report does
     happened = history.incidents(live)
     for axis in ("epoch", "seconds"):
         history.marks(happened, axis)

@@ -259,8 +259,8 @@ def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(
         (job(f"{wrong}/sealed", out), 3, f"{wrong}/sealed cannot be listed"),
         (job(f"{wrong}/secret", out), 3, f"{wrong}/secret/data_batch_2.bin cannot be read"),
         (job(f"{wrong}/cut", out), 3, f"{wrong}/cut/data_batch_2.bin"),
-        (job(small_input, f"{wrong}/set"), 1, f"{wrong}/set"),
-        (job(small_input, f"{wrong}/locked/set"), 1, f"{wrong}/locked/set"),
+        (job(small_input, f"{wrong}/set"), 2, f"--output {wrong}/set may not be written"),
+        (job(small_input, f"{wrong}/locked/set"), 2, f"--output {wrong}/locked/set may not be written"),
     ]
     # permissions are the NameNode's, so the job must not run as its superuser
     env = {**QUIET, "HADOOP_USER_NAME": "nobody"}

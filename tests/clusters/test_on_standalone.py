@@ -80,7 +80,7 @@ def test_a_job_that_the_cluster_has_no_room_for_says_so_and_its_jobs_have_names(
             job.terminate()
             job.wait(30)
             end_tree([job])
-    assert asked == {f"scan: stratified to {tmp_path}/out"}
+    assert asked == {f"discover: stratified to {tmp_path}/out"}  # whether executors see the local paths
     assert not (tmp_path / "out").exists()
 
 

@@ -200,7 +200,7 @@ def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Pa
     pq.write_table(pa.table({"image": [IMAGES[0].tobytes()], "label": [1]}), tmp_path / "large.parquet")
     take(spark.sparkContext, tmp_path / "set", 1, [tmp_path / "large.parquet"], format=None)
     (entry,) = aside(tmp_path / "set")
-    assert "not 3x2x2" in entry["reason"]
+    assert "raw images of 3x2x2 have 12" in entry["reason"]
 
 
 def test_the_first_batch_settles_the_classes_with_ready_functions_too(

@@ -258,8 +258,9 @@ def test_a_file_with_other_rows_than_the_manifest_says_is_refused(broken: Path) 
 
 
 def test_a_listed_file_that_is_no_parquet_is_refused(broken: Path) -> None:
-    first_file(broken).write_bytes(b"no parquet" * 9)
-    entry = {"bytes": 90, "sha256": hashlib.sha256(b"no parquet" * 9).hexdigest()}
+    data = b"no parquet" * 900
+    first_file(broken).write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     change(broken, lambda manifest: manifest["workers"][0]["files"][0].update(entry))
     with pytest.raises(DataError, match=rf"{first_file(broken)} is damaged"):
         load_worker(open_shards(str(broken)), 0)

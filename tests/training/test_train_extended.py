@@ -137,6 +137,7 @@ def layer(image_shape, num_classes):
 """
 
 
+@pytest.mark.full
 def test_files_named_like_modules_are_no_harm_beside_a_model(shards: Path, tmp_path: Path) -> None:
     """The model of a user's own and what it imports come from the working folder, and nothing else does."""
     hide(tmp_path, "pipeline", "torch", "numpy", "matplotlib", "socket", "json", "multiprocessing")

@@ -163,6 +163,7 @@ def test_a_trained_run_on_a_full_disk_says_so_and_loses_nothing(start: Start, sm
     assert (run.output / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_a_trained_run_on_a_full_disk_ends_by_itself(
     shards: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

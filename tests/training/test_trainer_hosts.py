@@ -75,6 +75,7 @@ def nobody_listens(where: list[str]) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_three_hosts_end_with_the_bits_of_one_though_a_worker_is_killed(host: Host, undisturbed: np.ndarray) -> None:
     """Servers on hosts without workers; every message is encrypted."""
     where = addresses(2)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.clustering.npz import expect, from_bytes
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.errors import DataError, JobError
 from pipeline.json_values import build, fits, parse, parse_object
 from pipeline.shardset.attempt import is_running, whoami
 from tests.campaigns.fuzz_kinds import KINDS, SHAPE
@@ -410,7 +410,7 @@ def test_a_push_whose_numbers_cannot_be_is_left_out(field: str, tmp_path: Path) 
 
 def test_a_trace_of_damaged_pushes_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "pushes.csv").write_bytes(b"\0\xff\n" * 5)
-    with pytest.raises(UsageError, match="holds no run with pushes"):
+    with pytest.raises(DataError, match=r"pushes\.csv has no column generation: it is damaged"):
         PROFILES["trace"](str(tmp_path)).check()
 
 

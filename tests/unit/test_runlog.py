@@ -265,6 +265,7 @@ def test_a_run_is_summed_up() -> None:
         "rollbacks": 1,
         "evaluations_given_up": 0,
         "simulated": None,
+        "error": None,
     }
 
 

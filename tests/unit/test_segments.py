@@ -398,7 +398,7 @@ def test_an_evaluator_on_another_host_reads_the_events_of_the_one_that_leads(nea
     other = Folders(near, folder(tmp_path, "other"), "host-0a")
     write_whole(near / METRICS, b"")
     tail = HomeTail(other)
-    add(lead, METRICS, '{"event": "generation", "version": 1}')
+    add(lead, METRICS, '{"event": "generation", "generation": 1, "version": 1}')
     add(other, METRICS, '{"event": "eval", "version": 2}')
     assert [event["version"] for event in tail.new()] == [2]
     copy(lead)

@@ -459,7 +459,7 @@ def kill_at(second: float, monkeypatch: pytest.MonkeyPatch, output: Path, **valu
 
     with monkeypatch.context() as patched:
         patched.setattr(Engine, "_handle", killed)
-        patched.setattr("trainer.simulation.run.conclude", lambda *_: None)
+        patched.setattr("trainer.simulation.run.conclude", lambda *_, **__: None)
         with pytest.raises(Killed):
             virtual(output, **values)
 

@@ -34,9 +34,10 @@ def test_the_part_of_a_run_that_is_done_is_that_of_its_last_start(tmp_path: Path
     log_event(tmp_path, "start", plan={"updates": 400}, resumed_from=None)
     assert done_of(tmp_path) == 0
     for version in (100, 300):
-        log_event(tmp_path, "train", version=version)
+        measured = dict.fromkeys(("seconds", "epoch", "loss", "accuracy", "learning_rate", "images_per_s"), 0.0)
+        log_event(tmp_path, "train", version=version, workers=[], **measured)
     assert done_of(tmp_path) == 0.75
-    log_event(tmp_path, "rollback", to_version=100)
+    log_event(tmp_path, "rollback", from_version=300, to_version=100)
     assert done_of(tmp_path) == 0.25
     with open(tmp_path / METRICS, "a") as file:
         file.write('{"event": "train", "versi')  # what is being written

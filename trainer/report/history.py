@@ -80,7 +80,6 @@ def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
 
 def throughput_table(pushes: pd.DataFrame, num_workers: int) -> tuple[Floats, Floats]:
     """Edges [B + 1] in seconds and images a second [W, B], rejected mini-batches too; B may be 0. O(pushes)."""
-    pushes = pushes[pushes["worker"] < num_workers]
     bins = min(BINS, len(pushes) // (STEPS_A_BIN * max(1, num_workers)))
     edges = np.linspace(0, max(pushes["seconds"].max(), 1e-3) if bins else 0, bins + 1)
     if not bins:

@@ -220,7 +220,10 @@ class _Parts:
         sound = np.isfinite(frame["seconds"].to_numpy(np.float64))
         for name in INTEGERS:
             column = frame[name].to_numpy()
-            sound &= (column >= 0) & (column < 2 ** (63 if name in WIDE else 31)) & (column % 1 == 0)
+            sound &= (column >= 0) & (column < 2 ** (63 if name in WIDE else 31))
+            if column.dtype.kind == "f":
+                with np.errstate(invalid="ignore"):  # of infinity
+                    sound &= column % 1 == 0
         frame = frame[sound]
         for name, held in self._held.items():
             if self.rows + len(frame) > len(held):
@@ -299,7 +302,7 @@ def parse_event(line: str) -> Event | None:
     """The event of a line, or the last whole one if it was appended to a torn one."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:
-            event = parse(text)
+            event = parse(text, constant=lambda name: None)  # as log_event writes what is no finite number
         except ValueError:
             continue
         if isinstance(event, dict) and _is_event(event):
