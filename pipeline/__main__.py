@@ -4,13 +4,12 @@ A command is a module with ``main(argv) -> None`` that raises pipeline.errors; C
 Exit codes: 0 done, 1 the run failed or was interrupted, 2 the command line is wrong, 3 the data is.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pipeline.command_line import Parser
-from pipeline.errors import JobError, UsageError
+from pipeline.command_line import run_chosen
+from pipeline.errors import JobError
 
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
@@ -26,41 +25,22 @@ COMMANDS = {
 }
 
 
-def _parser() -> Parser:
-    lines = [f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()]
-    parser = Parser(
-        prog="python -m pipeline",
-        usage="%(prog)s COMMAND [OPTION ...]",
-        description="commands:\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "command", choices=COMMANDS, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
-    )
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
-    if not argv:
-        parser.print_help(sys.stderr)
-        return UsageError.exit_code
+    summaries = {name: summary for name, (_, summary) in COMMANDS.items()}
+    return run_chosen("python -m pipeline", summaries, run, argv)
+
+
+def run(command: str, arguments: list[str]) -> int:
+    """Run a command of this package and return the exit code."""
+    module, _ = COMMANDS[command]
     try:
-        args = parser.parse_args(argv)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    module, _ = COMMANDS[args.command]
-    try:
-        import_module(module).main(args.rest)  # imported late: a command loads only what it uses
+        import_module(module).main(arguments)  # imported late: a command loads only what it uses
     except JobError as error:
-        print(f"{args.command}: {error}", file=sys.stderr)
+        print(f"{command}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{args.command}: interrupted; run it again to go on", file=sys.stderr)
+        print(f"{command}: interrupted; run it again to go on", file=sys.stderr)
         return 1
     return 0
 

@@ -137,6 +137,47 @@ def is_repeatable(action: argparse.Action) -> bool:
     return isinstance(action, argparse._AppendAction)
 
 
+def run_chosen(
+    prog: str,
+    summaries: Mapping[str, str],
+    run: Callable[[str, list[str]], int],
+    argv: Sequence[str] | None = None,
+    version: str | None = None,
+) -> int:
+    """Run the command that a command line begins with, and return its exit code.
+
+    Without one the commands are shown; one that does not exist is answered in one line. Both are exit code 2.
+
+    Args:
+        prog: the program's name.
+        summaries: what each command does, by its name.
+        run: takes a command and the arguments after it.
+        argv: the command line; the process's own if None.
+        version: shown by --version, which there is not if None."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    lines = [f"  {name:<12}{summary}" for name, summary in summaries.items()]
+    flags = Parser(
+        prog=prog,
+        usage="%(prog)s COMMAND [OPTION ...]",
+        description="commands:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if version:
+        flags.add_argument("--version", action="version", version=version)
+    flags.add_argument(
+        "command", choices=summaries, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
+    )
+    flags.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    if not argv:
+        flags.print_help(sys.stderr)
+        return UsageError.exit_code
+    try:
+        args = flags.parse_args(argv)
+    except UsageError as error:
+        return _fail(str(error), error.exit_code, debug=False)
+    return run(args.command, args.rest)
+
+
 def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
     """Add --config, whose help names the file of defaults that holds without it. conf: its name without the ending."""
     file = f"conf/{conf}.toml" if (CONF / f"{conf}.toml").is_file() else "none"

@@ -5,7 +5,6 @@ Neither Spark nor torch is imported before the command is known. Exit codes are 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,8 +13,7 @@ from typing import Any
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import command_line
-from pipeline.command_line import DISTRIBUTION, Parser
-from pipeline.errors import UsageError
+from pipeline.command_line import DISTRIBUTION
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
@@ -34,35 +32,13 @@ PROGRAMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code; every foreseen error is one line on stderr."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
-    if not argv:
-        parser.print_help(sys.stderr)
-        return UsageError.exit_code
-    try:
-        args = parser.parse_args(argv)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    if args.command in PROGRAMS:
-        _train(args.command, args.rest)
-    return pipeline_commands.main([args.command, *args.rest])
+    return command_line.run_chosen("sharding", COMMANDS, _run, argv, version=f"sharding {version(DISTRIBUTION)}")
 
 
-def _parser() -> Parser:
-    lines = [f"  {name:<12}{summary}" for name, summary in COMMANDS.items()]
-    parser = Parser(
-        prog="sharding",
-        usage="%(prog)s COMMAND [OPTION ...]",
-        description="commands:\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"sharding {version(DISTRIBUTION)}")
-    parser.add_argument(
-        "command", choices=COMMANDS, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
-    )
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return parser
+def _run(command: str, arguments: list[str]) -> int:
+    if command in PROGRAMS:
+        _train(command, arguments)
+    return pipeline_commands.run(command, arguments)
 
 
 def _train(command: str, argv: Sequence[str]) -> None:

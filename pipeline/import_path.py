@@ -1,4 +1,4 @@
-"""Where this program and the processes that it starts import modules from.
+"""Set where this program and the processes that it starts import modules from.
 
 Python puts the working folder first on the path of ``python -m`` and ``python -c``, which is how Spark starts its Python
 workers and multiprocessing its fork server. A user's file torch.py or pipeline.py would be imported there in place of the
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -65,11 +65,16 @@ def child_variables() -> dict[str, str]:
     return {SAFE_PATH: "1", PATH: os.pathsep.join(folder for folder in folders if os.pathsep not in folder)}
 
 
-@contextmanager
-def handed_on() -> Iterator[None]:
+def handed_on() -> AbstractContextManager[None]:
     """Have ``child_variables`` in the environment, for processes that a library starts."""
-    before = {name: os.environ.get(name) for name in (SAFE_PATH, PATH)}
-    os.environ.update(child_variables())
+    return variables(child_variables())
+
+
+@contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Have values in the environment, and afterwards what was there before."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 
 from pipeline.clustering import dual, gram
 from pipeline.clustering.columns import matrix_to_vector
-from pipeline.clustering.npz import expect
+from pipeline.clustering.npz import expect, to_bytes
 from pipeline.clustering.params import as_pixels, matrix, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
-from pipeline.clustering.projection import Projection, check_grid, quantise, to_bytes
+from pipeline.clustering.projection import Projection, check_grid, quantise
 from pipeline.clustering.reduction import reduced
 from pipeline.errors import DataError, UsageError
 

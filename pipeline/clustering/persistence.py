@@ -8,8 +8,7 @@ import numpy.typing as npt
 from pyspark import SparkContext
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
-from pipeline.clustering.npz import from_bytes
-from pipeline.clustering.projection import to_bytes
+from pipeline.clustering.npz import from_bytes, to_bytes
 from pipeline.errors import DataError, UsageError
 from pipeline.json_values import parse_object
 from pipeline.spark.store import open_store

@@ -5,7 +5,6 @@ float64 only while BLAS multiplies them, and bounded so that nothing is ever rou
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -81,10 +80,3 @@ def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
     exponent = grid_exponent(bounds)
     fine = math.floor(51 - math.log2(float(bounds.max())))
     return Projection(np.rint(weights * 2.0**fine), fine - exponent, exponent)
-
-
-def to_bytes(**arrays: npt.NDArray[np.generic]) -> bytes:
-    """An .npz file; numpy stamps no time into it, so equal arrays give equal bytes."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()

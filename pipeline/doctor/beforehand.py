@@ -1,4 +1,4 @@
-"""What every job finds out before it reads the first row: whether it may write, and whether executors reach its paths."""
+"""Check before a job reads its first row that it may write, and that executors reach its paths."""
 
 from __future__ import annotations
 

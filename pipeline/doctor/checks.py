@@ -15,7 +15,7 @@ FAILED: Level = "FAILED"
 
 
 class Check(NamedTuple):
-    """One line of the screen.
+    """Hold the result of one check, a line of the screen.
 
     Attributes:
         name: what was checked, such as "open files".

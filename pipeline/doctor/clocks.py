@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 
     @property
     def ahead_s(self) -> float:
-        """How far the other clock is certainly ahead (below 0: behind); 0 if it may show the same time."""
+        """Return how far the other clock is certainly ahead (below 0: behind); 0 if it may show the same time."""
         if self.clock_s > self.after_s:
             return self.clock_s - self.after_s
         return min(0.0, self.clock_s - self.before_s)

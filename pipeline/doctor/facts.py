@@ -1,10 +1,9 @@
-"""What a process reports of itself and its machine.
+"""Gather what a process can tell of itself and its machine.
 
 Standard library only: tasks run this on executors, whose Python may lack every package."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import platform
 import re
@@ -53,12 +52,11 @@ class Folder(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What one process reports.
+    """Hold what one process reports.
 
     Attributes:
         where: "driver", or the name of an executor's machine.
         key: tells executors of one machine apart.
-        user: the name of the process's user.
         python: the version of Python.
         java: the version of Java; empty if it is not known.
         packages: the version by the name of a distribution; empty for one that is missing.
@@ -72,7 +70,6 @@ class Facts(NamedTuple):
 
     where: str
     key: str
-    user: str
     python: str
     java: str
     packages: Mapping[str, str]
@@ -85,7 +82,7 @@ class Facts(NamedTuple):
 
 
 class View(NamedTuple):
-    """What one executor sees.
+    """Hold what one executor sees.
 
     Attributes:
         where: the name of its machine.
@@ -104,7 +101,6 @@ def look(where: str, java: str = "") -> Facts:
     return Facts(
         where=where,
         key=f"{socket.gethostname()}:{os.getcwd()}",
-        user=user_name(),
         python=platform.python_version(),
         java=java,
         packages=package_versions(),
@@ -127,14 +123,6 @@ def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> View:
     """Return what an executor sees. paths: local ones; kerberos: whether a ticket is looked for."""
     seen = tuple(os.path.exists(path) for path in paths)
     return View(socket.gethostname(), seen, not kerberos or has_tokens() or has_ticket())
-
-
-def user_name() -> str:
-    """Return the user's name, or the number of one without a name (containers)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def package_versions() -> dict[str, str]:

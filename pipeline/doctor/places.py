@@ -39,7 +39,7 @@ def output_error(output: str, error: OSError) -> JobError | None:
 
 
 class Reach(NamedTuple):
-    """What a task on an executor could do.
+    """Hold what a task on an executor could do.
 
     Attributes:
         where: the name of its machine.

@@ -167,7 +167,7 @@ def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
 
 
 def layout_of(manifest: dict[str, Any]) -> Layout:
-    """What a row of a committed set looks like. Raises KeyError and ValueError for a manifest of another kind."""
+    """Return what a row of a committed set looks like. Raises KeyError and ValueError for a manifest of another kind."""
     columns, image = manifest["labels"]["columns"], manifest["image"]
     if len(image["shape"]) != 3 or min(image["shape"]) < 1 or image["dtype"] not in DTYPES:
         raise ValueError(f"images of {image['dtype']} in the shape {image['shape']}")

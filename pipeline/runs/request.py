@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pipeline.doctor.places import output_error
 from pipeline.errors import UsageError
 from pipeline.input.files import check_apart, named
 from pipeline.input.scan import MAX_CLASSES
-from pipeline.shardset.manifest import FORMAT_VERSION
+from pipeline.shardset.commit import check_reports
+from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet
 from pipeline.shardset.ratios import lowest_terms
 from pipeline.storage.objects import is_object
 from pipeline.storage.store import ENCRYPTED_SPILL, Store
@@ -78,7 +80,7 @@ def preflight(request: Request, *strategies: Strategy) -> None:
 
 
 def only_spark_knows(uri: str) -> bool:
-    """Whether settings that only Spark has may say where a place is or who may use it: a name service, keys of S3, and
+    """Tell whether only Spark's settings may say where a place is or who may use it: a name service, keys of S3, and
     spark-submit's --proxy-user."""
     scheme, authority, _ = split_uri(uri)
     return is_object(uri) or (scheme == "hdfs" and (":" not in authority or _is_for_another_user()))
@@ -108,17 +110,11 @@ def check_output(store: Store, request: Request) -> str:
     try:
         if not store.info(output).is_dir:
             raise UsageError(f"--output {output} is a file; choose a folder")
+        check_reports(store, output)
     except FileNotFoundError:
         pass
-    except PermissionError as error:
-        words = error.strerror or str(error).removeprefix(f"{output}: ")
-        raise UsageError(
-            f"--output {output} may not be written: {words}; choose another folder, or ask for the right"
-        ) from None
     except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
-            raise UsageError(f"--output {output} cannot be a folder: {error.strerror}; choose another") from None
-        raise
+        raise output_error(output, error) or error from None
     return output
 
 
@@ -142,3 +138,31 @@ def identity(request: Request, strategy: Strategy) -> str:
     if request.assignment_only:
         configuration["assignment_only"] = True
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
+
+
+def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str:
+    """Return in words in what a committed set differs from the one that is asked for."""
+    manifest = committed.manifest
+    asked: dict[str, Any] = {
+        "strategy": strategy.name,
+        **strategy.params(),
+        "seed": strategy.seed,
+        "workers": request.num_workers,
+        "ratios": request.ratios and list(request.ratios),
+        "interval": request.interval,
+        "evaluation rows": "yes" if request.eval_input else "none",
+        "assignment only": request.assignment_only,
+    }
+    held = {
+        "strategy": manifest["strategy"],
+        **manifest.get("asked", manifest["params"]),
+        "seed": manifest["seed"],
+        "workers": manifest["num_workers"],
+        "ratios": manifest.get("ratios"),
+        "interval": manifest.get("interval"),
+        "evaluation rows": "yes" if manifest.get("eval") else "none",
+        "assignment only": manifest.get("assignment_only", False),
+    }
+    asked = json.loads(json.dumps(asked))  # as a manifest holds it
+    found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
+    return "; ".join(found) or "its input"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +28,7 @@ from pipeline.output.entries import (
     versions,
 )
 from pipeline.output.placement import Dealing, Placement
-from pipeline.runs.request import Request, check_output, identity
+from pipeline.runs.request import Request, check_output, difference, identity
 from pipeline.runs.write import (
     Written,
     copy_models,
@@ -74,9 +73,8 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
         dataset, evaluation = discover_inputs(context, store, request)
         size = "x".join(map(str, dataset.layout.shape))
         files = f"{len(dataset.files)} {dataset.format} files ({file_names(dataset)})"
-        progress.report(f"{dataset.rows:,} rows of {size} in {files}")
-        if evaluation:
-            progress.report(f"{evaluation.rows:,} evaluation rows in {file_names(evaluation)}")
+        beside = f"; {evaluation.rows:,} evaluation rows ({file_names(evaluation)})" if evaluation else ""
+        progress.report(f"{dataset.rows:,} rows of {size} in {files}{beside}")
     strategy.check_input(dataset)
     check_num_workers(request, dataset)
     strategy = strategy.prepared(store, run_on(context))
@@ -181,12 +179,6 @@ def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
     return rows
 
 
-def check_shares(rows: Ints | None, allow_empty: bool) -> None:
-    """Raise UsageError where workers would get no rows, before any is written."""
-    if rows is not None:
-        check_empty(rows.tolist(), allow_empty)
-
-
 @dataclass(frozen=True)
 class Dealt:
     """What was placed and written, not committed yet."""
@@ -228,7 +220,11 @@ class ShardingRun:
             return self._found(before)
         damaged = before and before.manifest.get("identity") == self.identity and missing_file(before)
         if before and not damaged:  # a set that misses files is mended without --overwrite
-            refuse_unless(self.request.overwrite, before, f"configuration or input ({self._difference(before)})")
+            refuse_unless(
+                self.request.overwrite,
+                before,
+                f"configuration or input ({difference(before, self.request, self.strategy)})",
+            )
         with Attempt(self.store, self.output) as attempt:
             dealt = self._deal(inputs, attempt.folder)
             with self.progress.phase("commit"):
@@ -285,7 +281,8 @@ class ShardingRun:
         else:
             fitted = self.fit(context) if self.fit else self.strategy.fit(context)
             placed = deal(fitted, num_workers, self.request.ratios)
-        check_shares(placed.shares, self.request.allow_empty)
+        if placed.shares is not None:  # told before any row is written
+            check_empty(placed.shares.tolist(), self.request.allow_empty)
         with progress.phase("write"):
             written = self._write(source, placed, staging)
             if placed.neighbourhoods is not None:
@@ -376,33 +373,6 @@ class ShardingRun:
             listings = self.dataset.listing(), self.evaluation.listing() if self.evaluation else None
             return (manifest["input"]["listing"], beside.get("listing")) == listings
         return (manifest["input"]["fingerprint"], beside.get("fingerprint")) == inputs.fingerprints()
-
-    def _difference(self, before: ShardSet) -> str:
-        """Return in what a committed set differs from the one that is asked for."""
-        manifest, request = before.manifest, self.request
-        asked: dict[str, Any] = {
-            "strategy": self.strategy.name,
-            **self.strategy.params(),
-            "seed": self.strategy.seed,
-            "workers": request.num_workers,
-            "ratios": request.ratios and list(request.ratios),
-            "interval": request.interval,
-            "evaluation rows": "yes" if request.eval_input else "none",
-            "assignment only": request.assignment_only,
-        }
-        held = {
-            "strategy": manifest["strategy"],
-            **manifest.get("asked", manifest["params"]),
-            "seed": manifest["seed"],
-            "workers": manifest["num_workers"],
-            "ratios": manifest.get("ratios"),
-            "interval": manifest.get("interval"),
-            "evaluation rows": "yes" if manifest.get("eval") else "none",
-            "assignment only": manifest.get("assignment_only", False),
-        }
-        asked = json.loads(json.dumps(asked))  # as a manifest holds it
-        found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
-        return "; ".join(found) or "its input"
 
     def _supersedes(self, theirs: ShardSet, inputs: Inputs) -> bool:
         """Whether this run may replace what another run committed in the meantime."""

@@ -31,7 +31,7 @@ from pipeline.errors import DataError, JobError, UsageError
 from pipeline.shardset.attempt import ATTEMPTS, Attempt
 from pipeline.shardset.generations import appended
 from pipeline.shardset.manifest import ShardSet, dumps, read_committed, with_paths
-from pipeline.shardset.versions import NAME, STAMP, copy_newest, is_behind, last_taken, put, stamped, withhold
+from pipeline.shardset.versions import FOLDER, NAME, STAMP, copy_newest, is_behind, last_taken, put, stamped, withhold
 from pipeline.storage.retries import with_retries
 from pipeline.storage.store import Store
 
@@ -43,6 +43,14 @@ DERIVED = ("report.html", "quality.json")  # made after a commit, from it; stale
 DERIVED_PART = re.compile(r"_(report\.html|quality\.json)-[0-9a-f]{8}")
 MOVERS = 8  # files moved or deleted at once
 Move = tuple[str, str]  # where a file is, and its path under OUTPUT without its stamp
+
+
+def check_reports(store: Store, output: str) -> None:
+    """Raise UsageError if an output without a set holds a report: of a training run or a benchmark, which a set's own
+    would replace. Costs up to four requests."""
+    held = next((name for name in DERIVED if store.exists(f"{output}/{name}")), None)
+    if held and not any(store.exists(f"{output}/{name}") for name in (NAME, FOLDER)):
+        raise UsageError(f"--output {output} holds a {held} that is not of a shard set; choose another folder")
 
 
 def publish(

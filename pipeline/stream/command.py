@@ -17,6 +17,7 @@ from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import only_spark_knows
+from pipeline.shardset.commit import check_reports
 from pipeline.shardset.manifest import read_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
@@ -174,6 +175,7 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
     if not topic.is_topic(args.source):
         source_of(Store(), args.source, output)
     checkpoint_of(Store(), args.checkpoint, output)
+    check_reports(Store(), output)
     return options
 
 

@@ -29,9 +29,10 @@ from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.hash_model import HashModel
 from pipeline.clustering.kmeans import BlockKMeansModel
 from pipeline.clustering.kmeans_by_class import KMeansByClassModel
+from pipeline.clustering.npz import to_bytes
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.persistence import load_model, save_model
-from pipeline.clustering.projection import quantise, to_bytes
+from pipeline.clustering.projection import quantise
 from pipeline.errors import DataError
 from pipeline.hashing import row_hashes
 from pipeline.input.assignment_table import MOST_ROWS, open_table, read_lines

@@ -50,6 +50,8 @@ def test_a_run_its_rerun_another_configuration_and_an_overwrite(
     flags += [*SMALL, *FIT]
     done = submit("distribution_aware.py", *flags)
     assert done.code == 0, done.err
+    assert "600 rows of 3x8x8 in 2 cifar10-binary files (data_batch_1.bin and data_batch_2.bin)" in done.out + done.err
+    assert "; 300 evaluation rows (held-out.bin)" in done.out + done.err
     assert "committed" in done.out
     assert str(output / "report.html") in done.out
     assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")

@@ -35,7 +35,7 @@ DENIED = 'Permission denied: user=alice, access=WRITE, inode="/":root:supergroup
 
 
 def machine(where: str = "driver", **changes: Any) -> Facts:
-    made = Facts(where, where, "me", "3.11.7", "17.0.9", PACKAGES, 4096, 0o022, (ROOM,), False, False, 0.0)
+    made = Facts(where, where, "3.11.7", "17.0.9", PACKAGES, 4096, 0o022, (ROOM,), False, False, 0.0)
     return made._replace(**changes)
 
 

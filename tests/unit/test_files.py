@@ -154,6 +154,19 @@ def test_an_output_among_what_a_pattern_matches_is_refused_and_one_beside_it_is_
             check_output(Store(), Request(f"{days}/day-0*", output, 2))
 
 
+def test_an_output_with_the_report_of_a_training_run_is_refused(days: Path) -> None:
+    output = days.parent / "run"
+    output.mkdir()
+    request = Request(f"{days}/day-0*", str(output), 2)
+    (output / "notes.txt").write_text("somebody's")
+    check_output(Store(), request)
+    (output / "report.html").write_text("of a run")
+    with pytest.raises(UsageError, match=r"holds a report\.html that is not of a shard set; choose another folder"):
+        check_output(Store(), request)
+    (output / "_manifests").mkdir()
+    check_output(Store(), request)  # a set whose manifest.json is gone
+
+
 @pytest.mark.parametrize("output", ["out", "out/deeper"])
 def test_an_output_that_the_pattern_would_match_at_the_next_run_is_refused_at_the_first(
     days: Path, output: str

@@ -17,7 +17,8 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 from pipeline.clustering.hashes import WIDTH_ROWS, Family, Hashes, fit
-from pipeline.clustering.projection import Grid, grid_exponent, to_bytes
+from pipeline.clustering.npz import to_bytes
+from pipeline.clustering.projection import Grid, grid_exponent
 from pipeline.datasets.synthetic import SampleSpec, training_batches
 from pipeline.errors import UsageError
 

@@ -8,7 +8,7 @@ import platform
 import socket as sockets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.command_line import unforeseen
 from pipeline.errors import JobError, UsageError
+from pipeline.import_path import variables
 from pipeline.storage.store import SETTINGS
 from trainer.cluster.launcher import Invitation, Part, Slot, visible
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line, Lost
@@ -167,22 +168,14 @@ class _Caller:
         """The line lives longer."""
 
 
-@contextmanager
-def _environment(invitation: Invitation, slot: Slot) -> Iterator[None]:
-    """What the part's processes inherit, while it lasts: a cluster may use this process for another part later."""
-    names = ("CUDA_VISIBLE_DEVICES", SETTINGS)
-    before = {name: os.environ.get(name) for name in names}
+def _environment(invitation: Invitation, slot: Slot) -> AbstractContextManager[None]:
+    """Have in the environment what the part's processes inherit; a cluster may use this process for another part later."""
+    values = {}
     if slot.devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, before["CUDA_VISIBLE_DEVICES"])
+        values["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if invitation["store"]:
-        os.environ[SETTINGS] = str(invitation["store"])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        values[SETTINGS] = str(invitation["store"])
+    return variables(values)
 
 
 @contextmanager

@@ -32,7 +32,8 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
     virtual = " of virtual time" if result.get("simulated") is not None else ""
     evaluated = ("accuracy", "not evaluated")
     if result["final_accuracy"] is not None:
-        evaluated = ("accuracy", f"{percent(result['final_accuracy'])}, best {percent(result['best_accuracy'])}")
+        best = f"best {percent(result['best_accuracy'])} after epoch {number(result['best_epoch'], '.4g')}"
+        evaluated = ("accuracy", f"{percent(result['final_accuracy'])} at the end, {best}")
     elif result["best_epoch"] is not None:  # real targets have a loss only
         losses = [number(result[name], ".4f") for name in ("final_loss", "best_loss")]
         evaluated = ("evaluation loss", f"{losses[0]}, best {losses[1]}")

@@ -122,7 +122,7 @@ def begins_as_image(data: bytes) -> bool:
 
 
 def is_encoded(data: bytes, pixels: int) -> bool:
-    """Whether an image is an image file. Raw pixels may begin like one, but have the raw length."""
+    """Tell whether bytes are an image file. Raw pixels may begin like one, but have the raw length."""
     return begins_as_image(data) and len(data) != pixels
 
 
@@ -268,7 +268,7 @@ class ParquetImages(Format):
 
 
 def _looks_raw(values: Any, size: int) -> bool:
-    """Whether all values have so many bytes, and none begins as an image file does. values: large_binary."""
+    """Tell whether all values have so many bytes, and none begins as an image file does. values: large_binary."""
     if not pc.all(pc.equal(pc.binary_length(values), size)).as_py():
         return False
     pixels = raw_images(values, size, "", 0)
