@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,18 +64,21 @@ class Training(RunFolder):
     def __init__(self, shards: Path | str, output: Path, *flags: object, inside: tuple[str, ...] = ()) -> None:
         """inside: a command that runs another, such as in a network of its own."""
         super().__init__(output)
-        self.text = output.parent / f"{output.name}.{time.monotonic_ns()}.txt"
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (not beside the output: a test may fill that disk)
         command = [*inside, sys.executable, "-m", "trainer", "--shards", str(shards), "--output", str(output)]
-        with open(self.text, "w") as text:
-            self.process = subprocess.Popen(
-                [*command, *map(str, flags)], cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self.process = subprocess.Popen(
+            [*command, *map(str, flags)],
+            cwd=ROOT,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def wait(self, seconds: float = 120) -> int:
         return self.process.wait(seconds)
 
     def said(self) -> str:
-        return self.text.read_text()
+        return os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).decode()
 
     def family(self) -> list[psutil.Process]:
         """Every process of the run's session but zombies, wherever its parent is."""
