@@ -7,6 +7,7 @@ import argparse
 import difflib
 import os
 import re
+import select
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from pipeline.storage import retries
 
 DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, by which installed metadata are found
 UNSET = object()
+BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
 
 
 def _conf() -> Traversable:
@@ -247,10 +249,13 @@ def execute(
     debug = "--debug" in sys.argv
     try:
         code = main()
+        sys.stdout.flush()  # while an error of it is still caught
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         code = _fail(f"interrupted; {interrupted}", 1, debug)
+    except BrokenPipeError as error:
+        code = BROKEN_PIPE if _output_is_closed() else _fail(str(error), 1, debug)
     except (OSError, MemoryError) as error:
         code = _fail(str(error) or type(error).__name__, 1, debug)
     except Exception as error:
@@ -261,6 +266,16 @@ def execute(
     if retries.are_left():
         os._exit(code)
     sys.exit(code)
+
+
+def _output_is_closed() -> bool:
+    """Return True, and drop what is still to be printed, if the reader of standard output has gone, as ``head`` does."""
+    poll = select.poll()
+    poll.register(sys.stdout, select.POLLOUT)
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
 
 
 def _fail(line: str, code: int, debug: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from pipeline import entry
 from pipeline.command_line import CONF, Parser, as_typed, parser
 from pipeline.errors import UsageError
 from pipeline.runs.command import shard_parser
+from tests.clusters import ROOT
 from trainer import simulate
 from trainer.embed import __main__ as embed
 from trainer.flags import flags as trainer_flags
@@ -84,3 +86,16 @@ def test_defaults_are_those_of_the_module_whatever_was_typed(monkeypatch: pytest
     monkeypatch.setattr(sys, "argv", ["sharding"])
     assert [make().conf for make in (shard_parser, trainer_flags, simulate.parser, embed.parser)] == before
     assert before == ["shard", "trainer", "trainer", "embed"]
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    program = "from pipeline.command_line import execute\nexecute(lambda: print('line\\n' * 100_000), interrupted='')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
