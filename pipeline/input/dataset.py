@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DataError, UsageError
+from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
@@ -132,7 +133,7 @@ class Dataset:
         """The file and the place in it of one id, for error lines."""
         for file in self.files:
             if row < file.rows:
-                return FORMATS[self.format].where(file, row, self.layout)
+                return FORMATS[self.format].where(file, row, stored_layout(file, self.layout))
             row -= file.rows
         raise IndexError(row)
 
@@ -161,13 +162,14 @@ def discover(
     num_classes: int | None = None,
     unlabelled: bool = False,
     evaluation: bool = False,
+    channels: int | None = None,
 ) -> Dataset:
     """Find the files, the layout and the number of rows of an input.
 
     run(fn, items): how to map over files (tasks for the job, a list comprehension elsewhere); files that must be
     opened to be counted are opened there, not on the driver. unlabelled: labels are not looked for, and not read where
-    there are any. O(files) memory. Raises DataError (empty or mixed folder, truncated file, no labels, unreadable path)
-    and UsageError (unknown format)."""
+    there are any. channels: 1 or 3, to which images are converted. O(files) memory. Raises DataError (empty or
+    mixed folder, truncated file, no labels, unreadable path) and UsageError (unknown format)."""
     uri = store.resolve(uri)
     entries = input_files(store, uri, evaluation)
     if format is not None and format not in FORMATS:
@@ -188,6 +190,7 @@ def discover(
                 f"{entry.path} has no labels, which Parquet has in a column label, labels or fine_label or in folders"
                 " label=N, and a pickle in labels or fine_labels; the jobs shard rows without labels if told --unlabelled"
             )
+        file, layout = with_channels(file, layout, channels)
         files.append(file)
         layouts.append((entry, layout.without_labels() if unlabelled else layout))
     if not files:
@@ -195,8 +198,10 @@ def discover(
     first_entry, merged = layouts[0]
     for entry, layout in layouts[1:]:
         if layout != merged:
+            advice = "; --channels 1 or 3 converts grey and RGB" if layout.shape[1:] == merged.shape[1:] else ""
             raise DataError(
                 f"mixed layouts: {first_entry.path} holds {merged.describe()}, {entry.path} holds {layout.describe()}"
+                f"{advice if layout.shape != merged.shape else ''}"
             )
     if num_classes is not None:
         merged = replace(merged, num_classes=num_classes)

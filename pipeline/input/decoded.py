@@ -18,6 +18,7 @@ import numpy as np
 import PIL
 import pyarrow as pa
 
+from pipeline.input.converted import read_converted
 from pipeline.input.formats.base import Columns, DataFile, Format
 from pipeline.shardset.layout import Layout
 from pipeline.storage.store import Store
@@ -34,17 +35,18 @@ def decoder_versions() -> str:
 def read_decoded(
     kind: Format, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
 ) -> Iterator[Columns]:
-    """Records start <= r < stop as ``kind.read`` gives them, in blocks of at most as many rows; of images that are dear to
-    decode the first to ask decodes."""
+    """Yield the records start <= r < stop like ``read_converted``, in blocks of at most as many rows.
+
+    Images that are dear to decode are decoded once, by the first caller, and kept."""
     step = file.decode_rows if images else 0
     if not step:
-        yield from kind.read(store, file, start, stop, layout, images)
+        yield from read_converted(kind, store, file, start, stop, layout, images)
         return
     for low in range(start - start % step, stop, step):
         high = min(low + step, file.rows)
         kept = _kept(kind, store, file, low, high, layout)
         if kept is None:
-            yield from kind.read(store, file, max(start, low), min(stop, high), layout, True)
+            yield from read_converted(kind, store, file, max(start, low), min(stop, high), layout, True)
         else:
             yield from _mapped(kept, max(start, low) - low, min(stop, high) - low)
 
@@ -67,7 +69,7 @@ def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layou
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits instead of decoding too
             if not path.exists():
-                _keep(path, kind.read(store, file, low, high, layout, True))
+                _keep(path, read_converted(kind, store, file, low, high, layout, True))
     except OSError:  # of the disk, or of the input, which the pass then meets itself
         return None
     return path

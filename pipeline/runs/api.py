@@ -36,6 +36,7 @@ def shard(
     image_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     unlabelled: bool = False,
+    channels: int | None = None,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -49,7 +50,8 @@ def shard(
     spark: the session to run on (None: the running one, else a local one for this call). input, eval_input: a folder or
     file, local, hdfs:// or s3://; output: the folder of the set. strategy: a spec, such as ``Stratified(start="carry")``,
     or the name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
-    tell. unlabelled: the rows have no labels, or none that shards are to carry. interval: {"ds": ...} or {"run_id": ...}
+    tell. unlabelled: the rows have no labels, or none that shards are to carry. channels: 1 or 3, to convert
+    RGB images to grey or grey ones to RGB. interval: {"ds": ...} or {"run_id": ...}
     of a batch run. ratios: shares of the workers, such as (4, 2, 1, 1), where they are not equal
     (``pipeline.measured_ratios`` tells those of a training run). assignment_only: write which worker gets which row, and no
     shards (``materialize`` makes them). report: write report.html and quality.json too, about 2 s for 12 workers.
@@ -66,6 +68,7 @@ def shard(
         shape=image_shape,
         num_classes=num_classes,
         unlabelled=unlabelled,
+        channels=channels,
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
@@ -116,6 +119,7 @@ def materialize(
     image_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     unlabelled: bool = False,
+    channels: int | None = None,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -137,6 +141,7 @@ def materialize(
         shape=image_shape,
         num_classes=num_classes,
         unlabelled=unlabelled,
+        channels=channels,
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,

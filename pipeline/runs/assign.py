@@ -46,6 +46,7 @@ def assign(
     image_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     unlabelled: bool = False,
+    channels: int | None = None,
     scratch: str | None = None,
     quiet: bool = True,
 ) -> DataFrame:
@@ -72,6 +73,7 @@ def assign(
         shape=image_shape,
         num_classes=num_classes,
         unlabelled=unlabelled,
+        channels=channels,
         ratios=ratios,
     )
     if unlabelled:

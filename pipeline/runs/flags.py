@@ -55,6 +55,12 @@ def add_layout_flags(flags: argparse._ActionsContainer) -> None:
         help="image size where files do not tell (default 3x32x32)",
     )
     flags.add_argument(
+        "--channels",
+        type=int,
+        metavar="C",
+        help="1 or 3: RGB images become grey, or grey ones RGB (default: as they are, and all alike)",
+    )
+    flags.add_argument(
         "--unlabelled", action="store_true", help="the rows have no labels, or none that shards are to carry"
     )
     flags.add_argument(
@@ -164,6 +170,7 @@ def read_request(args: argparse.Namespace) -> Request:
         shape=getattr(args, "image_shape", None),
         num_classes=getattr(args, "num_classes", None),
         unlabelled=getattr(args, "unlabelled", False),
+        channels=getattr(args, "channels", None),
         overwrite=args.overwrite,
         allow_empty=args.allow_empty,
         interval=interval,

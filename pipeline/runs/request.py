@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.doctor.places import output_error
 from pipeline.errors import UsageError
+from pipeline.input.channels import check_channels
 from pipeline.input.files import check_apart, named
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.commit import check_reports
@@ -37,6 +38,7 @@ class Request:
     shape: tuple[int, int, int] | None = None
     num_classes: int | None = None
     unlabelled: bool = False
+    channels: int | None = None
     overwrite: bool = False
     allow_empty: bool = False
     interval: Mapping[str, str] | None = None
@@ -58,6 +60,7 @@ class Request:
             )
         if self.unlabelled and self.num_classes is not None:
             raise UsageError("--unlabelled and --num-classes exclude each other")
+        check_channels(self.channels)
 
 
 def preflight(request: Request, *strategies: Strategy) -> None:
@@ -133,6 +136,8 @@ def identity(request: Request, strategy: Strategy) -> str:
     }
     if request.unlabelled:
         configuration["unlabelled"] = True
+    if request.channels:
+        configuration["channels"] = request.channels
     if request.ratios:
         configuration["ratios"] = request.ratios
     if request.assignment_only:

@@ -94,6 +94,7 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
             num_classes=request.num_classes,
             unlabelled=request.unlabelled,
             evaluation=evaluation,
+            channels=request.channels,
         )
 
     given = {"--input": request.input, "--eval-input": request.eval_input}

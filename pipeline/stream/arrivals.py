@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.arrays import Ints
 from pipeline.errors import DataError
+from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.formats import FORMATS, Columns, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
@@ -82,7 +83,7 @@ class Arrivals(Dataset):
 
     def where(self, row: int) -> str:
         file, record = self.record(row)
-        return FORMATS[self.format].where(file, record, self.layout)
+        return FORMATS[self.format].where(file, record, stored_layout(file, self.layout))
 
     def record(self, row: int) -> tuple[DataFile, int]:
         """The file of a row, and its place there."""
@@ -120,12 +121,13 @@ def survey(
     shape: tuple[int, int, int] | None,
     expected: Layout | None,
     unlabelled: bool,
+    channels: int | None = None,
 ) -> tuple[Arrivals | None, list[Broken]]:
     """The files of a batch, in their order, and what is wrong with some. expected: what rows of the set look like, None
     before there are any: then the first file that can be read tells, and its format. None where none can."""
 
     def look(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
-        return _look(store, entry, format, shape, unlabelled)
+        return _look(store, entry, format, shape, unlabelled, channels)
 
     segments: list[Segment] = []
     broken: list[Broken] = []
@@ -153,7 +155,12 @@ def survey(
 
 
 def _look(
-    store: Store, entry: FileInfo, format: str | None, shape: tuple[int, int, int] | None, unlabelled: bool
+    store: Store,
+    entry: FileInfo,
+    format: str | None,
+    shape: tuple[int, int, int] | None,
+    unlabelled: bool,
+    channels: int | None,
 ) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
     """One file's format, rows and layout, and what is wrong with it."""
     broken: list[Broken] = []
@@ -171,6 +178,7 @@ def _look(
         except DataError:
             confirm(store, entry.path)
             file, layout = kind.survey(store, entry, shape)
+        file, layout = with_channels(file, layout, channels)
     except DataError as error:
         return "", None, None, [Broken(entry.path, None, str(error), 0)]
     except FileNotFoundError:

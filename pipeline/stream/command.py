@@ -190,6 +190,7 @@ def read_request(args: argparse.Namespace) -> StreamRequest:
         shape=args.image_shape,
         num_classes=args.num_classes,
         unlabelled=args.unlabelled,
+        channels=args.channels,
         window_rows=args.window_rows,
         late_after_s=args.late_after,
     )

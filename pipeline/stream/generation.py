@@ -130,9 +130,10 @@ class GenerationRun:
             run=run_on(self.context),
             first=first,
             format=before.manifest["input"]["format"] if before else self.request.format,
-            shape=expected.shape if expected else self.request.shape,
+            shape=expected.shape if expected and not self.request.channels else self.request.shape,
             expected=expected,
             unlabelled=self.request.unlabelled,
+            channels=self.request.channels,
         )
 
     def _check_landed(self, folder: str, broken: list[Broken]) -> None:

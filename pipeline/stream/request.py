@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
+from pipeline.input.channels import check_channels
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.strategies.hash import Hash
@@ -29,6 +30,7 @@ class StreamRequest:
     shape: tuple[int, int, int] | None = None
     num_classes: int | None = None
     unlabelled: bool = False
+    channels: int | None = None
     window_rows: int = WINDOW_ROWS
     late_after_s: float | None = None
 
@@ -39,6 +41,7 @@ class StreamRequest:
             raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
         if self.unlabelled and self.num_classes is not None:
             raise UsageError("--unlabelled and --num-classes exclude each other")
+        check_channels(self.channels)
         if self.window_rows < 0:
             raise UsageError(f"--window-rows must be 0 or more, got {self.window_rows}")
         if self.late_after_s is not None and not 0 < self.late_after_s < math.inf:
@@ -61,4 +64,6 @@ class StreamRequest:
             "unlabelled": self.unlabelled,
             "stream": {"window_rows": self.window_rows, "late_after_s": self.late_after_s, "model": self.model},
         }
+        if self.channels:
+            configuration["channels"] = self.channels
         return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from pipeline.errors import UsageError
+from pipeline.input.channels import to_channels
 from pipeline.input.dataset import serial
 from pipeline.runs.report import report
 from pipeline.shardset.damage import all_damage
@@ -187,6 +188,13 @@ def test_parquet_arrives_too(spark: SparkSession, tmp_path: Path) -> None:
         take(spark.sparkContext, tmp_path / "set", number, [path], format=None)
     shards = check_set(tmp_path / "set", IMAGES[:300], LABELS[:300])
     assert shards.manifest["input"]["format"] == "parquet"
+
+
+def test_a_stream_makes_its_images_grey(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
+    for batch, file in enumerate(files[:2]):
+        take(spark.sparkContext, tmp_path / "set", batch, [file], channels=1)
+    check_set(tmp_path / "set", to_channels(IMAGES[:300].reshape(-1, 3, 8, 8), 1), LABELS[:300])
+    assert StreamRequest("o", 3, STRATEGY, channels=1).identity() != StreamRequest("o", 3, STRATEGY).identity()
 
 
 @pytest.mark.full

@@ -25,11 +25,13 @@ input, 1 anything else."""
 def parser() -> Parser:
     made = command_line.parser(PROG, "Embed images by an auto-encoder into a table of (id, embedding).", EPILOG)
     sources = ("input", "shards")
-    add_flags(made.add_argument_group("rows"), Embedding, only=(*sources, "format", "image_shape", "output"))
+    add_flags(
+        made.add_argument_group("rows"), Embedding, only=(*sources, "format", "image_shape", "channels", "output")
+    )
     fit = ("fit_rows", "epochs", "batch_size", "learning_rate", "weight_decay", "seed")
     add_flags(made.add_argument_group("auto-encoder"), Embedding, only=fit)
     run = made.add_argument_group("run")
-    add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "output", *fit))
+    add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "channels", "output", *fit))
     command_line.add_config_flag(run, "embed")
     run.add_argument("--debug", action="store_true", help="show stack traces")
     return made

@@ -8,6 +8,7 @@ from typing import Literal
 from pipeline.command_line import image_shape
 from pipeline.command_line import seed as seed_number
 from pipeline.errors import UsageError
+from pipeline.input.channels import check_channels
 from pipeline.specs import Spec, option
 
 
@@ -23,6 +24,9 @@ class Embedding(Spec):
     format: str | None = option(None, "layout of --input", metavar="NAME", shown="recognised by itself")
     image_shape: tuple[int, int, int] | None = option(
         None, "image size where files do not tell", metavar="CxHxW", parse=image_shape, shown="3x32x32"
+    )
+    channels: int | None = option(
+        None, "1 or 3, to which images of --input are converted", metavar="C", shown="as they are"
     )
     fit_rows: int = option(
         50_000, "rows that the auto-encoder learns from, about, drawn by their ids", metavar="N", least=1
@@ -47,5 +51,6 @@ class Embedding(Spec):
         super().__post_init__()
         if (self.input is None) == (self.shards is None):
             raise UsageError("give the images to embed: either --input or --shards")
-        if self.shards is not None and (self.format or self.image_shape):
-            raise UsageError("--shards tell their own layout: leave --format and --image-shape out")
+        if self.shards is not None and (self.format or self.image_shape or self.channels):
+            raise UsageError("--shards tell their own layout: leave --format, --image-shape and --channels out")
+        check_channels(self.channels)

@@ -29,7 +29,13 @@ def open_rows(store: Store, asked: Embedding) -> Dataset:
     else:
         assert asked.input is not None
         dataset = discover(
-            store, asked.input, run=serial, format=asked.format, shape=asked.image_shape, unlabelled=True
+            store,
+            asked.input,
+            run=serial,
+            format=asked.format,
+            shape=asked.image_shape,
+            unlabelled=True,
+            channels=asked.channels,
         )
     if dataset.layout.dtype != "uint8":
         raise UsageError(

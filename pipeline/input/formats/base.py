@@ -25,8 +25,12 @@ def block_rows(record_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class DataFile:
-    """decode_rows: how many rows are decoded together and kept for later passes (input/decoded.py); 0 where reading any
-    range costs what its bytes cost. label: of all rows, where not they but a folder of a partition tells it."""
+    """A file of an input as its survey found it.
+
+    decode_rows: how many rows are decoded together and kept for later passes (input/decoded.py); 0 where reading any
+    range costs what its bytes cost. label: of all rows, where not they but a folder of a partition tells it. encoded: the
+    images are files such as PNG. channels: of the images as the format reads them, where --channels is given; image files
+    are converted to as many, other images after they are read (input/converted.py)."""
 
     path: str
     bytes: int
@@ -35,6 +39,8 @@ class DataFile:
     decode_rows: int = 0
     label: int | None = None
     change: str = ""  # see FileInfo
+    encoded: bool = False
+    channels: int | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from pipeline.errors import DataError, UsageError
+from pipeline.input.channels import to_channels
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 from pipeline.shardset.layout import CIFAR_SHAPE, MAX_IMAGE_BYTES, Dtype, Layout
 from pipeline.shardset.schema import (
@@ -205,7 +206,7 @@ class ParquetImages(Format):
         shape, encoded = _first_shape(parquet, image, layout, file.path)
         layout = replace(layout, shape=shape)
         if encoded:
-            return replace(data, decode_rows=max(1, DECODED_BYTES // layout.record_bytes)), layout
+            return replace(data, decode_rows=max(1, DECODED_BYTES // layout.record_bytes), encoded=True), layout
         group = max(parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups))
         if group * layout.record_bytes > LARGE_GROUP_BYTES:
             data = replace(data, decode_rows=group)
@@ -240,7 +241,7 @@ class ParquetImages(Format):
                         labels=_whole(part.column(label), label, file.path, record)
                         if label
                         else np.full(len(part), file.label or 0, np.int32),
-                        images=self._images(part.column(image), layout, file.path, record) if images else None,
+                        images=self._images(part.column(image), layout, file, record) if images else None,
                         coarse_labels=_whole(part.column("coarse_label"), "coarse_label", file.path, record)
                         if layout.coarse
                         else None,
@@ -248,7 +249,8 @@ class ParquetImages(Format):
                     )
             first += rows
 
-    def _images(self, column: Any, layout: Layout, path: str, first: int) -> npt.NDArray[np.uint8]:
+    def _images(self, column: Any, layout: Layout, file: DataFile, first: int) -> npt.NDArray[np.uint8]:
+        path = file.path
         if layout.column:
             return vectors_of(column, layout, path, first)
         size = layout.record_bytes
@@ -263,7 +265,7 @@ class ParquetImages(Format):
             return raw_images(values, size, path, first)
         out = np.empty((len(values), size), np.uint8)
         for at, value in enumerate(values):
-            out[at] = _pixels(value.as_py(), layout, f"{path}, row {first + at}")
+            out[at] = _pixels(value.as_py(), layout, f"{path}, row {first + at}", converts=bool(file.channels))
         return out
 
 
@@ -314,7 +316,7 @@ def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int
     return layout.shape, False
 
 
-def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
+def _pixels(data: bytes, layout: Layout, place: str, *, converts: bool) -> npt.NDArray[np.uint8]:
     """One image, encoded or raw, uint8 [C*H*W]: each row is judged by itself, wherever blocks begin. Raw pixels that begin
     as an encoded image does are no such image, and one whose bytes number as many as its pixels is. Raises DataError."""
     is_raw = len(data) == layout.record_bytes
@@ -328,8 +330,12 @@ def _pixels(data: bytes, layout: Layout, place: str) -> npt.NDArray[np.uint8]:
         if is_raw and isinstance(error, Undecodable):
             return np.frombuffer(data, np.uint8)
         raise DataError(f"{place}: {error}") from None
+    if converts:
+        image = to_channels(image, layout.shape[0])
     if image.shape != layout.shape:
-        raise DataError(f"{place}: the image is {image.shape}, the first one {layout.shape}")
+        size, first = ("x".join(map(str, shape)) for shape in (image.shape, layout.shape))
+        advice = "; --channels 1 or 3 converts grey and RGB" if image.shape[1:] == layout.shape[1:] else ""
+        raise DataError(f"{place}: the image is {size}, the first one {first}{advice}")
     return image.reshape(-1)
 
 

@@ -1,0 +1,49 @@
+"""Files whose images are converted to --channels: image files as they are decoded, other images after they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pipeline.errors import DataError
+from pipeline.input.channels import CHANNELS, to_channels
+from pipeline.input.formats.base import Columns, DataFile, Format
+from pipeline.shardset.layout import Layout
+from pipeline.storage.store import Store
+
+
+def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple[DataFile, Layout]:
+    """Return a surveyed file and its layout as they are once its images have so many channels; None keeps them.
+
+    Raises DataError where the rows are no grey or RGB images of uint8."""
+    if channels is None:
+        return file, layout
+    if layout.dtype != "uint8" or layout.shape[0] not in CHANNELS:
+        raise DataError(
+            f"{file.path} holds {layout.describe()}; --channels converts uint8 images of 1 or 3 channels, so leave it out"
+        )
+    # The decoder of image files converts each of them: one file may hold grey and RGB ones.
+    stored = channels if file.encoded else layout.shape[0]
+    return replace(file, channels=stored), _of(layout, channels)
+
+
+def stored_layout(file: DataFile, layout: Layout) -> Layout:
+    """Return the layout of a file's rows before their conversion. layout: that of the rows as they are used."""
+    return _of(layout, file.channels) if file.channels else layout
+
+
+def read_converted(
+    kind: Format, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+) -> Iterator[Columns]:
+    """Yield the records start <= r < stop of a file like ``kind.read``, with as many channels as the layout says."""
+    stored = stored_layout(file, layout)
+    for columns in kind.read(store, file, start, stop, stored, images):
+        if columns.images is None or stored.shape == layout.shape:
+            yield columns
+        else:
+            pixels = to_channels(columns.images.reshape(-1, *stored.shape), layout.shape[0])
+            yield replace(columns, images=pixels.reshape(len(pixels), -1))
+
+
+def _of(layout: Layout, channels: int) -> Layout:
+    return replace(layout, shape=(channels, *layout.shape[1:]))
