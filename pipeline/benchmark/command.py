@@ -58,8 +58,6 @@ def run_benchmark(args: argparse.Namespace) -> int:
     if args.overwrite:
         delete_records(output)
     with spark_context(debug=args.debug) as context:
-        if not str(context.master).startswith("local"):
-            print(f"note: MLlib runs on {context.master}, the servers and their workers on this host alone", flush=True)
         progress = PhaseLog(context, quiet=args.quiet, title="benchmark")
         results = run_experiment(context, experiment, output, args.data or f"{output}/data", progress)
     write_durably(output / REPORT, render(results).encode())

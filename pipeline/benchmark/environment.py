@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 from pyspark import SparkContext
 
+from pipeline.benchmark.systems.executors import find_executors
+
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +37,7 @@ def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
         "parallelism": context.defaultParallelism,
         "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
         "data": data,
+        "servers_on": "executors" if find_executors(context) else "the driver's host",
         "load_before": round(psutil.getloadavg()[0], 2),
         **{library: version(library) for library in LIBRARIES},
     }

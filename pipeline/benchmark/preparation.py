@@ -14,6 +14,7 @@ from pipeline.benchmark.experiment import Experiment
 from pipeline.benchmark.problems import Problem, generate, read_csv, write_problem
 from pipeline.benchmark.records import Key, RunRecord
 from pipeline.benchmark.rows import open_rows
+from pipeline.benchmark.systems.executors import Executors
 from pipeline.benchmark.systems.timing import CpuMeter
 from pipeline.input.dataset import Dataset
 from pipeline.spark.progress import PhaseLog
@@ -37,6 +38,12 @@ class Execution:
     meter: CpuMeter
     finished: Mapping[Key, RunRecord]  # of an earlier start
     task_metrics: dict[str, dict[str, float]]  # of MLlib's mini-batches by configuration; grows
+    executors: Executors | None  # of a cluster
+
+    @property
+    def training(self) -> str:
+        """The folder of the trainer's runs, on a cluster beside the rows, where all hosts reach it."""
+        return f"{self.data}/training" if self.executors else str(self.output / "training")
 
 
 @dataclass(frozen=True)

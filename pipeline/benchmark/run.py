@@ -40,6 +40,7 @@ from pipeline.benchmark.records import (
     resume_records,
     write_results,
 )
+from pipeline.benchmark.systems.executors import find_executors
 from pipeline.benchmark.systems.measure import measure, set_up
 from pipeline.benchmark.systems.timing import CpuMeter
 from pipeline.spark.progress import PhaseLog
@@ -68,7 +69,8 @@ def run_experiment(
     }
     try:
         with CpuMeter() as meter:
-            execution = Execution(context, experiment, output, data, progress, meter, finished, task_metrics)
+            executors = find_executors(context)
+            execution = Execution(context, experiment, output, data, progress, meter, finished, task_metrics, executors)
             for problem in PROBLEMS.values():
                 if experiment.models_of(problem):
                     records += _run_problem(execution, problem)

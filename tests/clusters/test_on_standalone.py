@@ -6,10 +6,12 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -292,3 +294,24 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
         assert run.wait() == 1
     assert "spark.task.cpus" in run.said()
     assert not STORE.exists(f"{output}/config.json"), "the run never began"
+
+
+def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone, hdfs: Hdfs, tmp_path: Path) -> None:
+    command = ("--quick", "--models", "linear", "--systems", "mllib,ps-sync", "--year-rows", 4000, "--batches", 2000)
+    command += ("--output", tmp_path, "--data", f"{hdfs.uri}/benchmark")
+    homes: set[str] = set()  # of the executors under which a process of training was seen
+    with ThreadPoolExecutor(1) as background:
+        job = background.submit(spark_submit, ROOT / "jobs" / "benchmark.py", *command, master=standalone.master_url)
+        while not job.done():
+            for process in training_processes(standalone):
+                with suppress(psutil.NoSuchProcess):
+                    homes.add(process.cwd())
+            time.sleep(0.1)
+    done = job.result()
+    assert done.returncode == 0, done.stderr
+    assert len(homes) == 2, homes
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["machine"]["servers_on"] == "executors"
+    assert {record["system"] for record in results["records"]} == {"mllib", "ps-sync"}
+    assert not [record["error"] for record in results["records"] if record["error"]]
+    assert not STORE.exists(f"{hdfs.uri}/benchmark/training")

@@ -54,8 +54,10 @@ def _choose_start(
     """The weights to start from, and the least objective where it is known and wanted."""
     problem, context, seed = stored.problem, execution.context, execution.experiment.seed
     if configuration.model == "perceptron":
-        folder = execution.output / "training"
-        return parameter_server.initialise_weights(configuration, stored.shards, folder, seed, problem.features), None
+        weights = parameter_server.initialise_weights(
+            configuration, stored.shards, execution.training, seed, problem.features, execution.executors
+        )
+        return weights, None
     least = None
     if configuration.length is None:
         decay = configuration.hyperparameters.decay
@@ -111,8 +113,16 @@ def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> Measu
     if system in parameter_server.PROTOCOL_OF:
         # The perceptron starts where MLlib's does, so its seed is that of the weights.
         seed = execution.experiment.seed if configuration.model == "perceptron" else seed
-        folder, features = execution.output / "training", stored.problem.features
-        return parameter_server.run_server(configuration, system, stored.shards, folder, seed, features, meter)
+        return parameter_server.run_server(
+            configuration,
+            system,
+            stored.shards,
+            execution.training,
+            seed,
+            stored.problem.features,
+            meter,
+            execution.executors,
+        )
     real = stored.problem.real
     return run_barrier_job(execution.context, system, stored.dataset, configuration, real, setup.start, seed, meter)
 

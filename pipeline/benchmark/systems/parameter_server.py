@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pandas as pd
 from pipeline.benchmark import arithmetic
 from pipeline.benchmark.configurations import Configuration, Model, System
 from pipeline.benchmark.records import Measurement
+from pipeline.benchmark.systems.executors import Executors
 from pipeline.benchmark.systems.timing import CpuMeter
 from pipeline.benchmark.systems.training import train_once
 
@@ -24,7 +24,7 @@ PROTOCOL_OF: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
 Floats = npt.NDArray[np.float64]
 
 
-def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: Path) -> Config:
+def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: str) -> Config:
     """The trainer's configuration of a run that computes what MLlib does.
 
     More workers than cores stand for other nodes, so they talk over sockets."""
@@ -47,7 +47,7 @@ def make_config(configuration: Configuration, system: System, seed: int, shards:
         protocol=PROTOCOLS[PROTOCOL_OF[system]](),
         processes=Processes(device="cpu", threads=1, same_host="socket" if configuration.tasks else "memory"),
         run=RunSpec(
-            str(output),
+            output,
             steps=configuration.max_mini_batches,
             seed=seed,
             checkpoint_every_s=1e6,
@@ -60,13 +60,14 @@ def run_server(
     configuration: Configuration,
     system: System,
     shards: str,
-    output: Path,
+    output: str,
     seed: int,
     features: int,
     meter: CpuMeter,
+    executors: Executors | None,
 ) -> Measurement:
-    """One run. output: a folder for the trainer, deleted at the end. Raises JobError where it fails."""
-    run = train_once(make_config(configuration, system, seed, shards, output))
+    """Train once. output: a folder for the trainer, deleted at the end. executors: see train_once. Raises JobError."""
+    run = train_once(make_config(configuration, system, seed, shards, output), executors)
     mini_batches = len(run.pushes) // run.num_workers
     return Measurement(
         mini_batches=mini_batches,
@@ -79,7 +80,7 @@ def run_server(
         cpu=meter.share_between(run.ended - run.seconds, run.ended),
         load_s=run.load_s,
         start_s=max(0.0, run.ended - run.seconds - run.began),
-        server_s=run.server_cpu_s / len(run.pushes),
+        server_s=None if run.server_cpu_s is None else run.server_cpu_s / len(run.pushes),
         step_s=float(run.pushes.step_s.mean()),
         weights=tuple(flatten_weights(run.weights, configuration.model, features)),
     )
@@ -93,11 +94,13 @@ def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
     return workers * float(later.seconds.max() - began) / len(later) if len(later) else 0.0
 
 
-def initialise_weights(configuration: Configuration, shards: str, output: Path, seed: int, features: int) -> Floats:
+def initialise_weights(
+    configuration: Configuration, shards: str, output: str, seed: int, features: int, executors: Executors | None
+) -> Floats:
     """The weights that the server starts a run from, for the other systems to start from: a run that learns nothing."""
     config = make_config(replace(configuration, length=1), "ps-sync", seed, shards, output)
     idle = replace(config, optimiser=replace(config.optimiser, learning_rate=1e-30))
-    return flatten_weights(train_once(idle).weights, configuration.model, features)
+    return flatten_weights(train_once(idle, executors).weights, configuration.model, features)
 
 
 def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:

@@ -1,19 +1,20 @@
-"""A run of the trainer, with the CPU seconds that its parameter server took."""
+"""A run of the trainer on this host or on a cluster, with the CPU seconds that its parameter server took."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import psutil
+
+from pipeline.benchmark.systems.executors import Executors
+from pipeline.storage.store import configured_store
 
 if TYPE_CHECKING:
     from trainer import Config
@@ -32,18 +33,28 @@ class TrainingRun:
     ended: float
     seconds: float  # of training
     load_s: float  # of the slowest worker's rows
-    server_cpu_s: float  # of the parameter server process, from its start
+    server_cpu_s: float | None  # of the parameter server process, from its start; None where it runs on another host
     pushes: pd.DataFrame  # the accepted ones: worker, seconds, examples, read_s, step_s
     weights: Mapping[str, Any]  # the model's arrays by name
 
 
-def train_once(config: Config) -> TrainingRun:
-    """Train to the end of a run and delete its folder. Raises UsageError, DataError and JobError as trainer.train does."""
+def train_once(config: Config, executors: Executors | None) -> TrainingRun:
+    """Train to the end of a run and delete its folder.
+
+    executors: where the servers and their workers run, None for this host. Raises UsageError, DataError and JobError as
+    trainer.train does."""
     import trainer  # loads torch, in processes of its own
+    from trainer.data.shards import open_shards
 
     began = time.time()
     with poll_server_cpu() as server_cpu_s:
-        result = trainer.train(config, trainer.Options(overwrite=True, report=False, silent=True))
+        options = trainer.Options(overwrite=True, report=False, silent=True)
+        if executors:
+            workers = open_shards(config.data.shards).num_workers
+            hosts = min(executors.count(), workers)
+            result = trainer.train(config, options, launcher=executors.launcher(), hosts=hosts)
+        else:
+            result = trainer.train(config, options)
     assert result is not None, "server 0 runs on this host"
     events, pushes = result.events(), result.pushes()
     run = TrainingRun(
@@ -54,11 +65,12 @@ def train_once(config: Config) -> TrainingRun:
         ended=next(e["time"] for kind in ("converged", "end") for e in reversed(events) if e["event"] == kind),
         seconds=float(result.seconds or 0.0),
         load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
-        server_cpu_s=server_cpu_s[-1],
+        server_cpu_s=None if executors else server_cpu_s[-1],
         pushes=pushes[pushes.accepted == 1],
         weights=result.weights(),
     )
-    shutil.rmtree(Path(config.run.output))
+    store = configured_store()
+    store.delete(store.resolve(config.run.output))
     return run
 
 
