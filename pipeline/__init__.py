@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pipeline.runs.shard import ShardingResult
     from pipeline.shardset.manifest import ShardSet
 
+if sys.platform == "win32":
+    raise ImportError("sharding runs on Linux; on Windows, install it in WSL")
 leave_working_folder(__name__, __file__)
 if "pyspark" not in sys.modules:
     sys.path[:] = without_zips(sys.path)

@@ -12,7 +12,7 @@ from pipeline.command_line import run_chosen
 from pipeline.errors import JobError
 
 COMMANDS = {
-    "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder or to HDFS"),
+    "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder, HDFS or S3"),
     "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
     "derive": ("pipeline.datasets.derive", "a smaller copy of a data set, or one in a bad order, for studies"),
     "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark where none runs"),

@@ -1,8 +1,9 @@
-"""Download CIFAR-10 or CIFAR-100 from its home page and publish the official files in a folder or on HDFS.
+"""Download CIFAR-10 or CIFAR-100 from its home page and publish the official files in a folder, on HDFS or on S3.
 
 The archive is downloaded into a cache folder, where a broken download goes on at its last byte, and pooch
 checks its MD5. The files then appear all at once: they are written to a hidden folder beside the target,
-which is renamed. ``_fetched.json`` among them names their sizes, so that a rerun sees whether all are there.
+which is renamed; in an object store, which renames nothing, ``_fetching`` stays among them until all are there.
+``_fetched.json`` among them names their sizes, so that a rerun sees whether all are there.
 """
 
 import argparse
@@ -29,10 +30,12 @@ from pipeline.atomic import naming
 from pipeline.errors import DataError, JobError, UsageError
 from pipeline.storage.hadoop_conf import hadoop_conf, webhdfs_address
 from pipeline.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
+from pipeline.storage.objects import is_object
+from pipeline.storage.store import Store
 from pipeline.storage.webhdfs import user_name
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
-RECORD = "_fetched.json"  # names that begin with _ or . are no data to Spark and Hadoop
+RECORD, UNFINISHED = "_fetched.json", "_fetching"  # names that begin with _ or . are no data to Spark and Hadoop
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,30 @@ class HdfsTarget:
             ) from error
 
 
+@dataclass(frozen=True)
+class StoreTarget:
+    """A folder of an object store. Files appear one by one, and count once the mark of an unfinished upload is gone."""
+
+    uri: str
+    store: Store
+
+    def sizes(self) -> dict[str, int] | None:
+        sizes = {entry.name: entry.bytes for entry in self.store.list(self.uri)}
+        return None if UNFINISHED in sizes else sizes
+
+    def read(self, name: str) -> bytes:
+        return self.store.read(f"{self.uri}/{name}")
+
+    def publish(self, fill: Callable[[Path], None]) -> None:
+        with tempfile.TemporaryDirectory() as work:
+            with naming(tempfile.gettempdir()):
+                fill(Path(work))
+            self.store.replace(f"{self.uri}/{UNFINISHED}", b"")
+            for file in sorted(Path(work).iterdir()):
+                self.store.replace(f"{self.uri}/{file.name}", file.read_bytes())  # 30 MB each
+            self.store.delete(f"{self.uri}/{UNFINISHED}")
+
+
 def _webhdfs_client(webhdfs: str, kerberos: bool) -> Any:
     if not kerberos:
         import hdfs
@@ -206,8 +233,10 @@ def target_of(uri: str, webhdfs: str | None) -> Target:
     parts = urlparse(uri)
     if parts.scheme in ("", "file"):
         return LocalTarget(Path(os.path.abspath(parts.path if parts.scheme else uri)))
+    if is_object(uri):
+        return StoreTarget(Store().resolve(uri), Store())
     if parts.scheme != "hdfs":
-        raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use a path or hdfs://")
+        raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use a path, hdfs:// or s3://")
     if not parts.path.strip("/"):
         raise UsageError(f"{uri} names no folder; write hdfs://host:port/folder")
     conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
@@ -294,7 +323,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (%(default)s)"
     )
-    parser.add_argument("--to", required=True, metavar="DIR-OR-URI", help="folder to create, local or hdfs://")
+    parser.add_argument("--to", required=True, metavar="DIR-OR-URI", help="folder to create, local, hdfs:// or s3://")
     parser.add_argument(
         "--webhdfs", metavar="URL", help="NameNode's web address, e.g. http://host:9870 (default: found)"
     )

@@ -11,7 +11,8 @@ import pytest
 from pipeline.datasets import cifar as fetch
 from pipeline.datasets.cifar import RECORD, Archive, target_of
 from pipeline.errors import DataError, UsageError
-from tests.clusters import Hdfs
+from pipeline.storage.store import Store
+from tests.clusters import S3, Hdfs
 from tests.unit.test_fetch import FILES, Mirror, archive_of, tar_of
 
 pytestmark = pytest.mark.full
@@ -64,3 +65,35 @@ def test_on_hdfs_files_arrive_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tm
     with pytest.raises(UsageError, match="holds other files"):
         publish("/data/other")
     assert sorted(client.list("/data")) == ["empty", "other", "set"]
+
+
+def test_on_s3_a_killed_upload_is_done_again(
+    mirror: Mirror, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.settings.items():
+        monkeypatch.setenv(name, value)
+    archive, folder = archive_of(mirror.data), f"{s3.uri}/fetched/set"
+    store = Store()
+
+    def publish() -> bool:
+        return fetch.fetch(archive, folder, base_url=mirror.url, webhdfs=None, cache=tmp_path, backoff_s=0.001)
+
+    put = Store.replace
+
+    def put_or_die(self: Store, uri: str, data: bytes) -> None:
+        if uri.endswith("test_batch.bin"):
+            raise KeyboardInterrupt
+        put(self, uri, data)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Store, "replace", put_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            publish()
+    assert store.exists(f"{folder}/_fetching")
+    assert publish()
+    assert not publish()
+    assert {name: store.read(f"{folder}/{name}") for name in FILES} == FILES
+    assert {entry.name for entry in store.list(folder)} == {*FILES, RECORD}
+    store.replace(f"{folder}/test_batch.bin", b"")
+    with pytest.raises(UsageError, match=r"lost or changed test_batch\.bin"):
+        publish()

@@ -341,7 +341,7 @@ def test_a_refused_connection_is_one_line_and_exit_1(
     ("more", "says"),
     [
         (("--base-url", "nonsense"), "is no address to download from"),
-        (("--to", "s3://bucket/x"), "the scheme 's3' is not supported"),
+        (("--to", "ftp://host/x"), "the scheme 'ftp' is not supported"),
         (("--to", "hdfs://host:1/"), "names no folder"),
     ],
 )
