@@ -53,6 +53,18 @@ def test_settings_of_hdfs_and_s3_reach_the_store(spark: SparkSession, configure:
     assert "fs.s3a.threads.max" not in conf
 
 
+def test_executors_have_the_region_of_the_driver(
+    spark: SparkSession, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes keys from the driver's AWS_* variables into Hadoop's settings, and leaves the region out."""
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    configure("fs.s3a.access.key", "key")
+    assert dict(open_store(spark.sparkContext).conf)["fs.s3a.endpoint.region"] == "eu-west-1"
+    configure("fs.s3a.endpoint.region", "us-east-2")
+    assert dict(open_store(spark.sparkContext).conf)["fs.s3a.endpoint.region"] == "us-east-2"
+
+
 def test_a_file_of_keys_is_read(spark: SparkSession, configure: Configure, tmp_path: Path) -> None:
     """Its keys win over those in the clear, as Hadoop has it; those for one bucket are there too."""
     jvm: Any = spark.sparkContext._jvm
