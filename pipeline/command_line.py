@@ -58,22 +58,37 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog and as_typed(prog), **settings)
         self.conf = Path(prog.split()[-1]).stem if prog else None
         self.hints = {}
+        self._arguments: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
 
     def _advice(self, message: str) -> str:
         """Return what the first flag or choice that is not known was probably meant to be."""
-        if match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
-            known = [name for action in self._actions for name in action.option_strings]
+        flags = [name for action in self._actions for name in action.option_strings]
+        choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+        if message.startswith("the following arguments are required"):
+            # argparse looks for required flags first, and never says that one of them is misspelt.
+            given, known = self._first_unknown(flags), flags
+        elif match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            given, known = match[1], flags
         elif match := re.search(r"invalid choice: '([^']*)'", message):
-            known = [str(choice) for action in self._actions for choice in action.choices or ()]
+            given, known = match[1], choices
         else:
             return ""
-        if hint := self.hints.get(match[1]):
+        if hint := self.hints.get(given):
             return f": {hint}"
-        near = difflib.get_close_matches(match[1], known, n=1)
+        near = difflib.get_close_matches(given, known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
+
+    def _first_unknown(self, flags: Sequence[str]) -> str:
+        """Return the first flag given that is none of these, nor a beginning of one, which argparse takes for it."""
+        given = (argument.partition("=")[0] for argument in self._arguments if argument.startswith("--"))
+        return next((flag for flag in given if not any(name.startswith(flag) for name in flags)), "")
 
 
 def parser(prog: str, description: str | None, epilog: str) -> Parser:

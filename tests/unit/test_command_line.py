@@ -40,6 +40,13 @@ def test_a_typing_error_is_answered_with_what_was_meant(
     assert "\n" not in str(caught.value)
 
 
+def test_a_misspelt_required_flag_is_recognised() -> None:
+    with pytest.raises(UsageError, match=r"required: --input; did you mean --input\?; see"):
+        shard_parser().parse_args(["--imput", "x", "--output", "y", "--strategy", "random"])
+    with pytest.raises(UsageError, match=r"required: --input; see"):
+        shard_parser().parse_args(["--output", "y", "--strat", "random"])
+
+
 @pytest.mark.parametrize("main", [entry.main, pipeline_commands.main])
 def test_a_command_that_does_not_exist_is_one_line(
     main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
