@@ -27,6 +27,7 @@ from pipeline.benchmark.rows import compute_objective, find_optimum, open_rows, 
 from pipeline.benchmark.systems import measure as measuring
 from pipeline.benchmark.systems import mllib
 from pipeline.benchmark.systems.descent import LOCAL_STEPS
+from pipeline.benchmark.systems.executors import Executors, find_executors
 from pipeline.errors import DataError
 from tests.support.application import run_job
 from tests.unit.test_benchmark import draw_rows
@@ -88,6 +89,11 @@ def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: 
         read_csv(spark, YEAR, str(tmp_path / "torn.txt"))
     with pytest.raises(DataError, match=r"absent\.txt does not exist; check --year"):
         read_csv(spark, YEAR, str(tmp_path / "absent.txt"))
+
+
+def test_only_a_cluster_has_executors_to_train_on(spark: SparkSession) -> None:
+    assert find_executors(spark.sparkContext) is None
+    assert Executors(spark.sparkContext).count() == 1  # the driver computes itself
 
 
 TINY = ("--systems", "mllib,ps-sync,averaging", "--models", "linear", "--year-rows", 4000, "--batches", 4000)
