@@ -297,8 +297,8 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 
 
 def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone, hdfs: Hdfs, tmp_path: Path) -> None:
-    command = ("--quick", "--models", "linear", "--systems", "mllib,ps-sync", "--year-rows", 4000, "--batches", 2000)
-    command += ("--output", tmp_path, "--data", f"{hdfs.uri}/benchmark")
+    chosen = ("--quick", "--models", "linear", "--systems", "mllib,ps-sync", "--year-rows", 4000, "--batches", 2000)
+    command = (*chosen, "--output", tmp_path, "--data", f"{hdfs.uri}/benchmark")
     homes: set[str] = set()  # of the executors under which a process of training was seen
     with ThreadPoolExecutor(1) as background:
         job = background.submit(spark_submit, ROOT / "jobs" / "benchmark.py", *command, master=standalone.master_url)
