@@ -135,7 +135,7 @@ def scanned_dataset(source: Path) -> Any:
     return discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
 
 
-@given(st.integers(1, 10**9), st.integers(1, 20_000), st.integers(1, 200_000))
+@given(st.integers(1, 10**8), st.integers(1, 20_000), st.integers(1, 20_000))
 def test_pieces_cut_parts_and_are_enough_for_every_core_and_few_enough_for_a_namenode(
     rows: int, workers: int, record_bytes: int
 ) -> None:
