@@ -114,7 +114,7 @@ study: $(READY_DEV) ## train PLAN (conf/study, or a file) with many seeds into b
 	@$(ENV); $(if $(filter quick,$(PLAN)),python -m pipeline sample --to $(SAMPLE);) \
 	  $(LOCAL_IP) python -m trainer.study '$(PLAN)' --output 'build/study/$(basename $(notdir $(PLAN)))' $(ARGS)
 
-study-check: $(READY_DEV) ## compute every printed number of trainer/study/results again, from the ledgers there
+study-check: $(READY_DEV) ## write the tables of conf/study/results from their ledgers into build/study-check, and compare their digests
 	@$(ENV); python -m trainer.study.check $(ARGS)
 
 clean: ## delete what demo and the checks wrote (build/ and caches); downloads and .venv stay

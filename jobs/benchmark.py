@@ -7,9 +7,9 @@ from pathlib import Path
 if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.benchmark.command import flags, run_benchmark
-from pipeline.command_line import parse
+from pipeline.core.command_line import parse
 from pipeline.runs import flags as cli
+from trainer.benchmark.command import flags, run_benchmark
 
 
 def main() -> int:

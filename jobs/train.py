@@ -9,7 +9,7 @@ if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made
 
 from functools import partial
 
-from pipeline import command_line
+from pipeline.core import command_line
 from trainer.__main__ import INTERRUPTED
 from trainer.spark_job import main
 

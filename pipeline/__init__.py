@@ -15,14 +15,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.import_path import leave_working_folder, without_zips
+from pipeline.core.import_path import leave_working_folder, without_zips
 
 if TYPE_CHECKING:
     from pipeline.assignment.speeds import measured_ratios
+    from pipeline.core.shardset.manifest import ShardSet
     from pipeline.runs.api import materialize, open_shards, reshard, shard
     from pipeline.runs.assign import assign
     from pipeline.runs.shard import ShardingResult
-    from pipeline.shardset.manifest import ShardSet
 
 if sys.platform == "win32":
     raise ImportError("sharding runs on Linux; on Windows, install it in WSL")
@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 __all__ = ["ShardSet", "ShardingResult", "assign", "materialize", "measured_ratios", "open_shards", "reshard", "shard"]
 
 _HOMES = {
-    "ShardSet": "pipeline.shardset.manifest",
+    "ShardSet": "pipeline.core.shardset.manifest",
     "ShardingResult": "pipeline.runs.shard",
     "measured_ratios": "pipeline.assignment.speeds",
     "assign": "pipeline.runs.assign",

@@ -1,6 +1,6 @@
 """``python -m pipeline COMMAND``: the commands that need no spark-submit.
 
-A command is a module with ``main(argv) -> None`` that raises pipeline.errors; COMMANDS names them all.
+A command is a module with ``main(argv) -> None`` that raises pipeline.core.errors; COMMANDS names them all.
 Exit codes: 0 done, 1 the run failed or was interrupted, 2 the command line is wrong, 3 the data is.
 """
 
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pipeline.command_line import run_chosen
-from pipeline.errors import JobError
+from pipeline.core.command_line import run_chosen
+from pipeline.core.errors import JobError
 
 COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder, HDFS or S3"),

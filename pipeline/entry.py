@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from pipeline import __main__ as pipeline_commands
-from pipeline import command_line
-from pipeline.command_line import DISTRIBUTION
+from pipeline.core import command_line
+from pipeline.core.command_line import DISTRIBUTION
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 if sys.argv[:1] == ["-m"]:  # python -m: the working folder, which is first on the path, may hold another pipeline
     sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
-    from pipeline.import_path import leave_working_folder
+    from pipeline.core.import_path import leave_working_folder
 
     del sys.path[0]
     leave_working_folder(__name__, __file__)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pipeline import command_line
-from pipeline.errors import UsageError
-from pipeline.extras import require
-from pipeline.specs import add_flags, from_flags
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
+from pipeline.core.specs import add_flags, from_flags
 from trainer.api import train
 from trainer.cluster.hosts import Hosts
 from trainer.embed import __main__ as embedding

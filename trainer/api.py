@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.config import Config
 from trainer.home.place import place_of
 from trainer.launch.open_files import check_limit, raise_limit
@@ -76,7 +76,7 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
 def pinned(config: Config, *, overwrite: bool = False) -> Config:
     """The configuration of a run on a set that grows, with the generation that it begins with: the newest, or that of the
     run in its folder, which goes on; any other as it is. Raises UsageError and DataError."""
-    from pipeline.shardset.generations import generations
+    from pipeline.core.shardset.generations import generations
     from trainer.data.shards import open_shards
 
     made = generations(open_shards(config.data.shards)) if config.data.generation is None else []

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.command_line import seed as seed_number
-from pipeline.errors import UsageError
-from pipeline.json_values import build
-from pipeline.shardset.ratios import Ratios, largest_remainder
-from pipeline.specs import Spec, from_json, option
+from pipeline.core.command_line import seed as seed_number
+from pipeline.core.errors import UsageError
+from pipeline.core.json_values import build
+from pipeline.core.shardset.ratios import Ratios, largest_remainder
+from pipeline.core.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import RECIPES
 from trainer.models import ModelSpec, model_from_json
@@ -253,7 +253,7 @@ class Config:
         return look_ahead(coefficient, self.protocol.update_size(num_workers), num_workers)
 
     def pushed_statistics(self, num_workers: int) -> Literal["changes", "whole"]:
-        """What each of so many workers pushes of BatchNorm's running statistics (trainer.server.parameter_slice)."""
+        """What each of so many workers pushes of BatchNorm's running statistics (trainer.coordination.parameter_slice)."""
         return "whole" if self.optimiser.batch_norm == "last" or num_workers == 1 else "changes"
 
     def fraction(self, rows: int) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from pipeline import command_line
-from pipeline.command_line import Parser
-from pipeline.extras import require
-from pipeline.specs import add_flags, add_member_flags, from_flags, member_from_flags, summaries
-from pipeline.storage.store import Store
-from pipeline.storage.uri import split_uri
+from pipeline.core import command_line
+from pipeline.core.command_line import Parser
+from pipeline.core.extras import require
+from pipeline.core.specs import add_flags, add_member_flags, from_flags, member_from_flags, summaries
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import split_uri
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
 from trainer.home.place import resolve_home
 from trainer.models import MODELS, ModelSpec, OwnModel, model_from_json

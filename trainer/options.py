@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from pipeline.errors import UsageError
-from pipeline.specs import Spec, option
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Spec, option
 
 Kind = Literal["server", "worker", "evaluator"]
 

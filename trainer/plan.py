@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pipeline.errors import UsageError
-from pipeline.reporting.tables import aligned
-from pipeline.shardset.ratios import Ratios, shortened
+from pipeline.core.errors import UsageError
+from pipeline.core.reporting.tables import aligned
+from pipeline.core.shardset.ratios import Ratios, shortened
 from trainer.config import Config, Facts
 from trainer.coordination.schedules import INVERSE_SQRT, drops, learning_rate
 

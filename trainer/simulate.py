@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline import command_line
-from pipeline.command_line import Parser, as_typed
-from pipeline.errors import UsageError
-from pipeline.extras import require
-from pipeline.specs import add_flags, from_flags
+from pipeline.core import command_line
+from pipeline.core.command_line import Parser, as_typed
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
+from pipeline.core.specs import add_flags, from_flags
 from trainer.config import Config, Optimiser
 from trainer.flags import config_of, flags, options_of
 from trainer.home.place import place_of

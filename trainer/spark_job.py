@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import trainer
-from pipeline import command_line
-from pipeline.command_line import Parser
-from pipeline.errors import UsageError
-from pipeline.extras import require
+from pipeline.core import command_line
+from pipeline.core.command_line import Parser
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
 from trainer.api import train
 from trainer.flags import config_of, flags, options_of
 

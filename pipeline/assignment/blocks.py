@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
-from pipeline.shardset.ratios import Ratios, largest_remainder
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.ratios import Ratios, largest_remainder
 
 FunctionName = Literal["graph-cut", "facility-location"]
 BlockRule = Literal["micro", "paper", "size"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
-from pipeline.errors import UsageError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
 
 ROW_GROUP_ROWS = 1000  # of small images, and
 ROW_GROUP_BYTES = 4 << 20  # of large ones

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.assignment.uneven import RatioDeal
-from pipeline.shardset.ratios import Ratios, rounded_up
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.ratios import Ratios, rounded_up
 
 MOST_COUNTS = 1 << 20  # of groups by worker that a manifest tells, about ten bytes each
 Start = Literal["zero", "carry"]

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
-from pipeline.shardset.attempt import task_folder
-from pipeline.storage.store import Store
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.storage.store import Store
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import Ints
-from pipeline.hashing import keyed_hash
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import keyed_hash
 
 
 def keyed_permutation(values: Ints, size: int, key: int) -> Ints:

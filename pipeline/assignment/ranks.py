@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipeline.arrays import Ints
+from pipeline.core.arrays import Ints
 
 
 def ranks(groups: Ints, offsets: Ints) -> Ints:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import Floats
-from pipeline.errors import DataError, UsageError
-from pipeline.shardset.ratios import MOST_PARTS, Ratios
-from pipeline.storage.store import Store
+from pipeline.core.arrays import Floats
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.ratios import MOST_PARTS, Ratios
+from pipeline.core.storage.store import Store
 
 PUSHES = "pushes.csv"  # of a run of the trainer: a pushed gradient a line
 PERCENT = 100

@@ -13,9 +13,9 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.assignment.ranks import runs
-from pipeline.shardset.ratios import Ratios, rounded_down
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.ratios import Ratios, rounded_down
 
 
 def spread(counts: Sequence[int] | Ints) -> Ints:

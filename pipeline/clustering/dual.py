@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from pipeline.clustering import gram
 from pipeline.clustering.gram import Spectrum, top_components
-from pipeline.hashing import row_hashes
+from pipeline.core.hashing import row_hashes
 
 STEP = 4096  # pixels at a time
 

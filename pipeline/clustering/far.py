@@ -25,8 +25,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.clustering.lloyd import BLOCK_ROWS, nearest
+from pipeline.core.arrays import Ints
 
 FAR_ROWS = 4096  # that are kept at most, and
 SHARE = 32  # at most one of so many rows: in a small input the farthest are not far

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.clustering.far import Rows, find_far_groups
 from pipeline.clustering.lloyd import (
     Fit,
@@ -22,7 +21,8 @@ from pipeline.clustering.lloyd import (
     sample_rows,
 )
 from pipeline.clustering.passes import Pass
-from pipeline.hashing import keyed_hash
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import keyed_hash
 
 ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
 PRICE = 1.25  # of the summed squared distances of ordinary rows

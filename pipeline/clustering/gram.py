@@ -20,7 +20,7 @@ from scipy.linalg.blas import dsymv, ssyrk
 from scipy.sparse.linalg import LinearOperator, eigsh
 from threadpoolctl import threadpool_limits
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 EXACT_F32 = 1 << 24
 SHIFT = 128

@@ -10,12 +10,12 @@ from pyspark.ml import Model
 from pyspark.ml.param.shared import HasInputCol, HasPredictionCol
 from pyspark.sql import DataFrame
 
-from pipeline.arrays import Ints
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.hashes import Hashes
 from pipeline.clustering.params import as_pixels, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Grid, check_grid
+from pipeline.core.arrays import Ints
 
 
 class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritable):

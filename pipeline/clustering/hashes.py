@@ -21,13 +21,13 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Floats, Ints
 from pipeline.clustering import dual, gram
 from pipeline.clustering.npz import expect
 from pipeline.clustering.projection import BLOCK_ROWS, BLOCK_VALUES
-from pipeline.errors import UsageError
-from pipeline.hashing import row_hashes
-from pipeline.seeds import Purpose, generator
+from pipeline.core.arrays import Floats, Ints
+from pipeline.core.errors import UsageError
+from pipeline.core.hashing import row_hashes
+from pipeline.core.seeds import Purpose, generator
 
 Family = Literal["lsh", "sign", "dsh"]
 Rows = npt.NDArray[np.uint8] | npt.NDArray[np.int32]  # [rows, d]: pixels, or points on the grid of projection.Grid

@@ -30,8 +30,8 @@ from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import check_grid, grid_exponent
 from pipeline.clustering.reduction import reduced
-from pipeline.errors import DataError, UsageError
-from pipeline.hashing import row_hashes
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.hashing import row_hashes
 
 FEATURES = "the features"
 T = TypeVar("T")

@@ -12,12 +12,12 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCo
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.arrays import Ints
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.lloyd import Fit, nearest_of_class
 from pipeline.clustering.npz import expect
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import check_grid
+from pipeline.core.arrays import Ints
 
 MOST_CLASSES = 1 << 16  # of any data set; see input/scan.py
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import UsageError
-from pipeline.hashing import keyed_hash
+from pipeline.core.errors import UsageError
+from pipeline.core.hashing import keyed_hash
 
 Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, NumericType
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 
 
 def whole_number(name: str, least: int, most: int | None = None) -> Callable[[Any], int]:

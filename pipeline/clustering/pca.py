@@ -23,7 +23,7 @@ from pipeline.clustering.params import as_pixels, matrix, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Projection, check_grid, quantise
 from pipeline.clustering.reduction import reduced
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 
 
 def _components(value: Any) -> float:

@@ -25,14 +25,14 @@ from urllib.parse import urlparse
 import pooch
 import requests
 
-from pipeline import command_line
-from pipeline.atomic import naming
-from pipeline.errors import DataError, JobError, UsageError
-from pipeline.storage.hadoop_conf import hadoop_conf, webhdfs_address
-from pipeline.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
-from pipeline.storage.objects import is_object
-from pipeline.storage.store import Store
-from pipeline.storage.webhdfs import user_name
+from pipeline.core import command_line
+from pipeline.core.atomic import naming
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.storage.hadoop_conf import hadoop_conf, webhdfs_address
+from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.webhdfs import user_name
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
 RECORD, UNFINISHED = "_fetched.json", "_fetching"  # names that begin with _ or . are no data to Spark and Hadoop

@@ -15,19 +15,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import command_line
-from pipeline.command_line import Parser
+from pipeline.core import command_line
+from pipeline.core.command_line import Parser
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import record_schema
+from pipeline.core.specs import Spec, add_flags, from_flags, option
+from pipeline.core.storage.store import configured_store
+from pipeline.core.storage.uri import local_folder
 from pipeline.datasets.cifar import LocalTarget
-from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Block, Dataset, discover, serial
 from pipeline.input.formats.base import Columns, block_rows
 from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD, fingerprint
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import record_schema
-from pipeline.specs import Spec, add_flags, from_flags, option
-from pipeline.storage.store import configured_store
-from pipeline.storage.uri import local_folder
 
 RECORD = "_derived.json"  # what the folder was made of, so that a rerun sees whether there is anything to do
 TRAIN, TEST = "train.parquet", "test.parquet"

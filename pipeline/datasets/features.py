@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import record_schema
 from pipeline.input.dataset import Block
 from pipeline.input.formats import Columns
 from pipeline.input.records import record_batch
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import record_schema
 
 Floats = npt.NDArray[np.float32]
 

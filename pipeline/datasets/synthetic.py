@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline import command_line
-from pipeline.errors import JobError, UsageError
-from pipeline.storage.uri import local_folder
+from pipeline.core import command_line
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.storage.uri import local_folder
 
 Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.int16]  # grey levels before clipping to 0..255

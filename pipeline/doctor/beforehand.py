@@ -7,14 +7,14 @@ from functools import partial
 
 from pyspark import SparkContext
 
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.attempt import tried
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import is_remote
 from pipeline.doctor.facts import view_from_task
 from pipeline.doctor.places import not_seen, output_error
 from pipeline.doctor.security import is_kerberos, no_tokens
-from pipeline.errors import UsageError
 from pipeline.input.files import fixed_part
-from pipeline.shardset.attempt import tried
-from pipeline.storage.store import Store
-from pipeline.storage.uri import is_remote
 
 
 def check_inputs(context: SparkContext, store: Store, inputs: Mapping[str, str]) -> None:

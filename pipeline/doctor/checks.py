@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from pipeline.reporting.tables import table
+from pipeline.core.reporting.tables import table
 
 Level = Literal["ok", "warning", "FAILED"]
 OK: Level = "ok"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from pipeline import command_line
+from pipeline.core import command_line
 from pipeline.doctor.checks import as_json, has_failed, screen
 
 WAIT_S = 60.0

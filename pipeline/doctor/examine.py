@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
+from pipeline.core.errors import JobError
+from pipeline.core.shardset.attempt import Attempt, tried
+from pipeline.core.storage.hdfs import UMASK, parse_umask
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.retries import within
+from pipeline.core.storage.store import Store, configured_store
 from pipeline.doctor.checks import FAILED, OK, Check, has_failed, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.executors import facts_of_executors, reach_of_executors
@@ -16,15 +22,9 @@ from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import check_input, check_reach, output_error, read_clock
 from pipeline.doctor.security import check_kerberos, is_kerberos
 from pipeline.doctor.versions import check_extras, check_versions, missing_extras
-from pipeline.errors import JobError
-from pipeline.shardset.attempt import Attempt, tried
 from pipeline.spark.failures import cluster_failure
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
-from pipeline.storage.hdfs import UMASK, parse_umask
-from pipeline.storage.objects import is_object
-from pipeline.storage.retries import within
-from pipeline.storage.store import Store, configured_store
 
 NOT_UP = "see that it is up; --wait S waits longer"
 NO_CORES = "see whether the cluster has as much free as spark.executor.memory and spark.executor.cores ask for"

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
+from pipeline.core.storage.store import Store
 from pipeline.doctor.clocks import Reading
 from pipeline.doctor.facts import Facts, look_from_task
 from pipeline.doctor.places import Reach, reach_from_task
 from pipeline.spark.progress import GROUP
-from pipeline.storage.store import Store
 
 ROUNDS = 5  # of tasks; a round may miss an executor whose Python starts slowly
 LEAST_ROUNDS = 2  # the second one knows how long a task takes whose Python runs

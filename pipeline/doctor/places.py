@@ -10,15 +10,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.atomic import NO_ROOM
+from pipeline.core.atomic import NO_ROOM
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import is_remote
 from pipeline.doctor.checks import FAILED, OK, Check, some
 from pipeline.doctor.clocks import Reading
 from pipeline.doctor.facts import View
-from pipeline.errors import JobError, UsageError
 from pipeline.input.files import named
-from pipeline.shardset.attempt import Attempt
-from pipeline.storage.store import Store
-from pipeline.storage.uri import is_remote
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_FOLDER = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)

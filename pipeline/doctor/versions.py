@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
+from pipeline.core.extras import EXTRAS
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
 from pipeline.doctor.facts import LIBJPEG, Facts
-from pipeline.extras import EXTRAS
 
 OLDEST_JAVA = 17
 SAME = "give all machines the same packages by PYSPARK_PYTHON or --archives"

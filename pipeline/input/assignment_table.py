@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from pipeline.arrays import Ints
-from pipeline.errors import DataError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.manifest import ShardSet, read_committed
+from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.storage.store import Store
 from pipeline.input.files import named, plain_files
-from pipeline.shardset.manifest import ShardSet, read_committed
-from pipeline.shardset.schema import broken_is_data_error
-from pipeline.storage.store import Store
 
 COLUMNS = ("id", "worker", "copy", "group")  # the last two may be absent
 ABSENT = -1

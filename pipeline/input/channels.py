@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 CHANNELS = (1, 3)
 # Weights of ITU-R 601-2 in 1/65536, as Pillow rounds them, so that its convert("L") gives the same bits.

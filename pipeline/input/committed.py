@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Layout
+from pipeline.core.shardset.manifest import ShardSet, missing_file, with_rows
+from pipeline.core.shardset.schema import DTYPES, broken_is_data_error, no_labels, raw_images, record_schema
+from pipeline.core.shardset.versions import NAME
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
-from pipeline.shardset.layout import MAX_IMAGE_BYTES, Layout
-from pipeline.shardset.manifest import ShardSet, missing_file, with_rows
-from pipeline.shardset.schema import DTYPES, broken_is_data_error, no_labels, raw_images, record_schema
-from pipeline.shardset.versions import NAME
 
 WINDOW_ROWS = 1000  # of each worker: about one row group of every file is open at a time
 MOST_OPEN = 64  # files that a task keeps open; of more workers the others are opened anew for each window

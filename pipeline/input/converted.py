@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.storage.store import Store
 from pipeline.input.channels import CHANNELS, to_channels
 from pipeline.input.formats.base import Columns, DataFile, Format
-from pipeline.shardset.layout import Layout
-from pipeline.storage.store import Store
 
 
 def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple[DataFile, Layout]:

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import no_labels
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import no_labels
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 
 NEAR_BYTES = 256 << 10  # that are read rather than skipped: they take as long as opening a file anew
 IDS_AT_ONCE = 1 << 20

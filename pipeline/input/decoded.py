@@ -18,10 +18,10 @@ import numpy as np
 import PIL
 import pyarrow as pa
 
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.storage.store import Store
 from pipeline.input.converted import read_converted
 from pipeline.input.formats.base import Columns, DataFile, Format
-from pipeline.shardset.layout import Layout
-from pipeline.storage.store import Store
 
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"  # as Spark names it to its executors' Python
 SPARE = 5  # of a disk one part in so many stays free: Spark itself needs it, and YARN gives up disks that are 90 % full

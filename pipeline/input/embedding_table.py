@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from pipeline.arrays import Ints
-from pipeline.errors import DataError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.files import named, plain_files
 from pipeline.input.formats.parquet import vectors_of
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import broken_is_data_error
-from pipeline.storage.store import Store
 
 ID, VECTOR = "id", "embedding"
 PART_BYTES = 64 << 20  # of a file that a task reads

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 
-from pipeline.errors import DataError, UsageError
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
-from pipeline.storage.uri import is_remote
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import is_remote
 
 # Files that official CIFAR archives carry beside the records.
 COMPANIONS = {

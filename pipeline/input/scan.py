@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
-from pipeline.errors import DataError
-from pipeline.hashing import row_hashes
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import row_hashes
+from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import Block, Dataset, Run, ranges
 from pipeline.input.decoded import decoder_versions
-from pipeline.shardset.layout import Layout
 
 MAX_CLASSES = 65_536  # histograms are dense
 WORD = 0xFFFFFFFFFFFFFFFF

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats.parquet import vectors_of
-from pipeline.shardset.schema import broken_is_data_error
 
 
 def vector_view(dataset: Dataset, column: str) -> Dataset:

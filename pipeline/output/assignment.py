@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.arrays import Ints
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import no_labels
+from pipeline.core.storage.store import Store
 from pipeline.output.hashing_file import HashingFile
 from pipeline.output.placement import Delivered
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import no_labels
-from pipeline.storage.store import Store
 
 FOLDER = "_assignment"
 SCHEMA = pa.schema(

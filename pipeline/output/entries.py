@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
-from pipeline.errors import UsageError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
 from pipeline.output.assignment import AssignmentFile, Tally
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.spark.source import Source

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.ranks import ranks
+from pipeline.core.arrays import Ints
 from pipeline.input.dataset import Block
 from pipeline.strategies.base import Grouping
 

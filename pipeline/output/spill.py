@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.arrays import Ints
 from pipeline.assignment.ranks import runs
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.attempt import task_folder
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.output.assignment import AssignmentFile, AssignmentWriter
 from pipeline.output.hashing_file import HashingFile
 from pipeline.output.writer import ChunkJob, ShardWriter, WrittenChunk, written_chunk
-from pipeline.shardset.attempt import task_folder
 
 WINDOW_BYTES = 128 << 20  # of rows that are sorted by worker at once
 WORKER = pa.field("worker", pa.int32())

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.arrays import Ints
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import ABSENT
 from pipeline.input.dataset import Block
 from pipeline.output.placement import Delivered
-from pipeline.shardset.attempt import task_folder
-from pipeline.storage.store import Store
 
 ID, WORKER, COPY, GROUP = range(4)
 

@@ -15,10 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import row_group_rows, workers_a_task
 from pipeline.assignment.ranks import runs
-from pipeline.hashing import row_hashes
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import row_hashes
+from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.schema import TARGET_COLUMN, no_labels, raw_images, record_schema
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
@@ -26,9 +29,6 @@ from pipeline.input.scan import WORD
 from pipeline.output.assignment import AssignmentFile, AssignmentWriter, Tally, tally
 from pipeline.output.hashing_file import HashingFile
 from pipeline.output.placement import Delivered, Placement
-from pipeline.shardset.attempt import task_folder
-from pipeline.shardset.schema import TARGET_COLUMN, no_labels, raw_images, record_schema
-from pipeline.storage.store import Store
 
 SHARD_FOLDER = "worker={worker:03d}"
 

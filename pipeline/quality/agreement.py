@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.arrays import Ints
+from pipeline.core.arrays import Ints
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from pipeline.quality.metrics import Floats, Ints, expected_counts
-from pipeline.reporting.plots import (
+from pipeline.core.reporting.plots import (
     ABOVE,
     BLACK,
     BLUE,
@@ -33,6 +32,7 @@ from pipeline.reporting.plots import (
     separate_thousands,
     short,
 )
+from pipeline.quality.metrics import Floats, Ints, expected_counts
 
 BARS = 400  # beyond, neighbourhoods are drawn as one outline: a bar takes half a millisecond
 COLUMNS = 2000  # of that, each as high as the largest in it

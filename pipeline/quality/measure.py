@@ -16,7 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.manifest import ShardFile, ShardSet
+from pipeline.core.shardset.schema import no_labels, raw_images
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Run, serial
 from pipeline.input.formats import Columns
 from pipeline.input.formats.base import block_rows
@@ -32,10 +36,6 @@ from pipeline.quality.metrics import (
     spread_evenly,
     thumbnails,
 )
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import ShardFile, ShardSet
-from pipeline.shardset.schema import no_labels, raw_images
-from pipeline.storage.store import Store
 
 SAMPLE_ROWS = 3000
 MOST_COUNTED = 1 << 22  # neighbourhoods by worker, and a quarter of those by file: 32 and 128 MB on the driver

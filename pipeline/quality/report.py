@@ -8,15 +8,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipeline.core.reporting import plots
+from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, template
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.input.dataset import Run, serial
 from pipeline.quality import figures
 from pipeline.quality.measure import ImageSample, SparseImage, measure
 from pipeline.quality.metrics import Quality
 from pipeline.quality.scatter_plot import projection
 from pipeline.quality.verdict import verdict
-from pipeline.reporting import plots
-from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
-from pipeline.shardset.manifest import ShardSet
 
 RATIOS = (
     ("mmd_ratio", "Distribution distance (MMD²) / that of a random split"),

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Patch
 
+from pipeline.core.reporting.plots import BLUE, MANY, ORANGE, PALE, PALETTE, canvas
 from pipeline.quality.measure import ImageSample, SparseImage
 from pipeline.quality.metrics import Floats, Ints, Quality, expected_shift, thumbnails
-from pipeline.reporting.plots import BLUE, MANY, ORANGE, PALE, PALETTE, canvas
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 NUMBERED = 5  # shard centres that carry their worker's number

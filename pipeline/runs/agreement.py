@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyspark import SparkContext
 
-from pipeline.arrays import Ints
-from pipeline.errors import DataError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.manifest import ShardFile, ShardSet
+from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums, table_of
 from pipeline.quality.metrics import chi_square
-from pipeline.shardset.manifest import ShardFile, ShardSet
-from pipeline.shardset.schema import broken_is_data_error
-from pipeline.storage.store import Store
 
 Side = tuple[str, ShardFile]  # where a set is, and one file of its assignment
 

@@ -9,18 +9,18 @@ from threading import Thread
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.specs import find
+from pipeline.core.storage.store import Store
 from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.shard import ShardingResult
-from pipeline.shardset.manifest import ShardSet, open_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
-from pipeline.specs import find
-from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES, Strategy
 
 
@@ -57,7 +57,7 @@ def shard(
     shards (``materialize`` makes them). report: write report.html and quality.json too, about 2 s for 12 workers.
 
     The same arguments give the same bytes, whatever the cluster. Raises UsageError, DataError and JobError
-    (pipeline.errors); nothing is left behind then. The driver holds O(files + chunks x groups), with
+    (pipeline.core.errors); nothing is left behind then. The driver holds O(files + chunks x groups), with
     ratios groups x workers bytes too, never O(rows)."""
     request = Request(
         input=input,

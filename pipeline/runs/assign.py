@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.arrays import Ints
-from pipeline.errors import DataError, UsageError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.specs import find
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset
 from pipeline.output.assignment import SCHEMA, lines_of
 from pipeline.output.writer import ChunkJob
@@ -27,9 +30,6 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.source import scanned
 from pipeline.spark.store import open_store
-from pipeline.specs import find
-from pipeline.storage.objects import is_object
-from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES, Context, Strategy
 
 DDL = "id long, worker int, copy int, group int"

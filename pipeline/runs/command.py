@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pipeline.command_line import Parser, parse
-from pipeline.reporting.tables import aligned
+from pipeline.core.command_line import Parser, parse
+from pipeline.core.reporting.tables import aligned
+from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import materialize_request, reshard_request, shard_request
 from pipeline.runs.shard import ShardingResult
-from pipeline.specs import from_flags, member_from_flags
 from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.upkeep.contents import describe
 

@@ -13,19 +13,19 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.command_line import Parser, given, parse
-from pipeline.errors import UnsuitableError, UsageError
-from pipeline.reporting.tables import table
+from pipeline.core.command_line import Parser, given, parse
+from pipeline.core.errors import UnsuitableError, UsageError
+from pipeline.core.reporting.tables import table
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.specs import add_flags, find
 from pipeline.runs import flags as cli
 from pipeline.runs.agreement import agreement
 from pipeline.runs.report import report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
-from pipeline.shardset.manifest import ShardSet
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
-from pipeline.specs import add_flags, find
 from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash

@@ -7,15 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from pipeline import command_line, errors, specs
 from pipeline.assignment.speeds import measured_ratios
-from pipeline.command_line import Parser, image_shape
-from pipeline.errors import JobError, UsageError
+from pipeline.core import command_line, errors, specs
+from pipeline.core.command_line import Parser, image_shape
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.shardset.ratios import Ratios, parse_ratios
+from pipeline.core.storage.store import configured_store
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
-from pipeline.shardset.ratios import Ratios, parse_ratios
 from pipeline.spark.failures import cluster_failure
-from pipeline.storage.store import configured_store
 from pipeline.strategies import Strategy
 
 COMMON = ("seed",)  # parameters of every strategy, which stand among the flags of the run
@@ -225,7 +225,7 @@ def execute(main: Callable[[], int]) -> NoReturn:
 def _cause(error: Exception) -> tuple[str, int]:
     """The line that a task or the JVM raised, out of Spark's report of it."""
     text = str(error)
-    if match := re.search(r"pipeline\.errors\.(\w+): (.+)", text):
+    if match := re.search(r"pipeline\.core\.errors\.(\w+): (.+)", text):
         kind = getattr(errors, match[1], JobError)
         return match[2], kind.exit_code
     raised = re.findall(

@@ -10,22 +10,22 @@ from typing import ClassVar
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.arrays import Ints
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.damage import content_digest, damage_of
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.specs import option
+from pipeline.core.storage.store import Store
 from pipeline.doctor.beforehand import check_inputs
-from pipeline.errors import DataError, UsageError
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
 from pipeline.output.tabled import Settled, Tabled, settle_and_keep
 from pipeline.runs.request import Request, check_output
 from pipeline.runs.reshard import ASSIGNED, carried_models, read_strategy, refuse_other_manifests, resolved_params
 from pipeline.runs.shard import Placed, ShardingResult, ShardingRun, check_num_workers, discover_inputs
-from pipeline.shardset.damage import content_digest, damage_of
-from pipeline.shardset.manifest import ShardSet
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source
 from pipeline.spark.store import open_store
-from pipeline.specs import option
-from pipeline.storage.store import Store
 from pipeline.strategies import Context, Fitted, Strategy
 
 

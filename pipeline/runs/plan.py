@@ -25,7 +25,7 @@ from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, 
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.reduction import arrivals
 from pipeline.clustering.similarity import held_bytes
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.input.dataset import NEAR_BYTES
 from pipeline.strategies.hash import MOST_BUCKETS, rows_to_sample
 

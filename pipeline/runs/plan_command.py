@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline import command_line
-from pipeline.command_line import image_shape
-from pipeline.errors import UsageError
-from pipeline.reporting.tables import aligned, table
+from pipeline.core import command_line
+from pipeline.core.command_line import image_shape
+from pipeline.core.errors import UsageError
+from pipeline.core.reporting.tables import aligned, table
 from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.hash import FUNCTIONS, Hash

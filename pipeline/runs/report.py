@@ -12,9 +12,9 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
+from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.quality.metrics import Quality
-from pipeline.shardset.manifest import ShardSet, read_committed
 
 REPORT = "report.html"
 

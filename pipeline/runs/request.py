@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.commit import check_reports
+from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet
+from pipeline.core.shardset.ratios import lowest_terms
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
+from pipeline.core.storage.uri import split_uri
 from pipeline.doctor.places import output_error
-from pipeline.errors import UsageError
 from pipeline.input.channels import check_channels
 from pipeline.input.files import check_apart, named
 from pipeline.input.scan import MAX_CLASSES
-from pipeline.shardset.commit import check_reports
-from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet
-from pipeline.shardset.ratios import lowest_terms
-from pipeline.storage.objects import is_object
-from pipeline.storage.store import ENCRYPTED_SPILL, Store
-from pipeline.storage.uri import split_uri
 from pipeline.strategies import Strategy
 
 

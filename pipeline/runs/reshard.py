@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.json_values import build
+from pipeline.core.shardset.manifest import ShardFile, ShardSet, open_committed
+from pipeline.core.shardset.versions import NAME
 from pipeline.doctor.beforehand import check_inputs
-from pipeline.errors import DataError, UsageError
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
 from pipeline.input.scan import Scan
-from pipeline.json_values import build
 from pipeline.runs.request import Request, check_output
 from pipeline.runs.shard import ShardingResult, ShardingRun, check_num_workers
-from pipeline.shardset.manifest import ShardFile, ShardSet, open_committed
-from pipeline.shardset.versions import NAME
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.store import open_store

@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
+from pipeline.core.shardset.damage import first_damage
+from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
+from pipeline.core.storage.store import Store
 from pipeline.doctor import beforehand
-from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover
 from pipeline.output.entries import (
     check_empty,
@@ -38,15 +43,10 @@ from pipeline.runs.write import (
     write_all,
     write_assignment,
 )
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
-from pipeline.shardset.damage import first_damage
-from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source, scanned
 from pipeline.spark.store import open_store
-from pipeline.storage.store import Store
 from pipeline.strategies import Context, Fitted, Strategy
 from pipeline.strategies.base import Grouping, OneGroup
 

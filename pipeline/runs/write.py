@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
-from pipeline.errors import DataError, JobError
+from pipeline.core.errors import DataError, JobError
+from pipeline.core.shardset.commit import Move
+from pipeline.core.storage.retries import with_retries
+from pipeline.core.storage.store import Store
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan
 from pipeline.output.assignment import AssignmentFile, Tally
 from pipeline.output.placement import Placement
 from pipeline.output.spill import Spilled, SpillJob
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
-from pipeline.shardset.commit import Move
 from pipeline.spark.images import run_on
 from pipeline.spark.source import Source
-from pipeline.storage.retries import with_retries
-from pipeline.storage.store import Store
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 from pyspark import RDD, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import pass_pieces, point_pieces
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.schema import record_schema
 from pipeline.input.dataset import Block, Dataset, ranges
 from pipeline.input.records import record_batch
-from pipeline.shardset.schema import record_schema
 
 T = TypeVar("T")
 R = TypeVar("R")

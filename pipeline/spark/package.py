@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import command_line
+from pipeline.core import command_line
 from pipeline.spark.session import PACKAGE, package_zip
 
 TRAINER = PACKAGE.parent / "trainer"  # of jobs/train.py; not there where only the pipeline is installed

@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from pipeline.atomic import naming
-from pipeline.command_line import CONF
-from pipeline.errors import JobError, UsageError
-from pipeline.import_path import SAFE_PATH, main_folder
+from pipeline.core.atomic import naming
+from pipeline.core.command_line import CONF
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.import_path import SAFE_PATH, main_folder
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PYTHON_WORKERS = "pipeline.spark.python_workers"
@@ -41,7 +41,7 @@ NOISY = (
 )
 
 
-NOT_SHIPPED = {"__pycache__", "conf", "results"}  # folders: conf goes with its files only, results are of studies
+NOT_SHIPPED = {"__pycache__", "conf"}  # folders: conf goes with its files only
 MASTER_S = 5.0  # how long a standalone master may take to accept a connection
 DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
 

@@ -9,10 +9,10 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
-from pipeline.errors import UsageError
-from pipeline.storage.hdfs import HDFS_SETTINGS, PROXY_USER, is_hdfs_setting
-from pipeline.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
-from pipeline.storage.store import ENCRYPTED_SPILL, Store
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.hdfs import HDFS_SETTINGS, PROXY_USER, is_hdfs_setting
+from pipeline.core.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
+from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
 
 
 def open_store(context: SparkContext) -> Store:

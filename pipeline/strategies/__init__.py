@@ -1,6 +1,6 @@
 """The ways of sharding: one file each, and one dict that names them."""
 
-from pipeline.specs import registry
+from pipeline.core.specs import registry
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware

@@ -14,16 +14,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable, SparseIf, Start, rows_by_worker
-from pipeline.command_line import seed as seed_number
-from pipeline.errors import UsageError
+from pipeline.core.arrays import Ints
+from pipeline.core.command_line import seed as seed_number
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.ratios import Ratios
+from pipeline.core.specs import Spec, option
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.scan import Scan
-from pipeline.shardset.ratios import Ratios
 from pipeline.spark.images import Images
-from pipeline.specs import Spec, option
-from pipeline.storage.store import Store
 
 SPARSE_HELP = "a neighbourhood of at most (le) or fewer than (lt) N rows goes to every worker, or none does (never)"
 START_HELP = "first worker of a group: 0 as in the paper, or where the group before left off"

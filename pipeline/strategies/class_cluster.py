@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pyspark import RDD
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import Start
 from pipeline.clustering.lloyd import Fit, nearest_of_class
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import Grid, Projection
-from pipeline.specs import option
+from pipeline.core.arrays import Ints
+from pipeline.core.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     LabelledPoints,

@@ -10,9 +10,9 @@ from pyspark import RDD
 from pipeline.assignment.groups import SparseIf, Start
 from pipeline.clustering.lloyd import nearest
 from pipeline.clustering.projection import Grid, Projection
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import option
 from pipeline.input.dataset import Dataset
-from pipeline.specs import option
 from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     COMPONENTS,

@@ -11,9 +11,13 @@ from uuid import uuid4
 
 import numpy as np
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import pass_pieces, point_pieces
-from pipeline.errors import DataError, JobError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError, JobError
+from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.shardset.damage import content_digest
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, Run, ranges
 from pipeline.input.embedding_table import (
     EmbeddingTable,
@@ -27,10 +31,6 @@ from pipeline.input.embedding_table import (
     vector_layout,
 )
 from pipeline.input.vectors import vector_view
-from pipeline.shardset.attempt import task_folder
-from pipeline.shardset.damage import content_digest
-from pipeline.shardset.layout import Layout
-from pipeline.storage.store import Store
 from pipeline.strategies.base import Context, Strategy
 
 Part = tuple[Ints, Vectors]

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from pyspark import RDD, StorageLevel
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import SparseIf, Start, group_table
 from pipeline.clustering import hashes as functions_of_rows
 from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, rows_at_most
@@ -22,12 +21,13 @@ from pipeline.clustering.hashes import MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hash
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.projection import Grid
 from pipeline.clustering.reduction import reduced
-from pipeline.errors import UnsuitableError, UsageError
-from pipeline.hashing import is_drawn
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UnsuitableError, UsageError
+from pipeline.core.hashing import is_drawn
+from pipeline.core.seeds import Purpose, word
+from pipeline.core.specs import option
 from pipeline.input.dataset import Block, Dataset
-from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
-from pipeline.specs import option
 from pipeline.strategies.base import (
     SPARSE_HELP,
     START_HELP,

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from pyspark import RDD, StorageLevel
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.assignment.kept import KeptGroups, KeptRange, keep
 from pipeline.clustering.gram import MAX_PIXELS, is_component_number, rows_to_fit
@@ -20,11 +19,12 @@ from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Grid, Projection, grid_exponent
 from pipeline.clustering.reduction import reduced
-from pipeline.hashing import is_drawn
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import is_drawn
+from pipeline.core.seeds import Purpose, word
+from pipeline.core.specs import option
 from pipeline.input.dataset import Block, Dataset
-from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
-from pipeline.specs import option
 from pipeline.strategies.base import Context, Grouping
 from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, seen_layout
 

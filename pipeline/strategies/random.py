@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.permutation import keyed_permutation
+from pipeline.core.arrays import Ints
 from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable
-from pipeline.hashing import keyed_hash
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import keyed_hash
 from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
 
 

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.arrays import Ints
 from pipeline.assignment.groups import GroupTable, Start
 from pipeline.assignment.permutation import keyed_permutation
+from pipeline.core.arrays import Ints
+from pipeline.core.specs import option
 from pipeline.input.dataset import Block
-from pipeline.specs import option
 from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Strategy
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from pyspark import RDD
 
-from pipeline.arrays import Ints
 from pipeline.assignment.blocks import PART_ROWS, BlockRule, FunctionName, block_bytes, block_counts, owners_of_class
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.assignment.groups import GroupTable, Start, group_table, rows_by_worker
@@ -22,13 +21,14 @@ from pipeline.assignment.kept import KeptByRank, keep
 from pipeline.clustering.gram import is_component_number
 from pipeline.clustering.points import Points, gather
 from pipeline.clustering.similarity import held_bytes, similarities
-from pipeline.errors import UsageError
-from pipeline.hashing import keyed_hash
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
+from pipeline.core.hashing import keyed_hash
+from pipeline.core.seeds import Purpose, word
+from pipeline.core.shardset.ratios import Ratios, largest_remainder
+from pipeline.core.specs import option
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Dataset
-from pipeline.seeds import Purpose, word
-from pipeline.shardset.ratios import Ratios, largest_remainder
-from pipeline.specs import option
-from pipeline.storage.store import Store
 from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping
 from pipeline.strategies.embeddings import EmbeddingStrategy
 from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, projected

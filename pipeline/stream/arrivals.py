@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.arrays import Ints
-from pipeline.errors import DataError
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.formats import FORMATS, Columns, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
-from pipeline.shardset.layout import Layout
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 
 CONFIRM_BYTES = 1 << 20
 MOST_BROKEN = 100  # records of a file that cannot be decoded and are left out one by one; with more all of it is

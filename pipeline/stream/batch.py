@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.arrays import Ints
 from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_a_task
 from pipeline.clustering.hashes import Hashes
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.commit import Move
+from pipeline.core.shardset.generations import KEY, sum_of_fingerprints
+from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet
+from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.scan import MAX_CLASSES, Scan
@@ -27,12 +31,8 @@ from pipeline.output.entries import (
     versions,
 )
 from pipeline.runs.write import Written, verify, write_all
-from pipeline.shardset.commit import Move
-from pipeline.shardset.generations import KEY, sum_of_fingerprints
-from pipeline.shardset.manifest import FORMAT_VERSION, ShardSet
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import Source
-from pipeline.storage.store import Store
 from pipeline.strategies.hash import check_bucket_number, check_copies
 from pipeline.stream.arrivals import Arrivals, Broken
 from pipeline.stream.buckets import BYTES, Buckets, Counted, State, count, starts

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.clustering.npz import expect, from_bytes
-from pipeline.hashing import keyed_hash
-from pipeline.seeds import Purpose, word
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import keyed_hash
+from pipeline.core.seeds import Purpose, word
 
 BYTES = 32  # of a bucket: four numbers
 Flags = npt.NDArray[np.bool_]

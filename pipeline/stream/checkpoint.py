@@ -11,12 +11,12 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.errors import UsageError
-from pipeline.json_values import fits, parse
-from pipeline.shardset.generations import last_batch
-from pipeline.shardset.manifest import ShardSet
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
+from pipeline.core.errors import UsageError
+from pipeline.core.json_values import fits, parse
+from pipeline.core.shardset.generations import last_batch
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.stream.quarantine import FOLDER
 
 _BATCH = re.compile(r"batch-(\d+)\b.*\.jsonl")

@@ -9,23 +9,23 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pipeline.command_line import Parser, parse
+from pipeline.core.command_line import Parser, parse
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.reporting.tables import aligned
+from pipeline.core.shardset.commit import check_reports
+from pipeline.core.shardset.manifest import read_committed
+from pipeline.core.specs import add_flags, from_flags
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import is_remote
 from pipeline.doctor import beforehand
-from pipeline.errors import DataError, UsageError
 from pipeline.input.files import check_apart
-from pipeline.reporting.tables import aligned
 from pipeline.runs import flags as cli
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import only_spark_knows
-from pipeline.shardset.commit import check_reports
-from pipeline.shardset.manifest import read_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
-from pipeline.specs import add_flags, from_flags
-from pipeline.storage.objects import is_object
-from pipeline.storage.store import Store
-from pipeline.storage.uri import is_remote
 from pipeline.strategies.hash import Hash
 from pipeline.stream import files, kafka, kafka_options, topic
 from pipeline.stream.checkpoint import check_checkpoint

@@ -10,8 +10,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.core.storage.files import FileInfo
 from pipeline.input.files import COMPANIONS, PARTITION, is_evaluation
-from pipeline.storage.files import FileInfo
 from pipeline.stream.arrivals import Broken, digest
 from pipeline.stream.checkpoint import planned_files
 from pipeline.stream.generation import Arrived

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from pyspark import SparkContext
 
-from pipeline.errors import JobError, UsageError
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.commit import publish
+from pipeline.core.shardset.generations import KEY, last_batch
+from pipeline.core.shardset.manifest import ShardSet, read_committed
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.committed import layout_of
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.commit import publish
-from pipeline.shardset.generations import KEY, last_batch
-from pipeline.shardset.manifest import ShardSet, read_committed
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 from pipeline.stream.arrivals import Arrivals, Broken, survey
 from pipeline.stream.batch import STREAM, Batch, total_rows
 from pipeline.stream.lateness import latest_believable_ms

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.files import check_no_table, entries_below
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 
 FOLDER = "_taken"
 COMPACT_BATCHES = 100

@@ -16,10 +16,10 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.errors import DataError, UsageError
-from pipeline.shardset.attempt import task_folder
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.attempt import task_folder
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.stream.arrivals import Broken
 from pipeline.stream.checkpoint import planned_offsets
 from pipeline.stream.generation import Arrived

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 FLAG, FILE_FLAG = "--kafka-option", "--kafka-options"
 PREFIX = "kafka."  # as Spark's source has it

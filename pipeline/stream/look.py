@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.arrays import Ints
 from pipeline.clustering.hashes import Hashes
+from pipeline.core.arrays import Ints
 from pipeline.input.dataset import Run, ranges
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan, fingerprint

@@ -10,14 +10,14 @@ from pyspark import SparkContext
 
 from pipeline.clustering.hashes import Hashes
 from pipeline.clustering.npz import from_bytes
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.commit import Move
+from pipeline.core.shardset.generations import name_of_model
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.storage.store import Store
 from pipeline.input.scan import Scan
 from pipeline.runs.write import save_models
-from pipeline.shardset.commit import Move
-from pipeline.shardset.generations import name_of_model
-from pipeline.shardset.manifest import ShardSet, open_committed
 from pipeline.spark.images import Images
-from pipeline.storage.store import Store
 from pipeline.strategies import Context
 from pipeline.strategies.hash import Hash
 from pipeline.stream.buckets import State

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pipeline.arrays import Ints
 from pipeline.assignment.ranks import ranks
 from pipeline.clustering.hashes import Hashes
+from pipeline.core.arrays import Ints
 from pipeline.input.committed import CommittedDataset
 from pipeline.input.dataset import Block
 from pipeline.output.placement import Delivered, delivered

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from pipeline.errors import DataError
-from pipeline.json_values import parse_object
-from pipeline.storage.store import Store
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import parse_object
+from pipeline.core.storage.store import Store
 from pipeline.stream.arrivals import Broken
 
 FOLDER = "_quarantine"

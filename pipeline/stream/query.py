@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipeline.shardset.generations import generations
+from pipeline.core.shardset.generations import generations
 from pipeline.spark.signals import passed_on
 from pipeline.stream.buckets import BYTES
 from pipeline.stream.generation import Arrived, GenerationRun, Outcome

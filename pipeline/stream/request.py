@@ -7,10 +7,10 @@ import json
 import math
 from dataclasses import dataclass
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.manifest import FORMAT_VERSION
 from pipeline.input.channels import check_channels
 from pipeline.input.scan import MAX_CLASSES
-from pipeline.shardset.manifest import FORMAT_VERSION
 from pipeline.strategies.hash import Hash
 
 WINDOW_ROWS = 50_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.input.formats import FORMATS
 from pipeline.input.formats.cifar_binary import FixedRecords
 from pipeline.stream.request import StreamRequest

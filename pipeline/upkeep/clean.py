@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline import command_line
-from pipeline.errors import UsageError
-from pipeline.shardset.attempt import ATTEMPTS, Attempt, seems_alive
-from pipeline.shardset.commit import owned, tidy, unlisted
-from pipeline.shardset.manifest import read_committed
-from pipeline.shardset.versions import NAME, is_behind
-from pipeline.storage.store import Store, configured_store
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, seems_alive
+from pipeline.core.shardset.commit import owned, tidy, unlisted
+from pipeline.core.shardset.manifest import read_committed
+from pipeline.core.shardset.versions import NAME, is_behind
+from pipeline.core.storage.store import Store, configured_store
 
 MANY = 20  # paths that are printed
 

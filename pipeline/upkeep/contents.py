@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline import command_line
-from pipeline.reporting.tables import aligned, table
-from pipeline.shardset.manifest import ShardSet, open_committed
-from pipeline.shardset.ratios import shortened
-from pipeline.storage.store import configured_store
+from pipeline.core import command_line
+from pipeline.core.reporting.tables import aligned, table
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.shardset.ratios import shortened
+from pipeline.core.storage.store import configured_store
 
 MANY = 16  # workers that get a row each; of more the extremes are told
 

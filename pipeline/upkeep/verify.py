@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline import command_line
-from pipeline.command_line import as_typed
-from pipeline.errors import DataError
-from pipeline.shardset.commit import has_leftovers
-from pipeline.shardset.damage import all_damage
-from pipeline.shardset.manifest import ShardSet, missing_files, open_committed
-from pipeline.storage.store import configured_store
+from pipeline.core import command_line
+from pipeline.core.command_line import as_typed
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.commit import has_leftovers
+from pipeline.core.shardset.damage import all_damage
+from pipeline.core.shardset.manifest import ShardSet, missing_files, open_committed
+from pipeline.core.storage.store import configured_store
 
 READERS = 16  # files read at once
 MANY = 20  # lines of damage that are printed

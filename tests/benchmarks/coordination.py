@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from torch import nn
 
-from pipeline.reporting.tables import table
+from pipeline.core.reporting.tables import table
 from tests.benchmarks.throughput import RATE, ROOT, SKIP, train_plainly
 from trainer.config import Config, Data, Optimiser, RunSpec
 from trainer.coordination.budget import Budget

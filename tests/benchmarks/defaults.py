@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.reporting.tables import aligned
+from pipeline.core.reporting.tables import aligned
 from tests.support.trainer_runs import ROOT, RunFolder
 from trainer.data.shards import open_shards
 from trainer.protocols import PROTOCOLS

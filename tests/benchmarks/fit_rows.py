@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import adjusted_rand_score
 
-from pipeline.arrays import Ints
 from pipeline.clustering import gram, lloyd
 from pipeline.clustering.fit import fit_here
 from pipeline.clustering.projection import quantise
-from pipeline.hashing import is_drawn
-from pipeline.reporting.tables import table
-from pipeline.seeds import Purpose, word
+from pipeline.core.arrays import Ints
+from pipeline.core.hashing import is_drawn
+from pipeline.core.reporting.tables import table
+from pipeline.core.seeds import Purpose, word
 from tests.benchmarks.sklearn_sharding import read
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.storage.store import Store
+from pipeline.core.storage.store import Store
 from tests.benchmarks.throughput import ROOT, images_per_s
 from tests.clusters.hdfs import Hdfs
 from tests.clusters.servers import jmx_bean

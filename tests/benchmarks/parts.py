@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from pipeline.arrays import Ints
 from pipeline.assignment.blocks import FUNCTIONS, FunctionName
 from pipeline.clustering.similarity import Similarities, similarities
-from pipeline.reporting.tables import table
+from pipeline.core.arrays import Ints
+from pipeline.core.reporting.tables import table
 from pipeline.strategies.submodular import Parts
 from tests.unit.test_submodular import cat_points, in_parts, mean_mmd
 

@@ -1,8 +1,7 @@
 """The processes that bench_transport measures: push-pull round trips with no computation between them.
 
-Every way moves the same elements and ends in the same update, ParameterSlice.apply of trainer.server.parameter_slice. Each
-process is started by trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round
-trips done."""
+Every way moves the same elements and ends in the same update, that of ParameterSlice.apply. Each process is started by
+trainer.launch.processes.Child, as those of a run are. ``counts``: unsigned 64-bit [workers], round trips done."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured
-from trainer.server.parameter_slice import ParameterSlice
+from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Op
 from trainer.transport.sockets import Secret

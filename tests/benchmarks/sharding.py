@@ -36,9 +36,9 @@ import psutil
 from pyspark import SparkConf, SparkContext
 
 from pipeline.clustering.similarity import similarities
+from pipeline.core.reporting.tables import table
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
-from pipeline.reporting.tables import table
-from pipeline.storage.store import Store
 from tests.benchmarks.sklearn_sharding import CLUSTERS, COMPONENTS, PIXELS, WORKERS, read
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,8 @@ import pandas
 from pyspark.sql import SparkSession
 
 import pipeline
-from pipeline.arrays import Ints
-from pipeline.reporting.tables import table
+from pipeline.core.arrays import Ints
+from pipeline.core.reporting.tables import table
 from pipeline.strategies.distribution_aware import DistributionAware
 
 SIDE, PIXELS, KINDS, WORKERS = 8, 192, 12, 12

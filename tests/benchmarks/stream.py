@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.shardset.manifest import open_committed
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.shardset.manifest import open_committed
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.strategies.hash import Hash

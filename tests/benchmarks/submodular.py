@@ -22,8 +22,8 @@ import numpy as np
 
 from pipeline.assignment.blocks import FUNCTIONS, BlockRule, FunctionName
 from pipeline.clustering.similarity import Similarities, similarities
-from pipeline.reporting.tables import table
-from pipeline.shardset.ratios import Ratios, largest_remainder
+from pipeline.core.reporting.tables import table
+from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from tests.support.peer_vectors import PEERS
 from tests.unit.test_submodular import cat_points, in_parts, mean_mmd
 

@@ -20,7 +20,7 @@ from functools import partial
 from multiprocessing import Value
 from typing import Any
 
-from pipeline.shardset.attempt import Attempt
+from pipeline.core.shardset.attempt import Attempt
 from tests.campaigns.readers import Failed, Reader
 from tests.clusters import S3, Hdfs
 from tests.support.commits import assert_nothing_else, commit, contents, forked, whole

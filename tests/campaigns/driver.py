@@ -13,7 +13,7 @@ LEASE_S, HEARTBEAT_S = 3.0, 0.3
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     if host := os.environ.get("CHAOS_HOST"):
-        from pipeline.shardset import attempt
+        from pipeline.core.shardset import attempt
 
         here = attempt.whoami
         attempt.whoami = lambda: here() | {"host": host}

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.campaigns.fuzz_kinds import KINDS, Kind
 from tests.campaigns.mutations import FORMS
 

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from PIL import Image
 from pyspark.ml.util import DefaultParamsWriter
 
-from pipeline import command_line
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.clustering import hashes, lloyd
 from pipeline.clustering.gram import Spectrum
@@ -33,8 +32,16 @@ from pipeline.clustering.npz import to_bytes
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.persistence import load_model, save_model
 from pipeline.clustering.projection import quantise
-from pipeline.errors import DataError
-from pipeline.hashing import row_hashes
+from pipeline.core import command_line
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import row_hashes
+from pipeline.core.shardset.attempt import is_running, seems_alive, whoami
+from pipeline.core.shardset.damage import first_damage
+from pipeline.core.shardset.generations import as_of, generations
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.shardset.schema import record_schema
+from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, open_table, read_lines
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset, discover, serial
@@ -48,13 +55,6 @@ from pipeline.runs.reshard import (
     refuse_other_rows,
     resolved_params,
 )
-from pipeline.shardset.attempt import is_running, seems_alive, whoami
-from pipeline.shardset.damage import first_damage
-from pipeline.shardset.generations import as_of, generations
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import ShardSet, open_committed
-from pipeline.shardset.schema import record_schema
-from pipeline.storage.store import Store
 from pipeline.stream.buckets import Buckets
 from pipeline.stream.buckets import State as StreamState
 from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
@@ -77,10 +77,10 @@ from trainer.runlog.read import read_events, read_pushes, surviving
 from trainer.runlog.result import read_result, summarise
 from trainer.runlog.run_folder import RunRecord, saved_generation
 from trainer.simulation.replay import _read as read_replayed
-from trainer.study.cases import essentials, strategy_of
-from trainer.study.folder import claim, refuse_other_plan
-from trainer.study.ledger import Ledger, environments
-from trainer.study.plan import read_plan
+from trainer.study.plan.cases import essentials, strategy_of
+from trainer.study.plan.study_plan import read_plan
+from trainer.study.run.folder import claim, refuse_other_plan
+from trainer.study.run.ledger import Ledger, environments
 
 STORE = Store()
 SHAPE, SIZE, CLASSES, ROWS = (3, 4, 4), 48, 4, 60

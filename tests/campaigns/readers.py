@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.storage.retries import is_transient
+from pipeline.core.storage.retries import is_transient
 from tests.clusters.cluster_runs import STORE, digests, strays, whole
 
 

@@ -283,7 +283,7 @@ def is_python_worker(process: psutil.Process) -> bool:
 
 def clean_elsewhere(output: str, alone: bool) -> None:
     """The command clean. Where drivers are on hosts of their own, it knows of them by their hearts alone, and soon."""
-    from pipeline.shardset.attempt import Attempt
+    from pipeline.core.shardset.attempt import Attempt
     from tests.campaigns.driver import HEARTBEAT_S, LEASE_S
 
     defaults = Attempt.__init__.__kwdefaults__

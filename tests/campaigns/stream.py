@@ -24,9 +24,9 @@ from typing import Any
 
 import psutil
 
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.generations import generations
-from pipeline.shardset.manifest import read_committed
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.generations import generations
+from pipeline.core.shardset.manifest import read_committed
 from tests.campaigns.commits import ended
 from tests.campaigns.readers import Failed
 from tests.clusters import ROOT, Hdfs, end_tree

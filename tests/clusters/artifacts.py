@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.errors import JobError, UsageError
+from pipeline.core.errors import JobError, UsageError
 from tests.clusters.machine import ROOT, cache_folder, locked
 
 MINICLUSTER = ("org.apache.hadoop", "hadoop-client-minicluster")

@@ -24,11 +24,11 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
+from pipeline.core.storage.store import Store
 from pipeline.runs.request import Request
 from pipeline.runs.shard import ShardingResult, shard
-from pipeline.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.spark.progress import PhaseLog
-from pipeline.storage.store import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import QUICK_START, ROOT, Hdfs, end_tree, spark_submit
 from tests.clusters.settings import class_archive

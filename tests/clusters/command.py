@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.errors import JobError, UsageError
+from pipeline.core.errors import JobError, UsageError
 from tests.clusters.hdfs import Hdfs, live_datanodes
 from tests.clusters.machine import HOST, cache_folder, locked, port_holder, port_is_free
 from tests.clusters.processes import end_tree

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.clusters.artifacts import find_java, java_home, kafka_classpath, kafka_connector, yarn_classpath
 from tests.clusters.machine import HOST, ROOT, cache_folder, locked
 

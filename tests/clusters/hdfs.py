@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hdfs
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.clusters.artifacts import find_java, hadoop_classpath
 from tests.clusters.machine import HOST, current_user, free_ports
 from tests.clusters.servers import (

@@ -8,7 +8,7 @@ import subprocess
 from datetime import timedelta
 from pathlib import Path
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.clusters.artifacts import find_java, kafka_classpath
 from tests.clusters.machine import HOST, free_ports
 from tests.clusters.servers import Cluster, Server, server_environment, wait_until

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.clusters.artifacts import java_home, spark_home
 from tests.clusters.machine import HOST
 from tests.clusters.processes import end_tree, watcher

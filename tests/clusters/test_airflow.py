@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.shardset.manifest import read_committed
-from pipeline.storage.store import Store
+from pipeline.core.shardset.manifest import read_committed
+from pipeline.core.storage.store import Store
 from tests.clusters import ROOT, end_tree
 from tests.clusters.environments import AIRFLOW
 from tests.support.trainer_runs import until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.shardset.manifest import open_committed
+from pipeline.core.shardset.manifest import open_committed
 from tests.campaigns import shards as chaos_shards
 from tests.campaigns.plans import ACTS, plans
 from tests.campaigns.readers import Failed, Reader, check_plain

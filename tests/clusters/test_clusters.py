@@ -12,7 +12,7 @@ import psutil
 import pytest
 from hdfs_native import Client
 
-from pipeline.errors import JobError, UsageError
+from pipeline.core.errors import JobError, UsageError
 from tests.clusters import ROOT, Hdfs, free_ports
 from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_classpath
 from tests.clusters.command import read_running

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.store import Store
 from pipeline.datasets import cifar as fetch
 from pipeline.datasets.cifar import RECORD, Archive, target_of
-from pipeline.errors import DataError, UsageError
-from pipeline.storage.store import Store
 from tests.clusters import S3, Hdfs
 from tests.unit.test_fetch import FILES, Mirror, archive_of, tar_of
 

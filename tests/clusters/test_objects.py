@@ -10,9 +10,9 @@ from contextlib import suppress
 import obstore
 import pytest
 
-from pipeline.storage import objects
-from pipeline.storage.objects import SINGLE_PUT_BYTES, ObjectFiles
-from pipeline.storage.retries import LastingError
+from pipeline.core.storage import objects
+from pipeline.core.storage.objects import SINGLE_PUT_BYTES, ObjectFiles
+from pipeline.core.storage.retries import LastingError
 from tests.clusters import S3
 from tests.support.places import STORE, files_below, put
 from tests.unit.test_objects import Forgetful, uploads

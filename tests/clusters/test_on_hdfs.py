@@ -17,10 +17,10 @@ from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 from pyspark.sql import SparkSession
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.storage.retries import with_retries
+from pipeline.core.storage.store import Store
 from pipeline.input.files import input_files
-from pipeline.storage.retries import with_retries
-from pipeline.storage.store import Store
 from tests.clusters import Hdfs
 from tests.clusters.cluster_runs import (
     FIT,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_runs import RunFolder, train_here, until
 from tests.support.trainer_sets import make_sets

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.shardset.manifest import read_committed
+from pipeline.core.shardset.manifest import read_committed
 from tests.clusters import ROOT, S3, Hdfs, Standalone, end_tree, spark_submit
 from tests.clusters.cluster_runs import (
     FIT,

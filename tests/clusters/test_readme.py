@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from pipeline.assignment.groups import group_table
+from pipeline.core.specs import registry
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
-from pipeline.specs import registry
 from pipeline.strategies import STRATEGIES
 from tests.support.virtual_time import Vector, simulate
 from trainer.models import MODELS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog

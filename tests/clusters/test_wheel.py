@@ -16,12 +16,11 @@ from tests.clusters.environments import Wheel, install_wheel
 # It builds a wheel and an environment, beside the demo's, which may have to be made.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 ROOT = PACKAGE.parent
-STORED_STUDIES = ROOT / "trainer" / "study" / "results"
 SET_UP = {"conf/setup.sh", "conf/constraints.txt"}  # of a checkout's environment
-EXAMPLE = "conf/airflow/"  # which names a checkout
+OF_CHECKOUT = ("conf/airflow/", "conf/study/results/")
 LOCATIONS = """
 import pipeline, trainer
-from pipeline.command_line import CONF
+from pipeline.core.command_line import CONF
 from pipeline.spark.session import spark_defaults
 print(pipeline.__file__, trainer.__file__, CONF, sep="\\n")
 assert spark_defaults()["spark.sql.session.timeZone"] == "UTC"
@@ -42,10 +41,10 @@ def test_the_packages_and_their_defaults_are_the_wheels(installed: Wheel) -> Non
 
 def test_the_wheel_holds_every_file_of_the_packages_and_of_the_defaults(installed: Wheel) -> None:
     sources = [path for package in ("pipeline", "trainer") for path in (ROOT / package).rglob("*") if path.is_file()]
-    ours = [path for path in sources if path.suffix != ".pyc" and STORED_STUDIES not in path.parents]
+    ours = [path for path in sources if path.suffix != ".pyc"]
     defaults = [str(path.relative_to(ROOT)) for path in (ROOT / "conf").rglob("*") if path.is_file()]
     expected = {str(path.relative_to(ROOT)) for path in ours}
-    expected |= {f"pipeline/{path}" for path in defaults if path not in SET_UP and not path.startswith(EXAMPLE)}
+    expected |= {f"pipeline/{path}" for path in defaults if path not in SET_UP and not path.startswith(OF_CHECKOUT)}
     assert expected == {name for name in zipfile.ZipFile(installed.file).namelist() if ".dist-info/" not in name}
 
 
@@ -82,6 +81,6 @@ def test_a_job_without_java_is_one_line_that_says_what_to_install(installed: Whe
     start = "from pipeline.spark.session import spark_context\nwith spark_context(): pass"
     done = installed.run("python", "-c", start, env={"JAVA_HOME": "/nowhere"})
     assert done.stderr.splitlines()[-1] == (
-        "pipeline.errors.JobError: no program /nowhere/bin/java, which Spark needs:"
+        "pipeline.core.errors.JobError: no program /nowhere/bin/java, which Spark needs:"
         " install Java 17 or newer, or set JAVA_HOME to one"
     )

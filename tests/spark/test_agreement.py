@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from sklearn.metrics import adjusted_rand_score
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums
 from pipeline.quality.metrics import chi_square
 from pipeline.runs.agreement import agreement, look
-from pipeline.shardset.manifest import ShardSet, open_committed
-from pipeline.storage.store import Store
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.round_robin import RoundRobin

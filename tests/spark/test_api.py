@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pipeline
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 

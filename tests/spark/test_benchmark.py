@@ -14,23 +14,23 @@ from pyspark.sql import SparkSession
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
-from pipeline.benchmark.configurations import (
+from pipeline.core.errors import DataError
+from tests.support.application import run_job
+from tests.unit.test_benchmark import draw_rows
+from trainer.benchmark.configurations import (
     HYPERPARAMETERS,
     SYSTEMS,
     Model,
     System,
 )
-from pipeline.benchmark.problems import HIGGS, YEAR, generate, read_csv, write_problem
-from pipeline.benchmark.results.report import render
-from pipeline.benchmark.results.summary import Summary, summarise
-from pipeline.benchmark.rows import compute_objective, find_optimum, open_rows, read_arrays
-from pipeline.benchmark.systems import measure as measuring
-from pipeline.benchmark.systems import mllib
-from pipeline.benchmark.systems.descent import LOCAL_STEPS
-from pipeline.benchmark.systems.executors import Executors, find_executors
-from pipeline.errors import DataError
-from tests.support.application import run_job
-from tests.unit.test_benchmark import draw_rows
+from trainer.benchmark.problems import HIGGS, YEAR, generate, read_csv, write_problem
+from trainer.benchmark.results.report import render
+from trainer.benchmark.results.summary import Summary, summarise
+from trainer.benchmark.rows import compute_objective, find_optimum, open_rows, read_arrays
+from trainer.benchmark.systems import measure as measuring
+from trainer.benchmark.systems import mllib
+from trainer.benchmark.systems.descent import LOCAL_STEPS
+from trainer.benchmark.systems.executors import Executors, find_executors
 
 pytestmark = pytest.mark.timeout(900)  # of the job with every system: three minutes, more beside other tests
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import Store
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.shardset.manifest import open_committed
-from pipeline.storage.store import Store
 from pipeline.strategies.submodular import Submodular
 from tests.spark.test_jobs import shas
 from tests.support.application import run_job

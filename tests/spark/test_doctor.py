@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline import entry
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.local import LocalFiles
+from pipeline.core.storage.store import Store
 from pipeline.doctor.beforehand import check_inputs
-from pipeline.errors import UsageError
-from pipeline.storage.local import LocalFiles
-from pipeline.storage.store import Store
 from tests.clusters import ROOT
 from tests.conftest import make_rows, write_binary
 from tests.support.application import Ended, run_job, run_program

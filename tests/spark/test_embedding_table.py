@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
 from pipeline.input.embedding_table import open_embeddings
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
-from pipeline.storage.store import Store
 from pipeline.strategies import embeddings
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware

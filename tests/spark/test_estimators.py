@@ -28,7 +28,7 @@ from pipeline.clustering.kmeans_by_class import KMeansByClassModel
 from pipeline.clustering.lloyd import KMeansSettings
 from pipeline.clustering.pca import BlockPCA, BlockPCAModel
 from pipeline.clustering.points import Points
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.spark.images import Images
 from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary

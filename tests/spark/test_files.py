@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
-from pipeline.storage.store import Store
 from tests.unit.test_files import IMAGES, LABELS, SHAPE, rows_of
 
 

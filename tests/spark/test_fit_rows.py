@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 
 from pipeline.clustering import gram
 from pipeline.clustering.pca import BlockPCAModel
-from pipeline.hashing import keyed_hash
+from pipeline.core.hashing import keyed_hash
+from pipeline.core.seeds import Purpose, word
 from pipeline.input.dataset import ranges
-from pipeline.seeds import Purpose, word
 from pipeline.spark import images as images_module
 from tests.conftest import make_rows, write_binary
 from tests.support.sharding_runs import digests, make, run

@@ -22,14 +22,14 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering.hash_model import HashModel
 from pipeline.clustering.hashes import Family, fit
-from pipeline.errors import UsageError
-from pipeline.hashing import is_drawn
+from pipeline.core.errors import UsageError
+from pipeline.core.hashing import is_drawn
+from pipeline.core.seeds import Purpose, word
 from pipeline.input.dataset import ranges
 from pipeline.quality import measure as measuring
 from pipeline.quality.metrics import chi_square
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
-from pipeline.seeds import Purpose, word
 from pipeline.spark.images import Images
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import BucketSizes, Hash, rows_to_sample

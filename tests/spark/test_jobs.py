@@ -103,7 +103,7 @@ def test_labels_that_changed_under_an_old_time_are_noticed(
 
     relabel((file.read_bytes()[0] + 1) % 10)
     assert_one_line(run_job("stratified.py", *flags), 2, "another configuration or input", "--overwrite")
-    monkeypatch.setattr("pipeline.storage.files.FileInfo.change", "", raising=False)
+    monkeypatch.setattr("pipeline.core.storage.files.FileInfo.change", "", raising=False)
     monkeypatch.setattr("pipeline.input.dataset.Dataset.listing", lambda self: "as HDFS tells")
     assert run_job("stratified.py", *flags, "--overwrite").code == 0
     relabel((file.read_bytes()[0] + 1) % 10)

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import pipeline
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import Store
 from pipeline.output import tabled
-from pipeline.shardset.manifest import open_committed
-from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary

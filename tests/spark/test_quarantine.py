@@ -16,12 +16,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
+from pipeline.core.shardset.generations import generations
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import serial
-from pipeline.shardset.generations import generations
-from pipeline.shardset.manifest import open_committed
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 from pipeline.stream import generation
 from pipeline.stream.arrivals import survey
 from pipeline.stream.files import arrivals, stream_of_files

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.errors import UsageError
+from pipeline.core.import_path import without_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
-from pipeline.errors import UsageError
-from pipeline.import_path import without_zips
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_context, spark_defaults
 from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended

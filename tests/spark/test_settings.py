@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.hdfs import PROXY_USER
+from pipeline.core.storage.s3a import PROVIDER_PATH
+from pipeline.core.storage.store import ENCRYPTED_SPILL
 from pipeline.spark.store import open_store
-from pipeline.storage.hdfs import PROXY_USER
-from pipeline.storage.s3a import PROVIDER_PATH
-from pipeline.storage.store import ENCRYPTED_SPILL
 from tests.support.application import run_job
 from tests.unit.test_jobs import assert_one_line
 

@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 
 from pipeline.assignment import chunks
 from pipeline.assignment.chunks import chunk_bounds, piece_bounds, row_group_rows, workers_at_once
+from pipeline.core.shardset.manifest import open_committed
 from pipeline.input import committed
 from pipeline.input.committed import committed_dataset
 from pipeline.output import spill
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
-from pipeline.shardset.manifest import open_committed
 from pipeline.spark import source as scanning
 from tests.conftest import make_rows, write_binary
 from tests.support.places import STORE
@@ -129,8 +129,8 @@ def test_windows_do_not_change_what_is_written(
 
 
 def scanned_dataset(source: Path) -> Any:
+    from pipeline.core.storage.store import Store
     from pipeline.input.dataset import discover, serial
-    from pipeline.storage.store import Store
 
     return discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
 

@@ -19,14 +19,14 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
 from pipeline.assignment.groups import group_table
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import ranges
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
-from pipeline.shardset.manifest import open_committed
 from pipeline.spark import images as images_module
-from pipeline.storage.store import Store
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.random_iid import Independent

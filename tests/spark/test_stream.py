@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.damage import all_damage
+from pipeline.core.shardset.generations import generations
+from pipeline.core.shardset.manifest import open_committed, read_committed
 from pipeline.input.channels import to_channels
 from pipeline.input.dataset import serial
 from pipeline.runs.report import report
-from pipeline.shardset.damage import all_damage
-from pipeline.shardset.generations import generations
-from pipeline.shardset.manifest import open_committed, read_committed
 from pipeline.strategies.hash import Hash
 from pipeline.stream.buckets import Buckets, State, count, starts
 from pipeline.stream.checkpoint import check_checkpoint

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.shardset.generations import generations
-from pipeline.shardset.manifest import open_committed, read_committed
+from pipeline.core.shardset.generations import generations
+from pipeline.core.shardset.manifest import open_committed, read_committed
 from tests.campaigns.stream import Arriving, campaign, job_campaign, start_stream
 from tests.clusters import ROOT, Kafka, end_tree, spark_submit
 from tests.clusters.artifacts import kafka_connector

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.errors import UnsuitableError
-from pipeline.shardset.manifest import open_committed, read_committed
+from pipeline.core.errors import UnsuitableError
+from pipeline.core.shardset.manifest import open_committed, read_committed
 from pipeline.strategies.hash import Hash
 from pipeline.stream.files import arrivals, stream_of_files
 from pipeline.stream.generation import Arrived, GenerationRun

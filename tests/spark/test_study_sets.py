@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.datasets.derive import Derivation
 from tests.conftest import make_rows, write_binary
-from trainer.study import make_sets
+from trainer.study.run import make_sets
 
 
 def task_of(source: Path, folder: Path) -> dict[str, Any]:

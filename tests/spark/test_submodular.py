@@ -17,10 +17,10 @@ from pipeline.assignment.blocks import (
     FUNCTIONS,
     FunctionName,
 )
+from pipeline.core.shardset.ratios import largest_remainder
 from pipeline.input.dataset import ranges
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
-from pipeline.shardset.ratios import largest_remainder
 from pipeline.spark.images import Images
 from pipeline.strategies import submodular
 from pipeline.strategies.submodular import Submodular

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import record_schema
 from pipeline.input.dataset import Block
 from pipeline.input.formats import Columns
 from pipeline.input.records import record_batch
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import record_schema
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.conftest import make_rows, write_binary

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.shardset.schema import record_schema
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import open_committed
-from pipeline.shardset.schema import record_schema
-from pipeline.storage.store import Store
 from pipeline.upkeep.contents import details, workers_table
 from tests.conftest import make_rows
 from tests.support.application import run_job

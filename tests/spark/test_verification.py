@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.runs import shard as runs
 from pipeline.runs import write

@@ -10,8 +10,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from pipeline.core.extras import EXTRAS
 from pipeline.entry import COMMANDS
-from pipeline.extras import EXTRAS
 from tests.clusters import QUICK_START, ROOT
 from tests.clusters.environments import DEMO
 from tests.support.application import Ended

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.commit import Move, publish, refuse_unless
-from pipeline.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
-from pipeline.storage.objects import ObjectFiles
-from pipeline.storage.store import Store
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.commit import Move, publish, refuse_unless
+from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
+from pipeline.core.storage.objects import ObjectFiles
+from pipeline.core.storage.store import Store
 from tests.support.places import STORE, files_below
 
 CHANGES = ("create", "makedirs", "rename", "delete")

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.specs import Spec
+from pipeline.core.specs import Spec
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
 from trainer.models import model_from_json
 from trainer.protocols import PROTOCOLS

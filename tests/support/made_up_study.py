@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.study.analysis import Analysis, analyse
-from trainer.study.findings import findings
-from trainer.study.ledger import LEDGER, Ledger, Record
-from trainer.study.plan import SOURCES, Run, StudyPlan, plan_of
+from trainer.study.analysis.analyse import Analysis, analyse
+from trainer.study.plan.study_plan import SOURCES, Run, StudyPlan, plan_of
+from trainer.study.report.findings import findings
+from trainer.study.run.ledger import LEDGER, Ledger, Record
 
 Draw = Callable[[Run], float | None]  # the final accuracy of a run; None where it diverged
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.storage.store import Store
+from pipeline.core.storage.store import Store
 from tests.clusters.machine import ROOT
 from trainer.home.place import StorePlace
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from pipeline.shardset.manifest import ShardSet, open_committed
+from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import digest
 from pipeline.stream.generation import Arrived, GenerationRun, Outcome

@@ -18,17 +18,17 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import UsageError
-from pipeline.specs import OPTION
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import OPTION
 from trainer.config import slice_bounds
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured, Order, Record
+from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.base import Protocol
-from trainer.server.parameter_slice import ParameterSlice
 
 Vector = npt.NDArray[np.float64]
 Gradient = Callable[[Vector, int, int], Vector]  # (parameters, worker, clock)

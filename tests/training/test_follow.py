@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pipeline.errors import UsageError
-from pipeline.shardset.generations import as_of, generations
-from pipeline.storage.store import Store
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.generations import as_of, generations
+from pipeline.core.storage.store import Store
 from tests.clusters import free_ports
 from tests.conftest import make_rows, write_binary
 from tests.support.places import STORE, files_below, put

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.__main__ import main
-from pipeline.specs import option
+from pipeline.core.specs import option
 from pipeline.strategies import STRATEGIES, Fitted, Grouping, Strategy
 from pipeline.strategies.base import row_counts
 

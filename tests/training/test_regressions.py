@@ -15,7 +15,6 @@ import pytest
 from pyspark.mllib.classification import LogisticRegressionWithSGD
 from pyspark.mllib.regression import LabeledPoint, LinearRegressionWithSGD
 
-from pipeline.benchmark import arithmetic
 from pipeline.datasets.features import feature_batch
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
@@ -23,6 +22,7 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.stratified import Stratified
 from tests.support.tiers import only
 from tests.support.trainer_runs import RunFolder, Training, train_here
+from trainer.benchmark import arithmetic
 from trainer.data.batches import bernoulli
 from trainer.data.shards import load_worker, open_shards
 

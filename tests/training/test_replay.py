@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from tests.support.tiers import only
 from tests.support.trainer_runs import Training, until

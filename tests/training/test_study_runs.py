@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from pipeline.__main__ import main as pipeline_main
-from pipeline.errors import DataError, Diverged, JobError, UsageError
+from pipeline.core.errors import DataError, Diverged, JobError, UsageError
 from tests.clusters.processes import is_alive
 from tests.support.trainer_runs import ROOT, until
 from tests.support.trainer_sets import copy_of, make_sets
-from trainer.study import runner
 from trainer.study.__main__ import find_plan, main
-from trainer.study.measure import measure
+from trainer.study.run import runner
+from trainer.study.run.measure import measure
 
 READY = """
 seeds = {seeds}
@@ -196,7 +196,7 @@ def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
         def fail(case: object) -> None:
             raise error
 
-        monkeypatch.setattr("trainer.study.measure._train", fail)
+        monkeypatch.setattr("trainer.study.run.measure._train", fail)
 
     fail_with(JobError("worker 1 failed 6 times in a row; see build/diverged/worker-1.log"))
     with pytest.raises(JobError, match="6 times"):

@@ -17,7 +17,7 @@ MINE = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.specs import option
+from pipeline.core.specs import option
 from trainer.models import MODELS
 from trainer.models.base import ModelSpec
 from trainer.protocols import PROTOCOLS
@@ -54,7 +54,7 @@ MODELS[Tiny.name] = Tiny
 '''
 PROGRAM = """
 import mine
-from pipeline import command_line
+from pipeline.core import command_line
 from trainer.__main__ import main
 command_line.execute(main, interrupted="")
 """

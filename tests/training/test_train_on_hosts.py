@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from tests.support.tiers import only
 from tests.support.trainer_runs import Training, train_here, until

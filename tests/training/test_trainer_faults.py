@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.support.trainer_runs import Training, until
 from tests.support.trainer_sets import copy_of
 from trainer.__main__ import main

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pipeline.assignment.speeds import measured_ratios
-from pipeline.storage.local import LocalFiles
+from pipeline.core.storage.local import LocalFiles
 from tests.clusters import free_ports
 from tests.support.places import STORE, put
 from tests.support.trainer_runs import ROOT, Training, until
@@ -254,8 +254,8 @@ def test_a_start_that_is_refused_leaves_no_trace(shards: Path, tmp_path: Path) -
     program = (
         "import sys; from trainer.runlog.run_folder import RunRecord, settled\n"
         "from tests.support.configs import make_config\n"
-        "from trainer.home.place import StorePlace; from pipeline.storage.store import Store\n"
-        "from pipeline.errors import UsageError\n"
+        "from trainer.home.place import StorePlace; from pipeline.core.storage.store import Store\n"
+        "from pipeline.core.errors import UsageError\n"
         "home, record = StorePlace(sys.argv[1], Store()), RunRecord(make_config(), 2, 80, 'digest')\n"
         "def refuse(record): raise UsageError('no GPU')\n"
         "try:\n"

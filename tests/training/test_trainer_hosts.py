@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.campaigns.cable import LOOPBACK, Cable
 from tests.clusters import free_ports
 from tests.support.configs import make_config

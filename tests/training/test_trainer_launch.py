@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here, until
 from trainer.checkpoints.read import whole

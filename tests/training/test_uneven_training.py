@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import measured_ratios
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_sets import make_sets
 from trainer import Options, train

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.support.trainer_sets import own_address
 from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening

@@ -17,9 +17,12 @@ import pytest
 from pyspark.sql import SparkSession
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.benchmark import arithmetic
-from pipeline.benchmark.command import flags, run_benchmark
-from pipeline.benchmark.configurations import (
+from pipeline.core.command_line import parse
+from pipeline.core.errors import JobError, UsageError
+from tests.support.application import run_job
+from trainer.benchmark import arithmetic
+from trainer.benchmark.command import flags, run_benchmark
+from trainer.benchmark.configurations import (
     HYPERPARAMETERS,
     Configuration,
     Model,
@@ -27,16 +30,13 @@ from pipeline.benchmark.configurations import (
     configurations_of_fixed_length,
     configurations_to_converge,
 )
-from pipeline.benchmark.experiment import QUICK, Experiment, experiment_from_flags
-from pipeline.benchmark.problems import HIGGS, YEAR, Problem, generate, write_problem
-from pipeline.benchmark.records import PlannedRun
-from pipeline.benchmark.results import published
-from pipeline.benchmark.systems.all_gather import start_all_gather
-from pipeline.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, Part, descend
-from pipeline.benchmark.systems.measure import Setup, measure
-from pipeline.command_line import parse
-from pipeline.errors import JobError, UsageError
-from tests.support.application import run_job
+from trainer.benchmark.experiment import QUICK, Experiment, experiment_from_flags
+from trainer.benchmark.problems import HIGGS, YEAR, Problem, generate, write_problem
+from trainer.benchmark.records import PlannedRun
+from trainer.benchmark.results import published
+from trainer.benchmark.systems.all_gather import start_all_gather
+from trainer.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, Part, descend
+from trainer.benchmark.systems.measure import Setup, measure
 
 pytestmark = pytest.mark.timeout(900)  # of the job with every system: three minutes, more beside other tests
 Floats = npt.NDArray[np.float64]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.benchmark.command import print_summaries
-from pipeline.benchmark.configurations import Model, System
-from pipeline.benchmark.results.cost_model import (
+from trainer.benchmark.command import print_summaries
+from trainer.benchmark.configurations import Model, System
+from trainer.benchmark.results.cost_model import (
     Cluster,
     ServerCosts,
     SparkCosts,
@@ -19,9 +19,9 @@ from pipeline.benchmark.results.cost_model import (
     fit_server,
     fit_spark,
 )
-from pipeline.benchmark.results.findings import write_findings
-from pipeline.benchmark.results.forecast import average_gaps, collect_timings, fit_cost_models
-from pipeline.benchmark.results.summary import METRICS, judge_goals, summarise
+from trainer.benchmark.results.findings import write_findings
+from trainer.benchmark.results.forecast import average_gaps, collect_timings, fit_cost_models
+from trainer.benchmark.results.summary import METRICS, judge_goals, summarise
 
 
 def record(

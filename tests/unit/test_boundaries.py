@@ -13,30 +13,37 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Lowest first; a room imports from its own floor's earlier rooms and from floors below. A folder is one room.
-GROUND_FLOOR = (
+# Lowest first: a room, which is a folder or a file, imports from those before it.
+CORE = (
     "errors", "import_path", "extras", "arrays", "json_values", "hashing", "seeds", "atomic", "storage", "shardset",
     "reporting", "specs", "command_line",
 )  # fmt: skip
-UPPER_FLOORS = (
-    "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",
-    "runs", "stream", "benchmark",
+PIPELINE = (
+    "core", "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",
+    "runs", "stream",
 )  # fmt: skip
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",
-    "checkpoints", "runlog", "report", "server", "worker", "evaluation", "options", "launch", "cluster", "simulation",
-    "flags", "embed", "api", "simulate", "spark_job", "study",
+    "checkpoints", "runlog", "report", "leader", "server", "worker", "evaluation", "options", "launch", "cluster",
+    "simulation", "flags", "embed", "api", "simulate", "spark_job", "benchmark", "study",
 )  # fmt: skip
-# What stands above both packages, and what of the pipeline it enters beside the ground floor: its commands, its session.
-ENTERS = {"study": {"runs", "datasets", "spark"}, "spark_job": {"spark"}, "embed": {"input"}}
-SHARDS_FOR_STUDIES = "trainer.study.make_sets"  # a process of its own, with Spark
+STUDY = ("plan", "run", "analysis", "report", "check")
+# Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
+ENTERS = {
+    "study": {"runs", "datasets", "spark"},
+    "spark_job": {"spark"},
+    "embed": {"input"},
+    "benchmark": {"clustering", "datasets", "input", "runs", "spark", "strategies"},
+}
+NEEDS_SPARK = ("trainer.study.run.make_sets", "trainer.benchmark")  # a process of its own; a job
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all
 
 
 @functools.cache
 def modules_of(package: str) -> list[str]:
     """Every module of a package but ``__main__``, which test_trainer_cli runs."""
-    paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / package).rglob("*.py")]
+    folder = ROOT / package.replace(".", "/")
+    paths = [path.relative_to(ROOT).with_suffix("") for path in folder.rglob("*.py")]
     names = {".".join(path.parts).removesuffix(".__init__") for path in paths}
     return sorted(name for name in names if not name.endswith("__main__"))
 
@@ -54,15 +61,15 @@ def imported_by(path: Path) -> set[str]:
     return found
 
 
-def room_of(path: Path) -> str:
-    """The file or folder right below its package that a file belongs to."""
-    return path.relative_to(ROOT).with_suffix("").parts[1]
+def room_of(path: Path, package: str) -> str:
+    """The file or folder right below a package that a file belongs to."""
+    return path.relative_to(ROOT / package.replace(".", "/")).with_suffix("").parts[0]
 
 
 def rooms_entered(path: Path, package: str) -> set[str]:
     """The rooms of a package that a file imports from."""
     inside = set(modules_of(package)) - {package}
-    return {name.split(".")[1] for name in imported_by(path) & inside}
+    return {name.removeprefix(f"{package}.").split(".")[0] for name in imported_by(path) & inside}
 
 
 def loaded_with(modules: list[str]) -> set[str]:
@@ -78,58 +85,62 @@ def loaded_with(modules: list[str]) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(("package", "floors"), [("pipeline", GROUND_FLOOR + UPPER_FLOORS), ("trainer", TRAINER)])
-def test_no_room_imports_from_one_that_stands_above_it(package: str, floors: tuple[str, ...]) -> None:
-    files = [path for path in (ROOT / package).rglob("*.py") if room_of(path) not in FACES]
-    assert {room_of(path) for path in files} == set(floors), "a new room needs its floor in this test"
+@pytest.mark.parametrize(
+    ("package", "order"),
+    [("pipeline", PIPELINE), ("pipeline.core", CORE), ("trainer", TRAINER), ("trainer.study", STUDY)],
+)
+def test_no_room_imports_from_a_later_one(package: str, order: tuple[str, ...]) -> None:
+    folder = ROOT / package.replace(".", "/")
+    files = [path for path in folder.rglob("*.py") if room_of(path, package) not in FACES]
+    assert {room_of(path, package) for path in files} == set(order), "a new room needs its place in this test"
     upwards = {
         f"{path.relative_to(ROOT)} -> {room}"
         for path in files
-        for room in rooms_entered(path, package)
-        if floors.index(room) > floors.index(room_of(path))
+        for room in rooms_entered(path, package) - FACES
+        if order.index(room) > order.index(room_of(path, package))
     }
     assert not upwards
 
 
-def test_the_trainer_enters_the_ground_floor_of_the_pipeline_and_no_other() -> None:
+def test_the_trainer_enters_the_core_of_the_pipeline_only() -> None:
     paths = list((ROOT / "trainer").rglob("*.py"))
-    entered = {room for path in paths if room_of(path) not in ENTERS for room in rooms_entered(path, "pipeline")}
-    assert "shardset" in entered
-    assert entered <= set(GROUND_FLOOR)
+    below = [path for path in paths if room_of(path, "trainer") not in ENTERS]
+    assert {room for path in below for room in rooms_entered(path, "pipeline")} == {"core"}
     for above, rooms in ENTERS.items():
-        entered = {room for path in paths if room_of(path) == above for room in rooms_entered(path, "pipeline")}
-        assert entered - set(GROUND_FLOOR) == rooms
+        mine = [path for path in paths if room_of(path, "trainer") == above]
+        assert {room for path in mine for room in rooms_entered(path, "pipeline")} - {"core"} == rooms
 
 
-def test_the_ground_floor_needs_neither_spark_nor_torch() -> None:
-    ground = [name for name in modules_of("pipeline") if name.split(".")[1:2] and name.split(".")[1] in GROUND_FLOOR]
-    assert len(ground) > len(GROUND_FLOOR)
-    assert loaded_with(["pipeline", "trainer", *ground]).isdisjoint({"pyspark", "py4j", "torch"})
+def test_the_core_needs_neither_spark_nor_torch() -> None:
+    core = modules_of("pipeline.core")
+    assert len(core) > len(CORE)
+    assert loaded_with(["pipeline", "trainer", *core]).isdisjoint({"pyspark", "py4j", "torch"})
 
 
 @pytest.mark.full
 def test_the_trainer_needs_no_spark() -> None:
-    packages = loaded_with([name for name in modules_of("trainer") if name != SHARDS_FOR_STUDIES])
+    packages = loaded_with([name for name in modules_of("trainer") if not name.startswith(NEEDS_SPARK)])
     assert "torch" in packages
     assert packages.isdisjoint({"pyspark", "py4j"})
 
 
 @pytest.mark.full
 def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
-    """The benchmark stands above both packages: it may enter the trainer's public face, when it runs."""
+    """The benchmark stands above both packages: it enters the trainer's public face when it runs."""
     packages = loaded_with(modules_of("pipeline"))
     assert "pyspark" in packages
     assert packages.isdisjoint({"torch", "trainer"})
-    below = [path for path in (ROOT / "pipeline").rglob("*.py") if room_of(path) not in {"benchmark", *FACES}]
-    jobs = [path for path in (ROOT / "jobs").glob("*.py") if path.name != "train.py"]
+    below = [path for path in (ROOT / "pipeline").rglob("*.py") if room_of(path, "pipeline") not in FACES]
+    jobs = [path for path in (ROOT / "jobs").glob("*.py") if path.name not in ("train.py", "benchmark.py")]
     for path in [*below, *jobs]:
         assert {name.partition(".")[0] for name in imported_by(path)}.isdisjoint({"torch", "trainer"}), path
+    assert "torch" not in loaded_with(modules_of("trainer.benchmark"))
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        "pipeline.command_line",
+        "pipeline.core.command_line",
         "pipeline.entry",
         "trainer.__main__",
         "trainer.launch.supervisor",

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.store import Store
 from pipeline.input.channels import to_channels
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.runs.request import Request, identity
-from pipeline.storage.store import Store
 from pipeline.strategies.stratified import Stratified
 
 GREY = np.random.default_rng(1).integers(0, 256, (6, 5)).astype(np.uint8)

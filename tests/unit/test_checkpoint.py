@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.atomic import write_durably
-from pipeline.errors import DataError
+from pipeline.core.atomic import write_durably
+from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune

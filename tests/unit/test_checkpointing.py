@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError, JobError
+from pipeline.core.errors import DataError, JobError
 from tests.support.configs import make_config
 from tests.support.trainer_runs import until
 from tests.unit.test_trainer_wire import START, Served
@@ -26,10 +26,10 @@ from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_state
 from trainer.config import Facts
 from trainer.launch.prepare import first_checkpoint
+from trainer.leader import snapshots
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.read import read_events, read_pushes
 from trainer.runlog.result import read_result, summarise
-from trainer.server import snapshots
 from trainer.simulate import simulate
 from trainer.simulation.compute import Computed, Quadratic, facts_of
 from trainer.simulation.engine import Engine

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.cluster import ray, spark
 from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
 from trainer.cluster.launcher import Part, invited, share_roles, visible

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline import __main__ as pipeline_commands
 from pipeline import entry
-from pipeline.command_line import CONF, Parser, as_typed, parser
-from pipeline.errors import UsageError
+from pipeline.core.command_line import CONF, Parser, as_typed, parser
+from pipeline.core.errors import UsageError
 from pipeline.runs.command import shard_parser
 from tests.clusters import ROOT
 from trainer import simulate
@@ -96,7 +96,9 @@ def test_defaults_are_those_of_the_module_whatever_was_typed(monkeypatch: pytest
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
-    program = "from pipeline.command_line import execute\nexecute(lambda: print('line\\n' * 100_000), interrupted='')"
+    program = (
+        "from pipeline.core.command_line import execute\nexecute(lambda: print('line\\n' * 100_000), interrupted='')"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     ) as process:

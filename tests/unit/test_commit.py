@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.shardset.attempt import LEASE_S, Attempt, is_running, whoami
+from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
+from pipeline.core.shardset.damage import all_damage
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.shardset.versions import stamped, unstamped
+from pipeline.core.storage.retries import STALL_S
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import serial
 from pipeline.runs.report import replace_below
-from pipeline.shardset.attempt import LEASE_S, Attempt, is_running, whoami
-from pipeline.shardset.commit import has_leftovers, publish, refuse_unless, tidy
-from pipeline.shardset.damage import all_damage
-from pipeline.shardset.manifest import ShardSet, open_committed
-from pipeline.shardset.versions import stamped, unstamped
-from pipeline.storage.retries import STALL_S
-from pipeline.storage.store import Store
 from pipeline.upkeep.clean import leftovers
 from tests.support.commits import assert_nothing_else, commit, contents, killed_at, manifest_of, staged, whole
 from tests.support.places import STORE, elsewhere, put
@@ -195,7 +195,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
+        "pipeline.core.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
     )
     first = Attempt(Store(), str(tmp_path))
     Store().makedirs(first.folder)
@@ -214,7 +214,9 @@ def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3's clock has whole seconds."""
-    monkeypatch.setattr("pipeline.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1})
+    monkeypatch.setattr(
+        "pipeline.core.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1}
+    )
     with Attempt(STORE, place, heartbeat_s=3600) as silent, Attempt(STORE, place, heartbeat_s=0.3) as living:
         monkeypatch.undo()
         with Attempt(STORE, place, lease_s=8.0) as other:
@@ -245,7 +247,7 @@ def test_a_file_system_that_always_overwrites_is_refused_before_any_work(
         raise OSError(errno.EINVAL, "a file system without hard links", target)
 
     monkeypatch.setattr(os, "link", no_links)
-    monkeypatch.setattr("pipeline.storage.local.rename_no_replace", no_rename)
+    monkeypatch.setattr("pipeline.core.storage.local.rename_no_replace", no_rename)
     output = tmp_path / "set"
     with pytest.raises(UsageError, match=r"no hard links .* choose another --output"), Attempt(STORE, str(output)):
         pytest.fail("the run began")

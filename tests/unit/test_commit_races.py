@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import JobError, UsageError
-from pipeline.shardset import versions
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.commit import has_leftovers, tidy
-from pipeline.shardset.manifest import missing_file, open_committed, read_committed
-from pipeline.storage.local import LocalFiles
-from pipeline.storage.store import Store
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.shardset import versions
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.commit import has_leftovers, tidy
+from pipeline.core.shardset.manifest import missing_file, open_committed, read_committed
+from pipeline.core.storage.local import LocalFiles
+from pipeline.core.storage.store import Store
 from tests.campaigns.commits import campaign
 from tests.support.commits import assert_nothing_else, commit, watched, whole
 from tests.support.places import STORE, elsewhere, put

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import parse
-from pipeline.errors import UsageError
+from pipeline.core.command_line import parse
+from pipeline.core.errors import UsageError
 from pipeline.runs.compare import comparison_parser, read_strategies
 from pipeline.strategies import Strategy
 from pipeline.strategies.hash import Hash

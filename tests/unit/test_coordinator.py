@@ -36,9 +36,9 @@ from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured, Order, Record, Share
+from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
-from trainer.server.parameter_slice import ParameterSlice
 from trainer.server.slice_server import SliceServer
 from trainer.transport.messages import Header, Op
 

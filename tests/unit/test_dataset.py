@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, ranges, serial
 from pipeline.input.formats.cifar_pickle import load
 from pipeline.input.scan import scan
-from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_binary, write_pickles
 from tests.support.tiers import only
 

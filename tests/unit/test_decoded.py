@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.decoded import LOCAL_DIRS
 from pipeline.input.formats import FORMATS, parquet
-from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_pickles
 
 ROWS = 700

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main as pipeline_main
+from pipeline.core.errors import UsageError
 from pipeline.datasets.derive import Derivation, class_blocks, derive, main, shrunk, sides
-from pipeline.errors import UsageError
 from tests.conftest import make_rows
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.shardset.attempt import task_folder, tried
+from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, as_json, by_value, has_failed, screen, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.command import seconds
@@ -21,10 +24,7 @@ from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, not_seen, output_error, reach_from_task
 from pipeline.doctor.security import check_kerberos, is_kerberos, no_tokens
 from pipeline.doctor.versions import check_extras, check_packages, check_versions, major_version
-from pipeline.errors import DataError, JobError, UsageError
 from pipeline.runs.flags import _cause
-from pipeline.shardset.attempt import task_folder, tried
-from pipeline.shardset.schema import broken_is_data_error
 from pipeline.spark.failures import cluster_failure
 from pipeline.spark.session import check_master
 from tests.support.places import STORE, files_below

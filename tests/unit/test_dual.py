@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 
 from pipeline.clustering import dual, gram
 from pipeline.clustering.pca import BlockPCA, limited
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 
 
 def images_of(rows: int, pixels: int, seed: int = 0) -> np.ndarray[Any, Any]:

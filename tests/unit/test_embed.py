@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.store import Store
 from pipeline.input.embedding_table import open_embeddings
-from pipeline.storage.store import Store
 from tests.conftest import write_binary
 from tests.support.places import files_below
 from trainer.embed import run as embedding

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as save_file
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from tests.support.configs import change, make_config
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
 from trainer import Options

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import DISTRIBUTION
-from pipeline.extras import EXTRAS
+from pipeline.core.command_line import DISTRIBUTION
+from pipeline.core.extras import EXTRAS
 from tests.clusters.machine import ROOT
 from tests.support.application import Ended
 from tests.support.commands import (

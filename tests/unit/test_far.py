@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.arrays import Ints
 from pipeline.clustering import far
 from pipeline.clustering.fit import fit_here, rough_centres
 from pipeline.clustering.lloyd import Fit, KMeansSettings, draw_sample, iterate, nearest, plus_plus
 from pipeline.clustering.passes import Pass
+from pipeline.core.arrays import Ints
 
 pytestmark = pytest.mark.full  # seconds of arithmetic a test
 

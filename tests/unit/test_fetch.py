@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.storage.hadoop_conf import read_site, webhdfs_address
+from pipeline.core.storage.http import ResumingDownloader, first_byte, validator
+from pipeline.core.storage.webhdfs import user_name
 from pipeline.datasets import cifar as fetch
 from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive, target_of
-from pipeline.errors import DataError, JobError, UsageError
-from pipeline.storage.hadoop_conf import read_site, webhdfs_address
-from pipeline.storage.http import ResumingDownloader, first_byte, validator
-from pipeline.storage.webhdfs import user_name
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
 FILES["test_batch.bin"] = os.urandom(50_000)

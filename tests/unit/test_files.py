@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import record_schema
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.datasets.derive import sides
-from pipeline.errors import DataError, UsageError
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.files import input_files
 from pipeline.runs.request import Request, check_output
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.schema import record_schema
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 from tests.conftest import make_rows
 
 SHAPE = (3, 8, 8)

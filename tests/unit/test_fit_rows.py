@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pipeline.clustering.gram import rows_to_fit
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.store import Store
 from pipeline.input import dataset as dataset_module
 from pipeline.input.dataset import Block, Dataset, discover, serial
-from pipeline.storage.store import Store
 from tests.conftest import make_rows, write_binary
 from tests.support.sharding_runs import make
 

@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import ExifTags, Image
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
 from pipeline.input.formats import FORMATS, recognise
 from pipeline.input.formats.base import BLOCK_BYTES, BLOCK_ROWS, DataFile, block_rows
 from pipeline.input.formats.cifar_binary import FixedRecords
 from pipeline.input.records import offsets_of
-from pipeline.shardset.layout import Layout
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 from tests.conftest import make_rows
 
 STORE = Store()
@@ -205,7 +205,7 @@ READ_SOME = """
 import sys
 import pyarrow
 from pipeline.input.dataset import discover, serial
-from pipeline.storage.store import Store
+from pipeline.core.storage.store import Store
 found = list(discover(Store(), sys.argv[1], run=serial).read(7000, 7300))
 print(sum(len(block.ids) for block in found), pyarrow.default_memory_pool().max_memory())
 """

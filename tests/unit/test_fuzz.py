@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from tests.campaigns import fuzz
 from tests.campaigns.fuzz_kinds import KINDS, Kind
 from tests.campaigns.mutations import FORMS

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.shardset import versions
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.commit import has_leftovers, publish
-from pipeline.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
-from pipeline.shardset.manifest import missing_file, open_committed, read_committed
-from pipeline.storage.store import Store
+from pipeline.core.shardset import versions
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.commit import has_leftovers, publish
+from pipeline.core.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
+from pipeline.core.shardset.manifest import missing_file, open_committed, read_committed
+from pipeline.core.storage.store import Store
 from tests.support.commits import FatalStore, assert_nothing_else, staged, was_killed
 from tests.support.places import STORE, elsewhere
 

@@ -19,8 +19,8 @@ from threadpoolctl import threadpool_limits
 from pipeline.clustering.hashes import WIDTH_ROWS, Family, Hashes, fit
 from pipeline.clustering.npz import to_bytes
 from pipeline.clustering.projection import Grid, grid_exponent
+from pipeline.core.errors import UsageError
 from pipeline.datasets.synthetic import SampleSpec, training_batches
-from pipeline.errors import UsageError
 
 FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh")
 Pixels = npt.NDArray[np.uint8]

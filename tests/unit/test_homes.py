@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError, UsageError
-from pipeline.storage.hdfs import HdfsFiles, HdfsWriter
-from pipeline.storage.local import LocalFiles
-from pipeline.storage.objects import ObjectFiles
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.hdfs import HdfsFiles, HdfsWriter
+from pipeline.core.storage.local import LocalFiles
+from pipeline.core.storage.objects import ObjectFiles
 from tests.support.places import STORE, elsewhere
 from tests.unit.test_checkpoint import numbers, state_of, write
 from trainer.checkpoints.generations import Generations, write_generations

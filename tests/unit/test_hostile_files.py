@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.clustering.npz import expect, from_bytes
-from pipeline.errors import DataError, JobError
-from pipeline.json_values import build, fits, parse, parse_object
-from pipeline.shardset.attempt import is_running, whoami
+from pipeline.core.errors import DataError, JobError
+from pipeline.core.json_values import build, fits, parse, parse_object
+from pipeline.core.shardset.attempt import is_running, whoami
 from tests.campaigns.fuzz_kinds import KINDS, SHAPE
 from trainer.checkpoints.read import newest, whole_states
 from trainer.checkpoints.state import Evaluated, State

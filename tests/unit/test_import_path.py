@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.import_path import SAFE_PATH, child_variables, handed_on
+from pipeline.core.import_path import SAFE_PATH, child_variables, handed_on
 from pipeline.spark.session import PACKAGE
 
 NAMES = ("torch", "numpy", "json", "socket", "selectors", "pyarrow", "zmq", "safetensors")
 EXPLAIN = """
-from pipeline.import_path import hiding_file
+from pipeline.core.import_path import hiding_file
 import safetensors
 for code in ("from safetensors import safe_open", "import safetensors.numpy", "safetensors.safe_open", "import nothing"):
     try:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import DataFrame
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.stream import inbox as inbox_module
 from pipeline.stream.files import arrivals
 from pipeline.stream.generation import Arrived

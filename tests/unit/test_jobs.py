@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.command_line import parse
+from pipeline.core.command_line import parse
 from pipeline.runs.flags import read_request, sharding_parser
 from pipeline.spark.session import PACKAGE
 from tests.conftest import make_rows, write_binary

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.command_line import parse
-from pipeline.errors import UsageError
+from pipeline.core.command_line import parse
+from pipeline.core.errors import UsageError
 from pipeline.stream.command import preflight, read_request, stream_parser
 from pipeline.stream.kafka import _land, stream_of_topic
 from pipeline.stream.kafka_options import consumer_options, properties

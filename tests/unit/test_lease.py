@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import JobError
-from pipeline.storage.store import Store
+from pipeline.core.errors import JobError
+from pipeline.core.storage.store import Store
 from tests.support.places import STORE
 from tests.support.trainer_runs import until
 from trainer.home import lease as leases

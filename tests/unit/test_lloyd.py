@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from pipeline.arrays import Ints
 from pipeline.clustering import fit as fit_module
 from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
@@ -23,6 +22,7 @@ from pipeline.clustering.passes import Pass
 from pipeline.clustering.points import Points as Block
 from pipeline.clustering.points import fit_gathered
 from pipeline.clustering.projection import grid_exponent, quantise
+from pipeline.core.arrays import Ints
 
 Points = npt.NDArray[np.int32]
 T = TypeVar("T")

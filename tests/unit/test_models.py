@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pipeline import command_line
-from pipeline.errors import UsageError
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
 from trainer.flags import config_of, flags
 from trainer.models import MODELS, ModelInput, model_from_json
 from trainer.models.build import Built, build

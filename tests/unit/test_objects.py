@@ -17,12 +17,12 @@ from typing import Any, ClassVar, cast
 import obstore
 import pytest
 
-from pipeline.errors import JobError, UsageError
-from pipeline.shardset.attempt import Attempt, seems_alive, task_folder
-from pipeline.storage.objects import SINGLE_PUT_BYTES
-from pipeline.storage.retries import LastingError, is_transient
-from pipeline.storage.s3a import s3_config, s3_credential, s3a_settings
-from pipeline.storage.store import Store, configured_store
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.shardset.attempt import Attempt, seems_alive, task_folder
+from pipeline.core.storage.objects import SINGLE_PUT_BYTES
+from pipeline.core.storage.retries import LastingError, is_transient
+from pipeline.core.storage.s3a import s3_config, s3_credential, s3a_settings
+from pipeline.core.storage.store import Store, configured_store
 from tests.clusters import S3
 from tests.clusters.machine import free_ports
 from tests.support.places import STORE, files_below

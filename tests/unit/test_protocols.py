@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
-from pipeline.specs import from_json
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import from_json
 from tests.support.virtual_time import ALL, START, Run, Vector, quadratic, run
 from trainer.coordination.orders import Record
 from trainer.protocols import PROTOCOLS

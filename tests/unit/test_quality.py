@@ -15,11 +15,11 @@ from scipy.spatial.distance import cdist, pdist
 from scipy.stats import chi2_contingency
 from scipy.stats.contingency import association
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.storage.store import Store
 from pipeline.quality import metrics as quality
 from pipeline.quality.measure import measure
-from pipeline.shardset.manifest import ShardSet
-from pipeline.storage.store import Store
 
 Images = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

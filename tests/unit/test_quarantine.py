@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import serial
 from pipeline.input.formats import DataFile
-from pipeline.shardset.layout import Layout
 from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages

@@ -14,8 +14,8 @@ import pipeline
 from pipeline.assignment.groups import group_table, rows_by_worker
 from pipeline.assignment.speeds import measured_ratios, ratios_of
 from pipeline.assignment.uneven import spread
-from pipeline.errors import DataError, UsageError
-from pipeline.shardset.ratios import largest_remainder, lowest_terms, parse_ratios
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.ratios import largest_remainder, lowest_terms, parse_ratios
 from trainer.runlog.events import COLUMNS
 
 ratios_of_workers = st.lists(st.integers(1, 12), min_size=2, max_size=7)

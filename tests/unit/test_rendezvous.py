@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.trainer_runs import until
 from trainer.cluster import rendezvous as module
 from trainer.cluster.part import interface_towards

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.quality import figures, report
 from pipeline.quality.measure import measure
 from pipeline.quality.verdict import verdict

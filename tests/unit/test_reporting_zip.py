@@ -19,7 +19,7 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import pipeline, trainer
-from pipeline.reporting.page import template
+from pipeline.core.reporting.page import template
 
 sources = {}
 for package, name in json.loads(sys.argv[2]):

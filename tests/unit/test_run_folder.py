@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import change, make_config
 from trainer.home.place import listing

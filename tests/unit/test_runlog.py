@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from tests.support.configs import make_config
 from trainer.home.place import blocks
 from trainer.report.terminal import ending

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UsageError
-from pipeline.storage.s3a import is_s3a_setting, proxy_config, s3_config, s3a_settings
-from pipeline.storage.store import Store, configured
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.s3a import is_s3a_setting, proxy_config, s3_config, s3a_settings
+from pipeline.core.storage.store import Store, configured
 
 KEY_ID = "arn:aws:kms:eu-west-1:1:key/2"
 

@@ -14,6 +14,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
 from pipeline.__main__ import main
+from pipeline.core.errors import JobError
 from pipeline.datasets.synthetic import (
     Dice,
     Draw,
@@ -26,7 +27,6 @@ from pipeline.datasets.synthetic import (
     training_batches,
     write,
 )
-from pipeline.errors import JobError
 
 SMALL = SampleSpec(rows=1003, test_rows=50, classes=4, seed=5)
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import JobError
-from pipeline.storage.store import Store
+from pipeline.core.errors import JobError
+from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
 from trainer.home import segments
 from trainer.home.folders import Folders

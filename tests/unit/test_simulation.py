@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import JobError, UsageError
-from pipeline.seeds import Purpose, generator
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.seeds import Purpose, generator
 from tests.support.configs import make_config
 from tests.support.trainer_runs import ROOT, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards

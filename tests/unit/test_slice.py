@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.config import slice_bounds
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
-from trainer.server.parameter_slice import CHUNK, ParameterSlice
+from trainer.coordination.parameter_slice import CHUNK, ParameterSlice
 
 Floats = npt.NDArray[np.float32]
 EDGES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3]

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from pipeline import specs
-from pipeline.command_line import Parser, parse
-from pipeline.errors import UsageError
-from pipeline.specs import Spec, option
+from pipeline.core import specs
+from pipeline.core.command_line import Parser, parse
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Spec, option
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.atomic import naming, write_durably
-from pipeline.errors import UsageError
+from pipeline.core.atomic import naming, write_durably
+from pipeline.core.errors import UsageError
+from pipeline.core.storage import hdfs as storage
+from pipeline.core.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
+from pipeline.core.storage.local import DurableWriter
+from pipeline.core.storage.objects import ObjectWriter
+from pipeline.core.storage.retries import is_transient, within
+from pipeline.core.storage.store import Store
 from pipeline.spark.store import submitted_for
-from pipeline.storage import hdfs as storage
-from pipeline.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
-from pipeline.storage.local import DurableWriter
-from pipeline.storage.objects import ObjectWriter
-from pipeline.storage.retries import is_transient, within
-from pipeline.storage.store import Store
 from tests.support.places import STORE, files_below, put
 
 DENIED = 'Permission denied: user=alice, access=WRITE, inode="/":root:supergroup:drwxr-xr-x'
@@ -42,9 +42,9 @@ def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
 PROGRAM = """
 import sys, time
 from hdfs_native import Client
-from pipeline.command_line import execute
-from pipeline.errors import DataError
-from pipeline.storage.retries import within
+from pipeline.core.command_line import execute
+from pipeline.core.errors import DataError
+from pipeline.core.storage.retries import within
 
 class Late:
     def __del__(self, sleep=time.sleep):

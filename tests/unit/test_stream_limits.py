@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError, Diverged, JobError, UnsuitableError, UsageError
+from pipeline.core.errors import DataError, Diverged, JobError, UnsuitableError, UsageError
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.runs.flags import _cause
-from pipeline.shardset.manifest import ShardSet
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import Arrivals
@@ -21,7 +21,9 @@ from pipeline.stream.request import StreamRequest
 
 @pytest.mark.parametrize("kind", [DataError, UsageError, UnsuitableError, JobError, Diverged])
 def test_an_error_of_a_batch_keeps_its_exit_code_through_spark(kind: type[JobError]) -> None:
-    trace = f"[STREAM_FAILED] Query terminated:\n  File x\npipeline.errors.{kind.__name__}: too many\n\tat org.apache"
+    trace = (
+        f"[STREAM_FAILED] Query terminated:\n  File x\npipeline.core.errors.{kind.__name__}: too many\n\tat org.apache"
+    )
     assert _cause(Exception(trace)) == ("too many", kind.exit_code)
 
 

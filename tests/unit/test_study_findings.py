@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.support.made_up_study import WAYS, made, made_steadier, make_plan, make_records, normal, said
-from trainer.study.analysis import PRIMARY, Analysis, analyse
-from trainer.study.findings import findings
-from trainer.study.plan import Run
-from trainer.study.statistics import PERMUTATIONS, adjust, power, smallest_ratio
-from trainer.study.tables import to_markdown
+from trainer.study.analysis.analyse import PRIMARY, Analysis, analyse
+from trainer.study.analysis.statistics import PERMUTATIONS, adjust, power, smallest_ratio
+from trainer.study.plan.study_plan import Run
+from trainer.study.report.findings import findings
+from trainer.study.report.tables import to_markdown
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import ledger_of, make_plan, make_records, normal
-from trainer.study.folder import claim, refuse_other_plan
-from trainer.study.plan import StudyPlan
-from trainer.study.report import write_report
+from trainer.study.plan.study_plan import StudyPlan
+from trainer.study.report.write import write_report
+from trainer.study.run.folder import claim, refuse_other_plan
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan, make_records, normal
-from trainer.study.ledger import Contents, Ledger, dumps, environments, run_of
-from trainer.study.plan import Run, StudyPlan
-from trainer.study.runner import batches
-from trainer.study.sets import SetKey
+from trainer.study.plan.study_plan import Run, StudyPlan
+from trainer.study.run.ledger import Contents, Ledger, dumps, environments, run_of
+from trainer.study.run.runner import batches
+from trainer.study.run.sets import SetKey
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 

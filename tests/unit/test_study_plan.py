@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan
 from trainer.config import Config
 from trainer.study.__main__ import find_plan, main, share, shared, shipped
-from trainer.study.cases import case_of, check, essentials
-from trainer.study.plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
-from trainer.study.sets import SetKey
+from trainer.study.plan.cases import case_of, check, essentials
+from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
+from trainer.study.run.sets import SetKey
 
 PLAN = """
 seeds = {seeds}

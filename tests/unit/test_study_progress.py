@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.made_up_study import make_plan
 from trainer.run_files import METRICS
 from trainer.runlog.events import log_event
-from trainer.study.progress import UnderWay, cost_class, done_of, duration, remaining_s, under_way_line
+from trainer.study.run.progress import UnderWay, cost_class, done_of, duration, remaining_s, under_way_line
 
 
 def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:

@@ -23,14 +23,14 @@ from tests.support.made_up_study import (
     said,
 )
 from tests.support.tiers import only
-from trainer.study import figures
-from trainer.study.analysis import PRIMARY, Analysis, analyse
-from trainer.study.folder import claim
-from trainer.study.ledger import Ledger, Record, read_beside
-from trainer.study.plan import StudyPlan
-from trainer.study.published import published_of
-from trainer.study.report import write_report, written
-from trainer.study.tables import tables, to_csv, to_latex, to_markdown
+from trainer.study.analysis.analyse import PRIMARY, Analysis, analyse
+from trainer.study.analysis.published import published_of
+from trainer.study.plan.study_plan import StudyPlan
+from trainer.study.report import figures
+from trainer.study.report.tables import tables, to_csv, to_latex, to_markdown
+from trainer.study.report.write import write_report, written
+from trainer.study.run.folder import claim
+from trainer.study.run.ledger import Ledger, Record, read_beside
 
 
 def report_of(plan: StudyPlan, root: Path, records: list[Record]) -> str:

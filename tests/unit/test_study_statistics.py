@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.support.tiers import only
-from trainer.study.statistics import (
+from trainer.study.analysis.statistics import (
     LEVEL,
     PERMUTATIONS,
     adjust,

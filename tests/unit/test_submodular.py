@@ -31,8 +31,8 @@ from pipeline.assignment.blocks import (
 )
 from pipeline.clustering import similarity
 from pipeline.clustering.similarity import LAST, ONE, STEPS, exponentials, mean_distance, similarities
-from pipeline.errors import UsageError
-from pipeline.shardset.ratios import largest_remainder
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.ratios import largest_remainder
 from pipeline.strategies.submodular import Parts, Submodular
 
 Value = Callable[[np.ndarray[Any, Any], set[int]], int]

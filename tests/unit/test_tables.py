@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.reporting.tables import aligned, table
+from pipeline.core.reporting.tables import aligned, table
 
 
 def test_every_column_is_as_wide_as_its_widest_cell_and_numbers_are_at_the_right() -> None:

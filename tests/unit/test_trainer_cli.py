@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import command_line
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.core import command_line
+from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.spark.session import PACKAGE
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards

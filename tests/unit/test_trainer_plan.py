@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.configs import change, make_config
 from trainer.config import Config, Facts
 from trainer.models import MODELS

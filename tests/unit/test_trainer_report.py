@@ -24,8 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateNotFound
 
-from pipeline import extras
-from pipeline.errors import DataError, UsageError
+from pipeline.core import extras
+from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page

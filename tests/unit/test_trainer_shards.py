@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
-from pipeline.storage.retries import unreadable_is_data_error
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.retries import unreadable_is_data_error
 from tests.support.trainer_sets import rows_of, write_shards
 from trainer.data.shards import load_worker, open_shards, store_of
 

@@ -22,7 +22,7 @@ import zmq
 import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.clusters import free_ports
 from tests.support.configs import change, make_config

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.shardset.attempt import Attempt
-from pipeline.shardset.manifest import ShardSet, open_committed
-from pipeline.storage.store import Store
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.storage.store import Store
 from pipeline.upkeep.clean import clean, leftovers
 from pipeline.upkeep.contents import describe, details, workers_table
 from tests.support.commits import commit, files_of, killed_at, whole

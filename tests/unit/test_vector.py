@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from trainer.data.batches import Batch
 from trainer.models import ModelInput, model_from_json

@@ -13,7 +13,8 @@ import pytest
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import group_table
 from pipeline.assignment.kept import keep
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
+from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
@@ -23,7 +24,6 @@ from pipeline.output.placement import Dealing
 from pipeline.output.spill import SpillJob
 from pipeline.output.writer import ChunkJob
 from pipeline.runs import write
-from pipeline.storage.store import Store
 from pipeline.strategies.base import OneGroup
 from tests.conftest import make_rows, write_binary
 

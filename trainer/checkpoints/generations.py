@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from pipeline.errors import DataError
-from pipeline.json_values import fits, parse
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import fits, parse
 from trainer.home.place import Place, make, write_whole
 
 GENERATIONS = "generations.json"

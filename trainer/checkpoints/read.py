@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.storage.files import FileInfo
+from pipeline.core.errors import DataError
+from pipeline.core.storage.files import FileInfo
 from trainer.checkpoints.generations import GENERATIONS, Generations, read_generations
 from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header_of, known_of
 from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import DataError
-from pipeline.json_values import fits, parse_object
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import fits, parse_object
 from trainer.home.place import Place, read_range, remembered
 
 Float32s = npt.NDArray[np.float32]

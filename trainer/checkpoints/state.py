@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from pipeline.json_values import build, parse, parse_object
+from pipeline.core.json_values import build, parse, parse_object
 from trainer.home.place import Place, StorePlace
 
 STATE = "state.json"

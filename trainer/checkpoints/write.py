@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,14 @@ from trainer.checkpoints.read import read_state
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
 from trainer.home.place import Place, make, write_whole
+
+
+class WriteOutcome(IntEnum):
+    """The result of writing a server's slice. NOT_FINITE: it holds a NaN or an infinity, and was not written."""
+
+    WRITTEN = 0
+    FAILED = 1
+    NOT_FINITE = 2
 
 
 def write_slice(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.errors import UsageError
-from pipeline.extras import require
-from pipeline.specs import Spec, option
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
+from pipeline.core.specs import Spec, option
 
 if TYPE_CHECKING:
     from trainer.cluster.launcher import Launcher

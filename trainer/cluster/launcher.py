@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.options import Role
 
 
@@ -65,7 +65,7 @@ class Launcher(Protocol):
         """What would have more parts running, in words: a setting, a cluster's free cores."""
 
     def store(self) -> str:
-        """Settings of file systems that the parts may lack, as ``pipeline.storage.store.SETTINGS`` has them, or none."""
+        """Return settings of file systems that the parts may lack, in SETTINGS' form (core/storage/store.py), or ""."""
 
     def is_over(self) -> bool:
         """Whether no part runs, or will be started again."""

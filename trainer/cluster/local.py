@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
-from pipeline.import_path import child_variables
+from pipeline.core.import_path import child_variables
 from trainer.cluster.launcher import Invitation, Part, Slot, invited
 from trainer.cluster.watched import Watched
 from trainer.plan import usable_cores

@@ -14,10 +14,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from pipeline.command_line import unforeseen
-from pipeline.errors import JobError, UsageError
-from pipeline.import_path import variables
-from pipeline.storage.store import SETTINGS
+from pipeline.core.command_line import unforeseen
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.import_path import variables
+from pipeline.core.storage.store import SETTINGS
 from trainer.cluster.launcher import Invitation, Part, Slot, visible
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line, Lost
 from trainer.config import Config, Facts

@@ -10,8 +10,8 @@ from typing import Any
 
 import pipeline
 import trainer
-from pipeline.errors import UsageError
-from pipeline.extras import require
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
 from trainer.cluster.launcher import Invitation, Part, invited
 from trainer.cluster.watched import Watched
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.cluster.roster import LEASE_S, Roster
 from trainer.home.segments import Superseded
 from trainer.transport.messages import Malformed, pack_json, unpack_json

@@ -11,7 +11,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.cluster.launcher import Invitation, Launcher, Part
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, End, Rendezvous
 from trainer.config import Config, Facts

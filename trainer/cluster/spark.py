@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.cluster.attempts import Attempts
 from trainer.cluster.launcher import Invitation, Part, Slot, invited
 from trainer.cluster.part import run_part

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.seeds import Purpose, generator
+from pipeline.core.seeds import Purpose, generator
 from trainer.coordination.passes import Seen
 from trainer.data.augment import augment, normalise
 from trainer.data.follow import Following

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.data.shards import Rows, Shards, load_worker
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pipeline.arrays import Ints
+from pipeline.core.arrays import Ints
 from trainer.data.shards import Rows
 
 

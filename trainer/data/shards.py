@@ -14,13 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError, UsageError
-from pipeline.hashing import row_hashes
-from pipeline.shardset.generations import as_of, generations
-from pipeline.shardset.layout import Layout
-from pipeline.shardset.manifest import ShardFile, ShardSet, missing_file, read_committed, refuse_single_shard, with_rows
-from pipeline.shardset.ratios import Ratios
-from pipeline.shardset.schema import (
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.hashing import row_hashes
+from pipeline.core.shardset.generations import as_of, generations
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.manifest import (
+    ShardFile,
+    ShardSet,
+    missing_file,
+    read_committed,
+    refuse_single_shard,
+    with_rows,
+)
+from pipeline.core.shardset.ratios import Ratios
+from pipeline.core.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
     broken_is_data_error,
@@ -29,12 +36,12 @@ from pipeline.shardset.schema import (
     no_labels,
     raw_images,
 )
-from pipeline.shardset.versions import NAME
-from pipeline.storage.objects import is_object
-from pipeline.storage.retries import unreadable_is_data_error, with_retries
-from pipeline.storage.store import configured
-from pipeline.storage.uri import split_uri
-from pipeline.storage.webhdfs import ReadStore
+from pipeline.core.shardset.versions import NAME
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
+from pipeline.core.storage.store import configured
+from pipeline.core.storage.uri import split_uri
+from pipeline.core.storage.webhdfs import ReadStore
 from trainer.config import Data
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick

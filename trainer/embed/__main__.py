@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pipeline import command_line
-from pipeline.command_line import Parser
-from pipeline.extras import require
-from pipeline.specs import add_flags, from_flags
+from pipeline.core import command_line
+from pipeline.core.command_line import Parser
+from pipeline.core.extras import require
+from pipeline.core.specs import add_flags, from_flags
 from trainer.embed.options import Embedding
 
 INTERRUPTED = "the same command goes on from the last checkpoint"

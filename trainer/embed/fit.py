@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load, save
 
-from pipeline.errors import JobError
-from pipeline.seeds import Purpose, word
+from pipeline.core.errors import JobError
+from pipeline.core.seeds import Purpose, word
 from trainer.data.augment import Floats, normalise
 from trainer.data.batches import indices, permutation
 from trainer.embed.options import Embedding

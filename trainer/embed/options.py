@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.command_line import image_shape
-from pipeline.command_line import seed as seed_number
-from pipeline.errors import UsageError
+from pipeline.core.command_line import image_shape
+from pipeline.core.command_line import seed as seed_number
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Spec, option
 from pipeline.input.channels import check_channels
-from pipeline.specs import Spec, option
 
 
 @dataclass(frozen=True)

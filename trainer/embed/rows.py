@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import UsageError
-from pipeline.hashing import is_drawn
+from pipeline.core.errors import UsageError
+from pipeline.core.hashing import is_drawn
+from pipeline.core.seeds import Purpose, word
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset, discover, ranges, serial
-from pipeline.seeds import Purpose, word
-from pipeline.shardset.manifest import open_committed
-from pipeline.storage.store import Store
 from trainer.embed.options import Embedding
 
 FIT_BYTES = 1 << 30  # of images that are learned from, which are held in memory

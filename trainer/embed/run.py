@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.store import configured_store
 from pipeline.input.dataset import Dataset
 from pipeline.input.files import check_apart
-from pipeline.storage.store import configured_store
 from trainer.embed.fit import Fitting
 from trainer.embed.options import Embedding
 from trainer.embed.rows import drawn_rows, open_rows, read_rows, rows_to_fit

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import UsageError
-from pipeline.json_values import parse_object
-from pipeline.shardset.schema import broken_is_data_error
-from pipeline.storage.store import Store
+from pipeline.core.errors import UsageError
+from pipeline.core.json_values import parse_object
+from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.storage.store import Store
 
 ABOUT = b"sharding.embedding"  # in the file's metadata: JSON
 PART_ROWS, PART_BYTES = 16_384, 64 << 20  # of images that are embedded together

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.state import State
 from trainer.checkpoints.write import mark_evaluated

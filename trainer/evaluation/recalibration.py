@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipeline.seeds import Purpose, generator
-from pipeline.shardset.ratios import largest_remainder
+from pipeline.core.seeds import Purpose, generator
+from pipeline.core.shardset.ratios import largest_remainder
 from trainer.config import slice_bounds
 from trainer.data.augment import normalise
 from trainer.data.batches import Batch

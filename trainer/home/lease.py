@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import JobError
-from pipeline.json_values import parse_object
-from pipeline.shardset.attempt import is_running, whoami
-from pipeline.storage.files import FileInfo
+from pipeline.core.errors import JobError
+from pipeline.core.json_values import parse_object
+from pipeline.core.shardset.attempt import is_running, whoami
+from pipeline.core.storage.files import FileInfo
 from trainer.home.place import StorePlace, entries
 from trainer.run_files import LEASE
 

@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from pipeline.atomic import sync, write_durably
-from pipeline.errors import UsageError
-from pipeline.storage.files import FileInfo
-from pipeline.storage.retries import with_retries
-from pipeline.storage.store import Store, configured_store
-from pipeline.storage.uri import is_remote, split_uri
+from pipeline.core.atomic import sync, write_durably
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.retries import with_retries
+from pipeline.core.storage.store import Store, configured_store
+from pipeline.core.storage.uri import is_remote, split_uri
 
 T = TypeVar("T")
 BLOCK_BYTES = 4 << 20  # of a log, held at a time

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from pipeline.atomic import naming
-from pipeline.errors import DataError, JobError
+from pipeline.core.atomic import naming
+from pipeline.core.errors import DataError, JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, StorePlace, entries, write_whole
 from trainer.run_files import METRICS, PUSHES, SEGMENTS

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from pipeline.atomic import naming
-from pipeline.errors import JobError
+from pipeline.core.atomic import naming
+from pipeline.core.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
 from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, look, merge, settle

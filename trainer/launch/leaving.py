@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from trainer.checkpoints.read import newest, read_state, whole
 from trainer.config import Facts
 from trainer.home.place import Place, StorePlace, entries

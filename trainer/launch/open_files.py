@@ -6,7 +6,7 @@ import resource
 from collections.abc import Sequence
 from contextlib import suppress
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.options import Role
 
 SPARE = 64  # what a process has open besides: libraries, logs, checkpoints

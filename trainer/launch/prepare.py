@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state

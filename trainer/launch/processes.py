@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.errors import JobError
-from pipeline.import_path import handed_on, hiding_file
+from pipeline.core.errors import JobError
+from pipeline.core.import_path import handed_on, hiding_file
 from trainer.launch.open_files import raise_limit
 from trainer.watchdog import kick, stalled_s, trouble
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
 from trainer.home.folders import Folders
 from trainer.home.place import Place, place_of

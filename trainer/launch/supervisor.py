@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from pipeline.errors import DataError, Diverged, JobError, UsageError
+from pipeline.core.errors import DataError, Diverged, JobError, UsageError
 from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
 from trainer.checkpoints.state import State
 from trainer.config import Config, Facts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import json_values
-from pipeline.errors import UsageError
-from pipeline.specs import registry
+from pipeline.core import json_values
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import registry
 from trainer.models.base import ModelInput, ModelSpec
 from trainer.models.cnn import CNN
 from trainer.models.linear import Linear, Logistic, Perceptron

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pipeline.specs import Spec, option
+from pipeline.core.specs import Spec, option
 
 if TYPE_CHECKING:
     from torch import nn

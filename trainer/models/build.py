@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pipeline.errors import UsageError
-from pipeline.seeds import Purpose, word
+from pipeline.core.errors import UsageError
+from pipeline.core.seeds import Purpose, word
 from trainer.models.base import ModelInput, ModelSpec
 from trainer.models.tasks import Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 EVALUATOR = -1  # its place: the last card, which the first workers leave free where there are several
 

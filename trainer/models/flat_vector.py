@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 
 @dataclass(frozen=True)

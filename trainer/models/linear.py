@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.specs import option
+from pipeline.core.specs import option
 from trainer.models.base import ModelSpec
 
 if TYPE_CHECKING:

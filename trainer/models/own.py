@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.models.base import ModelSpec
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.specs import registry
+from pipeline.core.specs import registry
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.protocols.bsp import BSP

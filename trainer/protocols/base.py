@@ -9,8 +9,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from pipeline.errors import UsageError
-from pipeline.specs import Spec
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Spec
 
 
 class Gradient(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.errors import UsageError
-from pipeline.specs import option
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import option
 from trainer.protocols.base import NOW, Release, View
 from trainer.protocols.ssp import SSP
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.specs import option
+from pipeline.core.specs import option
 from trainer.protocols.base import Protocol, Release, View
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
-from pipeline.reporting.plots import (
+from pipeline.core.reporting.plots import (
     ABOVE,
     BLUE,
     GREEN,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.reporting.page import plain
+from pipeline.core.reporting.page import plain
 from trainer.report.history import Incident, of_kind
 from trainer.report.terminal import duration, percent
 from trainer.runlog.read import Event

@@ -10,9 +10,9 @@ from typing import overload
 import numpy as np
 import pandas as pd
 
-from pipeline.errors import DataError
-from pipeline.reporting.page import EmbeddedFigure, embed_figure, template
-from pipeline.reporting.plots import MANY, style
+from pipeline.core.errors import DataError
+from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, template
+from pipeline.core.reporting.plots import MANY, style
 from trainer.home.place import Place, StorePlace, write_whole
 from trainer.report import figures
 from trainer.report.findings import compact, describe_incident, findings, flags_of, headline, title

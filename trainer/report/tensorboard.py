@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.extras import require
+from pipeline.core.extras import require
 from trainer.run_files import TENSORBOARD
 
 Event = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.reporting.tables import aligned
+from pipeline.core.reporting.tables import aligned
 from trainer.home.place import Place
 from trainer.report.progress import number
 from trainer.run_files import MODEL

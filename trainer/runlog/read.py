@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import DataError
-from pipeline.json_values import fits, parse
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import fits, parse
 from trainer.checkpoints.generations import Generations
 from trainer.checkpoints.state import rank
 from trainer.home.place import Place, blocks, line_blocks

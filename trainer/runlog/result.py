@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import DataError
-from pipeline.json_values import build, parse, parse_object
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import build, parse, parse_object
 from trainer.checkpoints.slice_file import json_header
 from trainer.checkpoints.state import State
 from trainer.home.place import Place

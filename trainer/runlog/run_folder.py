@@ -15,10 +15,10 @@ from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import DataError, JobError, UsageError
-from pipeline.json_values import build, parse_object
-from pipeline.shardset.versions import unstamped
-from pipeline.storage.uri import is_remote
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.json_values import build, parse_object
+from pipeline.core.shardset.versions import unstamped
+from pipeline.core.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
 from trainer.config import Config
 from trainer.home import segments

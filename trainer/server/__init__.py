@@ -1,1 +1,1 @@
-"""A parameter server: its process, its slice of the model, and what server 0 leads."""
+"""A parameter server: its process and its slice of the model."""

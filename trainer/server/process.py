@@ -10,13 +10,14 @@ from typing import Any
 
 import zmq
 
+from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured, Order
 from trainer.coordination.passes import Seen
 from trainer.home.folders import Folders
-from trainer.server.background import Background
-from trainer.server.leader import Follower, Leader
-from trainer.server.slice_server import Outcome, SliceServer
+from trainer.leader.background import Background
+from trainer.leader.leader import Follower, Leader
+from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
@@ -120,7 +121,7 @@ class Server:
         assert self.to_leader
         return offer(self.to_leader, header.pack(), body)
 
-    def _wrote(self, generation: int, sequence: int, outcome: Outcome) -> None:
+    def _wrote(self, generation: int, sequence: int, outcome: WriteOutcome) -> None:
         """This server's part of a checkpoint is written, or is not; the order's number travels in ``clock``."""
         if self.slice_server.trouble:
             print(self.slice_server.trouble, flush=True)
@@ -227,9 +228,9 @@ class Server:
             leader.pushed(server, worker, header.session, header.clock, now)
 
     def _on_written(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        if header.flags not in set(Outcome):
+        if header.flags not in set(WriteOutcome):
             raise Malformed(f"outcome {header.flags} of a checkpoint")
-        leader.wrote(self._server(header.index), header.generation, header.clock, Outcome(header.flags))
+        leader.wrote(self._server(header.index), header.generation, header.clock, WriteOutcome(header.flags))
 
     def _on_heartbeat(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
         if not leader.alive(self._worker(header.index), header.session, now):

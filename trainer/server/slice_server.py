@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -14,28 +13,20 @@ import numpy.typing as npt
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import folder_of
-from trainer.checkpoints.write import write_slice
+from trainer.checkpoints.write import WriteOutcome, write_slice
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Order
+from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
-from trainer.server.background import AtOnce, Work
-from trainer.server.parameter_slice import ParameterSlice
+from trainer.leader.background import AtOnce, Work
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
 from trainer.transport.shared_memory import SharedVectors, open_memory
 
 Send = Callable[[bytes, Header, "bytes | None"], None]
 
 
-class Outcome(IntEnum):
-    """What became of a server's part of a checkpoint. NOT_FINITE: it holds a NaN or an infinity, and was not written."""
-
-    WRITTEN = 0
-    FAILED = 1
-    NOT_FINITE = 2
-
-
 # wrote(generation, sequence of the order, outcome)
-Wrote = Callable[[int, int, Outcome], None]
+Wrote = Callable[[int, int, WriteOutcome], None]
 
 
 @dataclass
@@ -177,22 +168,22 @@ class SliceServer:
             partial(self._written, generation, version, values, momentum), partial(self._tell, generation, sequence)
         )
 
-    def _tell(self, generation: int, sequence: int, done: tuple[Outcome, str | None]) -> None:
+    def _tell(self, generation: int, sequence: int, done: tuple[WriteOutcome, str | None]) -> None:
         outcome, self.trouble = done
         self.wrote(generation, sequence, outcome)
 
     def _written(
         self, generation: int, version: int, values: Float32s, momentum: Float32s
-    ) -> tuple[Outcome, str | None]:
+    ) -> tuple[WriteOutcome, str | None]:
         """A part that cannot be written is reported and missed; training goes on, older checkpoints stay."""
         if generation != self.generation:
-            return Outcome.FAILED, None  # of a history that was left meanwhile
+            return WriteOutcome.FAILED, None  # of a history that was left meanwhile
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
-            return Outcome.NOT_FINITE, None
+            return WriteOutcome.NOT_FINITE, None
         folder, servers = folder_of(self.root, version), self.config.processes.servers
         total, span = self.facts.elements, (self.begin, self.end)
         try:
             write_slice(folder, self.index, servers, version, *span, total, values, momentum, generation)
         except OSError as error:
-            return Outcome.FAILED, f"the checkpoint of version {version} was not written: {error}"
-        return Outcome.WRITTEN, None
+            return WriteOutcome.FAILED, f"the checkpoint of version {version} was not written: {error}"
+        return WriteOutcome.WRITTEN, None

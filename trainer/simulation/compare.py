@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.atomic import write_durably
-from pipeline.errors import UsageError
-from pipeline.reporting.tables import table
-from pipeline.specs import OPTION, find
+from pipeline.core.atomic import write_durably
+from pipeline.core.errors import UsageError
+from pipeline.core.reporting.tables import table
+from pipeline.core.specs import OPTION, find
 from trainer.config import Config, Optimiser
 from trainer.options import Options
 from trainer.plan import check_shares
@@ -173,7 +173,7 @@ def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
 
     from matplotlib.ticker import NullFormatter
 
-    from pipeline.reporting.plots import canvas, style
+    from pipeline.core.reporting.plots import canvas, style
     from trainer.report.figures import thin
 
     labels = [run.label for run in runs]

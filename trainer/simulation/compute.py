@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.seeds import Purpose, generator
-from pipeline.shardset.ratios import Ratios
+from pipeline.core.seeds import Purpose, generator
+from pipeline.core.shardset.ratios import Ratios
 from trainer.config import Config, Facts
 from trainer.coordination.passes import Seen
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, Facts
 from trainer.coordination.orders import Measured, Order
 from trainer.home.folders import Folders
+from trainer.leader.leader import Follower, Leader
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.read import iter_events, read_pushes
-from trainer.server.leader import Follower, Leader
-from trainer.server.slice_server import Outcome, SliceServer
+from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
@@ -228,7 +229,7 @@ class Engine:
         for index in reversed(range(len(self.servers))):
             self.leader.loaded(index, generation, self.now)
 
-    def _wrote(self, index: int, generation: int, sequence: int, outcome: Outcome) -> None:
+    def _wrote(self, index: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
         self.leader.wrote(index, generation, sequence, outcome)
 
     def _answer(self, index: int, identity: bytes, header: Header, body: bytes | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 FORM = "worker:I@SECONDS+AWAY, server@SECONDS+AWAY"
 _FAILURE = re.compile(r"(?:(server)|worker:(\d+))@([\d.]+)\+([\d.]+)")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.command_line import seed
-from pipeline.errors import UsageError
-from pipeline.specs import Spec, option
+from pipeline.core.command_line import seed
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Spec, option
 from trainer.simulation.failures import FORM, Failure, parse_failures
 from trainer.simulation.profiles import PROFILES, Homogeneous, Profile, parse_profile
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import UsageError
-from pipeline.seeds import Purpose, generator
+from pipeline.core.errors import UsageError
+from pipeline.core.seeds import Purpose, generator
 
 # The virtual cores of the thesis's cluster #C2, nine machines: a step takes a machine the longer, the fewer it has.
 C2_CORES = (8, 8, 8, 8, 8, 4, 4, 2, 2)

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from pipeline.errors import DataError, JobError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, Facts
+from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.weights import Weights
 from trainer.home.place import Place
 from trainer.plan import usual_batch, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.read import CUTS, Event, iter_events, read_pushes
 from trainer.runlog.run_folder import read_record
-from trainer.server.parameter_slice import ParameterSlice
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
 
 USED = ("version", "worker", "clock", "version_pulled", "examples")  # what is needed of each gradient

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Diverged, JobError, UsageError
-from pipeline.shardset.ratios import Ratios
+from pipeline.core.errors import Diverged, JobError, UsageError
+from pipeline.core.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts

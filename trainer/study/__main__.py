@@ -12,17 +12,17 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipeline import command_line
-from pipeline.command_line import CONF, Parser
-from pipeline.errors import JobError, UsageError
-from pipeline.extras import require
+from pipeline.core import command_line
+from pipeline.core.command_line import CONF, Parser
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.extras import require
 from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
-from trainer.study.cases import check
-from trainer.study.folder import PLAN, claim, refuse_foreign, refuse_other_plan
-from trainer.study.ledger import LEDGER, Ledger
-from trainer.study.plan import Run, StudyPlan, read_plan, seeds_of
-from trainer.study.runner import Runner
+from trainer.study.plan.cases import check
+from trainer.study.plan.study_plan import Run, StudyPlan, read_plan, seeds_of
+from trainer.study.run.folder import PLAN, claim, refuse_foreign, refuse_other_plan
+from trainer.study.run.ledger import LEDGER, Ledger
+from trainer.study.run.runner import Runner
 
 PROG = "python -m trainer.study"
 DESCRIPTION = "Train several configurations with many seeds, and report mean, spread and significance."
@@ -148,7 +148,7 @@ def _other_study(plan: StudyPlan, folder: Path) -> Ledger:
 
 
 def _report(plan: StudyPlan, root: Path, ledger: Ledger) -> None:
-    from trainer.study.report import write_report  # loads pandas, matplotlib and statsmodels
+    from trainer.study.report.write import write_report  # loads pandas, matplotlib and statsmodels
 
     print(write_report(plan, root, ledger))
 

@@ -1,36 +1,40 @@
-"""``python -m trainer.study.check``: computes every printed number of stored studies again, from their ledgers alone.
+"""``python -m trainer.study.check``: write the tables of stored studies from their ledgers, and compare their digests.
 
-A stored study is a folder with a ledger, named after the plan that it is of, such as those of trainer/study/results.
-``--write`` brings its files up to date instead."""
+A stored study is a folder of conf/study/results, named after its plan, with the plan, the ledger and, in DIGESTS, the
+SHA-256 of every file that the ledger gives. The files themselves are not stored."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline import command_line
-from pipeline.atomic import write_durably
-from pipeline.errors import DataError, UsageError
-from pipeline.extras import require
+from pipeline.core import command_line
+from pipeline.core.atomic import write_durably
+from pipeline.core.command_line import CONF
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.extras import require
 from trainer.study.__main__ import find_plan, shipped
-from trainer.study.ledger import LEDGER, Contents, Ledger
-from trainer.study.report import analysis_of, written
-from trainer.study.sets import Sets
+from trainer.study.report.write import analysis_of, written
+from trainer.study.run.ledger import LEDGER, Contents, Ledger
+from trainer.study.run.sets import Sets
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(str(CONF)) / "study" / "results"
+DIGESTS = "derived.sha256"  # as sha256sum prints them
 PROG = "python -m trainer.study.check"
-DESCRIPTION = "Compute every printed number of stored studies again, from their ledgers."
+DESCRIPTION = "Write the tables of stored studies from their ledgers, and check that they are the published ones."
 
 
 def stored() -> list[Path]:
-    """The studies that came with the program."""
+    """Return the folders of the studies in this checkout; a wheel has none."""
     return sorted(path.parent for path in RESULTS.glob(f"*/{LEDGER}"))
 
 
 def recomputed(folder: Path) -> dict[str, str]:
-    """The files of a stored study, as its ledger has them. Raises UsageError, DataError where it is of another plan or its
-    runs are not of one set of data."""
+    """Return the files of a stored study, by name, as its ledger gives them.
+
+    Raises UsageError where the folder is of another plan, DataError where its runs are not of one set of data."""
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} holds no {LEDGER}")
     if folder.name not in shipped():
@@ -42,36 +46,50 @@ def recomputed(folder: Path) -> dict[str, str]:
     return written(analysis)
 
 
-def check(folder: Path) -> None:
-    """Raises DataError, naming the first line that the ledger does not bear out."""
-    for name, text in recomputed(folder).items():
-        path = folder / name
-        found = path.read_text().splitlines() if path.is_file() else []
-        expected = text.splitlines()
-        if found != expected:
-            pairs = enumerate(zip(found, expected, strict=False), 1)
-            line = next((number for number, (a, b) in pairs if a != b), min(len(found), len(expected)) + 1)
-            raise DataError(f"{path}, line {line} is not what the ledger gives; {PROG} --write brings it up to date")
+def digests(files: Mapping[str, str]) -> str:
+    """Return the lines that ``sha256sum`` prints of some files."""
+    return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
+
+
+def check(folder: Path, output: Path) -> None:
+    """Write a study's files to a folder. Raises DataError for the first that is not the published one."""
+    files = recomputed(folder)
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_durably(output / name, text.encode())
+    published = (folder / DIGESTS).read_text().splitlines() if (folder / DIGESTS).is_file() else []
+    for line in digests(files).splitlines():
+        if line not in published:
+            raise DataError(
+                f"{output / line.split()[1]} differs from the published file; if that is right, {PROG} --accept"
+                f" renews {folder / DIGESTS}"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line.parser(PROG, DESCRIPTION, "")
     parser.add_argument(
-        "folders", type=Path, nargs="*", metavar="DIR", help="stored studies (default: those that came with it)"
+        "folders", type=Path, nargs="*", metavar="DIR", help="stored studies (default: this checkout's)"
     )
-    parser.add_argument("--write", action="store_true", help="write the files instead of comparing them")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/study-check"),
+        metavar="DIR",
+        help="where a study's tables are written, in a folder of its name (default %(default)s)",
+    )
+    parser.add_argument("--accept", action="store_true", help="renew the digests instead of comparing them")
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     require("study", "checking a study")
     if not (args.folders or stored()):
         print(f"no study is stored in {RESULTS}: nothing to check")
     for folder in args.folders or stored():
-        if args.write:
-            for name, text in recomputed(folder).items():
-                write_durably(folder / name, text.encode())
-        else:
-            check(folder)
-        print(f"{folder.name}: {'written' if args.write else 'every number is that of the ledger'}")
+        if args.accept:
+            write_durably(folder / DIGESTS, digests(recomputed(folder)).encode())
+        output = args.output / folder.name
+        check(folder, output)
+        print(f"{folder.name}: every number is that of the ledger; see {output}/README.md")
     return 0
 
 

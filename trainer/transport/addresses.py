@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 # Names of this machine that no other process can take, nor listen at, while one process holds them.
 PRIVATE = re.compile(r"ipc://@.+")

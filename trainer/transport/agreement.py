@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.config import Config, Facts
 from trainer.transport.messages import Malformed, pack_json, unpack_json
 

@@ -19,7 +19,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.transport.addresses import LOOPBACK, PRIVATE, is_ipv6, listening
 
 DOMAIN = "trainer"

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.errors import DataError, UsageError
-from pipeline.json_values import fits, parse_object
-from pipeline.shardset.generations import as_of, generations
-from pipeline.shardset.manifest import read_committed
-from pipeline.storage.retries import with_retries
-from pipeline.storage.store import Store
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.json_values import fits, parse_object
+from pipeline.core.shardset.generations import as_of, generations
+from pipeline.core.shardset.manifest import read_committed
+from pipeline.core.storage.retries import with_retries
+from pipeline.core.storage.store import Store
 from trainer.data.follow import Following, Stretch
 from trainer.data.shards import Rows, Shards, load_files
 from trainer.home.place import Place, entries

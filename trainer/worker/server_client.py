@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from pipeline.errors import JobError
+from pipeline.core.errors import JobError
 from trainer.config import Facts, slice_bounds
 from trainer.coordination.orders import Measured
 from trainer.transport.agreement import Agreement

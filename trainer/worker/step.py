@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.seeds import Purpose, word
+from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.models.build import Built

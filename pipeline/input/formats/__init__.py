@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format
 from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary
 from pipeline.input.formats.cifar_pickle import CifarPickle
 from pipeline.input.formats.parquet import ParquetImages
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 
 FORMATS: dict[str, Format] = {
     kind.name: kind for kind in (Cifar10Binary(), Cifar100Binary(), CifarPickle(), ParquetImages())

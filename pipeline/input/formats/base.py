@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.shardset.layout import Layout
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 
 BLOCK_ROWS = 2048  # the most rows of a block
 BLOCK_BYTES = 64 << 20  # the most bytes of its images, but for a block of one row: Arrow's offsets end at 2 GiB

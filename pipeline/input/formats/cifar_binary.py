@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.shardset.layout import CIFAR_SHAPE, Layout
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 
 
 class FixedRecords(Format):

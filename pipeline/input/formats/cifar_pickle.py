@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
+from pipeline.core.shardset.schema import no_labels
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.shardset.layout import CIFAR_SHAPE, Layout
-from pipeline.shardset.schema import no_labels
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
 
 _reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
 

@@ -16,11 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
-from pipeline.errors import DataError, UsageError
-from pipeline.input.channels import to_channels
-from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.shardset.layout import CIFAR_SHAPE, MAX_IMAGE_BYTES, Dtype, Layout
-from pipeline.shardset.schema import (
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_IMAGE_BYTES, Dtype, Layout
+from pipeline.core.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
     broken_is_data_error,
@@ -29,8 +27,10 @@ from pipeline.shardset.schema import (
     raw_images,
     words_of,
 )
-from pipeline.storage.files import FileInfo
-from pipeline.storage.store import Store
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
+from pipeline.input.channels import to_channels
+from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from trainer.models.base import Norm
 from trainer.models.networks.dropout import Dropout
 from trainer.models.networks.resnet import normalisation

@@ -1,0 +1,302 @@
+"""What every command line shares, with Spark or without: flags over conf/*.toml over built-in defaults, one-line errors,
+exit codes. No Spark."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import select
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.import_path import hiding_file
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
+from pipeline.core.storage import retries
+
+DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, by which installed metadata are found
+UNSET = object()
+BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
+
+
+def _conf() -> Traversable:
+    """The folder of defaults: inside the package in a wheel and in package_zip's zip, beside it in a checkout."""
+    packaged = files("pipeline") / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "conf"
+
+
+CONF = _conf()
+
+
+def as_typed(text: str) -> str:
+    """Replace ``python -m pipeline shard`` and the like by ``sharding shard`` where that is the program that runs."""
+    if Path(sys.argv[0]).stem != "sharding":
+        return text
+    text = re.sub(r"python -m (?:pipeline |trainer\.|trainer (?=embed))(?=\w)", "sharding ", text)
+    return re.sub(r"python -m trainer\b", "sharding train", text)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, which name the nearest flag or choice.
+
+    Attributes:
+        conf: the name of the file of defaults in conf/, without its ending.
+        hints: advice by the name of a flag that this program does not have, although people give it.
+    """
+
+    conf: str | None
+    hints: Mapping[str, str]
+
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        super().__init__(prog=prog and as_typed(prog), **settings)
+        self.conf = Path(prog.split()[-1]).stem if prog else None
+        self.hints = {}
+        self._arguments: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
+
+    def _advice(self, message: str) -> str:
+        """Return what the first flag or choice that is not known was probably meant to be."""
+        flags = [name for action in self._actions for name in action.option_strings]
+        choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+        if message.startswith("the following arguments are required"):
+            # argparse looks for required flags first, and never says that one of them is misspelt.
+            given, known = self._first_unknown(flags), flags
+        elif match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            given, known = match[1], flags
+        elif match := re.search(r"invalid choice: '([^']*)'", message):
+            given, known = match[1], choices
+        else:
+            return ""
+        if hint := self.hints.get(given):
+            return f": {hint}"
+        near = difflib.get_close_matches(given, known, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+    def _first_unknown(self, flags: Sequence[str]) -> str:
+        """Return the first flag given that is none of these, nor a beginning of one, which argparse takes for it."""
+        given = (argument.partition("=")[0] for argument in self._arguments if argument.startswith("--"))
+        return next((flag for flag in given if not any(name.startswith(flag) for name in flags)), "")
+
+
+def parser(prog: str, description: str | None, epilog: str) -> Parser:
+    return Parser(
+        prog=prog,
+        description=description and as_typed(description),
+        epilog=as_typed(epilog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def seed(text: str) -> int:
+    """The type of --seed."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    """The type of --image-shape."""
+    match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
+    if not match or not all(map(int, match.groups())):
+        raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
+    channels, height, width = map(int, match.groups())
+    if channels * height * width > MAX_IMAGE_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
+    return channels, height, width
+
+
+def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys.
+
+    The file is --config, else conf/NAME.toml where there is one: NAME of NAME.py, or of python -m NAME, or the parser's
+    conf. A flag also wins over a key of the file that excludes it. The result's ``given`` names what the command line itself
+    gave."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    built_in = {action.dest: action.default for action in flags._actions}
+    early, _ = _config_only().parse_known_args(argv)
+    path = early.config or CONF / f"{flags.conf}.toml"
+    if early.config or path.is_file():
+        flags.set_defaults(**_defaults(path, flags))
+    told = given(flags, argv)
+    args = flags.parse_args(argv)
+    for group in flags._mutually_exclusive_groups:
+        names = [action.dest for action in group._group_actions]
+        for name in names if told & set(names) else ():
+            if name not in told:
+                setattr(args, name, built_in[name])
+    args.given = told
+    return args
+
+
+def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+    """The flags that a command line itself gives, by the names of their values."""
+    # A flag that may be repeated appends to what is there, which must be None or a list.
+    unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags._actions}
+    parsed = vars(flags.parse_args(argv, argparse.Namespace(**unset)))
+    return frozenset(name for name, value in parsed.items() if value is not unset.get(name, UNSET))
+
+
+def is_repeatable(action: argparse.Action) -> bool:
+    """True for a flag that may be given several times; its value is a list."""
+    return isinstance(action, argparse._AppendAction)
+
+
+def run_chosen(
+    prog: str,
+    summaries: Mapping[str, str],
+    run: Callable[[str, list[str]], int],
+    argv: Sequence[str] | None = None,
+    version: str | None = None,
+) -> int:
+    """Run the command that a command line begins with, and return its exit code.
+
+    Without one the commands are shown; one that does not exist is answered in one line. Both are exit code 2.
+
+    Args:
+        prog: the program's name.
+        summaries: what each command does, by its name.
+        run: takes a command and the arguments after it.
+        argv: the command line; the process's own if None.
+        version: shown by --version, which there is not if None."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    lines = [f"  {name:<12}{summary}" for name, summary in summaries.items()]
+    flags = Parser(
+        prog=prog,
+        usage="%(prog)s COMMAND [OPTION ...]",
+        description="commands:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if version:
+        flags.add_argument("--version", action="version", version=version)
+    flags.add_argument(
+        "command", choices=summaries, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
+    )
+    flags.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    if not argv:
+        flags.print_help(sys.stderr)
+        return UsageError.exit_code
+    try:
+        args = flags.parse_args(argv)
+    except UsageError as error:
+        return _fail(str(error), error.exit_code, debug=False)
+    return run(args.command, args.rest)
+
+
+def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
+    """Add --config, whose help names the file of defaults that holds without it. conf: its name without the ending."""
+    file = f"conf/{conf}.toml" if (CONF / f"{conf}.toml").is_file() else "none"
+    flags.add_argument("--config", type=Path, metavar="TOML", help=f"defaults file (default: {file})")
+
+
+def _config_only() -> Parser:
+    early = Parser(add_help=False)
+    early.add_argument("--config", type=Path)
+    return early
+
+
+def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"--config {path} does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    actions = {_key(name): action for action in flags._actions for name in action.option_strings[:1]}
+    result = {}
+    for key, value in values.items():
+        action = actions.get(_key(key))
+        if action is None or key in ("config", "help"):
+            raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
+        action.required = False
+        flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
+        if is_repeatable(action):
+            result[action.dest] = _repeated(action, value, f"--config {path}: {key}")
+            continue
+        if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
+            raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
+        try:
+            result[action.dest] = value if flag else flags._get_value(action, str(value))
+        except argparse.ArgumentError as error:
+            raise UsageError(f"--config {path}: {key} = {value!r}: {error.message}") from None
+        if action.choices is not None and result[action.dest] not in action.choices:
+            raise UsageError(f"--config {path}: {key} = {value!r}; choose one of {', '.join(action.choices)}")
+    return result
+
+
+def _repeated(action: argparse.Action, value: Any, place: str) -> list[str]:
+    """Return the texts that a TOML file gives for a flag that may be repeated; the message shows no value."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise UsageError(f'{place} is not a list of texts, such as ["{action.metavar}"]')
+    return value
+
+
+def _key(flag: str) -> str:
+    """The key of a flag in a TOML file."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def unforeseen(error: Exception) -> tuple[str, int]:
+    """The line and exit code of an error that nobody wrote a line for."""
+    text = hiding_file(error) or str(error).strip()
+    detail = f": {text.splitlines()[0][:300]}" if text else ""
+    return f"{type(error).__name__}{detail} (--debug shows the whole trace)", 1
+
+
+def execute(
+    main: Callable[[], int], *, interrupted: str, cause: Callable[[Exception], tuple[str, int]] = unforeseen
+) -> NoReturn:
+    """Run a program's main and leave with the contract's exit code and one line for every foreseen error.
+
+    interrupted: what to tell after Ctrl-C; cause: the line and exit code of an unforeseen error."""
+    debug = "--debug" in sys.argv
+    try:
+        code = main()
+        sys.stdout.flush()  # while an error of it is still caught
+    except JobError as error:
+        code = _fail(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        code = _fail(f"interrupted; {interrupted}", 1, debug)
+    except BrokenPipeError as error:
+        code = BROKEN_PIPE if _output_is_closed() else _fail(str(error), 1, debug)
+    except (OSError, MemoryError) as error:
+        code = _fail(str(error) or type(error).__name__, 1, debug)
+    except Exception as error:
+        line, code = cause(error)
+        code = _fail(line, code, debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if retries.are_left():
+        os._exit(code)
+    sys.exit(code)
+
+
+def _output_is_closed() -> bool:
+    """Return True, and drop what is still to be printed, if the reader of standard output has gone, as ``head`` does."""
+    poll = select.poll()
+    poll.register(sys.stdout, select.POLLOUT)
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
+
+
+def _fail(line: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    return code

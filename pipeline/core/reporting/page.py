@@ -1,0 +1,67 @@
+"""An HTML page that opens offline, and the figures on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from jinja2 import ChoiceLoader, Environment, FunctionLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from pipeline.core.reporting import plots
+
+
+class EmbeddedFigure(NamedTuple):
+    """A figure for the page: its data: URI and what it shows, for those who cannot see it."""
+
+    uri: str
+    alt: str
+
+
+def embed_figure(figure: Figure, alt: str) -> EmbeddedFigure:
+    return EmbeddedFigure(plots.svg_uri(figure), alt)
+
+
+def plain(value: object) -> str:
+    """A value of a manifest or a table as short readable text."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def template(package: str, name: str) -> Any:
+    """A template of a package (a folder or a zip), which may extend base.html: every value escaped, an unknown name an
+    error."""
+    environment = Environment(
+        loader=ChoiceLoader(
+            [FunctionLoader(_source_in(package)), FunctionLoader(_source_in("pipeline.core.reporting"))]
+        ),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = plain
+    return environment.get_template(name)
+
+
+def _source_in(package: str) -> Callable[[str], str | None]:
+    """Return a function that reads a template of a package, or returns None if the package has no such template.
+
+    jinja2's PackageLoader looks a zip up under its normalised path, where a package that Spark shipped is not found:
+    SparkFiles' root is ``.``, so that the path on sys.path contains ``/./``."""
+    folder = files(package) / "templates"
+
+    def source(name: str) -> str | None:
+        path = folder / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    return source

@@ -1,0 +1,279 @@
+"""One run's claim on an output: a folder that readers do not see, and a heartbeat by which others know that it lives.
+
+  OUTPUT/_attempts/ID/beat   who works there; rewritten every few seconds
+  OUTPUT/_attempts/ID/...    task output and what else is not committed yet
+
+Whether a run lives decides only what is tidied away. A live run that was taken for dead loses its work and is told so; what
+is committed never depends on it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import JobError, UsageError
+from pipeline.core.json_values import parse_object
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.retries import STALL_S
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import is_remote
+
+ATTEMPTS = "_attempts"
+# Longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too.
+LEASE_S = 2 * STALL_S + 60
+HEARTBEAT_S = 5.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew whenever a machine starts
+
+
+def whoami() -> dict[str, Any]:
+    """Return this process by boot of its machine, process-id namespace, process id and start.
+
+    Only then does 'no such process' mean dead, and a process of that number the same one. A host name does not do:
+    machines made from one image share it, and the first namespace has the same number on each of them."""
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = BOOT_ID.read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(), "boot": boot, "namespace": namespace, "pid": pid, "started": _status(pid)[1],
+    }  # fmt: skip
+
+
+def is_running(owner: dict[str, Any]) -> bool | None:
+    """Tell whether a process runs on this machine; None where this machine cannot tell.
+
+    A heartbeat of an older version names no boot: it is judged by its lease."""
+    here = whoami()
+    if any(not here.get(key) or owner.get(key) != here[key] for key in ("boot", "namespace")):
+        return None
+    try:
+        pid = int(owner["pid"])
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, and there
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    state, started = _status(pid)
+    # One that has ended may wait for its parent to notice, which a container's first process may never do.
+    return state not in ("Z", "X") and owner.get("started") in (None, started)
+
+
+def _status(pid: int) -> tuple[str, str]:
+    """A process's state, and when it started, in the kernel's ticks; empty where nobody tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
+
+
+def task_folder(store: Store, path: str) -> None:
+    """A folder of a task in that of its attempt. Raises JobError where the attempt is gone: a task outlives a killed driver
+    for a while, and must not bring back what others have tidied away."""
+    try:
+        store.makedir(path)
+    except FileNotFoundError:
+        attempt = path.rpartition("/")[0]
+        output = attempt.partition(f"/{ATTEMPTS}/")[0]
+        if output != attempt and not is_remote(path) and not store.exists(output):
+            raise JobError(
+                f"{output} is not there on {socket.gethostname()}: a local --output has to be a folder that all machines"
+                " of the cluster mount (or the run has ended meanwhile)"
+            ) from None
+        raise JobError(f"{attempt} is gone: the run has ended, or another one took it for dead; run it again") from None
+
+
+class Attempt:
+    """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder.
+
+    sweeps: whether the folders of dead attempts are deleted."""
+
+    def __init__(
+        self,
+        store: Store,
+        output: str,
+        *,
+        lease_s: float = LEASE_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        sweeps: bool = True,
+    ) -> None:
+        self.store, self.output = store, output
+        self.lease_s, self.heartbeat_s = lease_s, heartbeat_s
+        self.sweeps = sweeps
+        self.id = uuid.uuid4().hex[:12]
+        self.folder = f"{output}/{ATTEMPTS}/{self.id}"
+        self._made_output = self._finished = False
+        self._stop = threading.Event()
+        self._heartbeat = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Attempt:
+        self._made_output = not self.store.exists(self.output)
+        try:
+            self._claim()
+            self._check_commits_can_be()
+            self._heartbeat.start()
+            if self.sweeps:
+                self.remove_abandoned()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _claim(self) -> None:
+        for last_try in (False, False, True):
+            self.store.makedirs(self.folder)
+            try:
+                return self.store.write_new(f"{self.folder}/beat", json.dumps(whoami()).encode())
+            except FileNotFoundError:  # another run has found the folder empty, and removed it
+                if last_try:
+                    raise
+
+    def _check_commits_can_be(self) -> None:
+        """Raise UsageError where a local file system cannot put a file only where there is none, before any work.
+
+        An object store is asked before its first conditional put, and HDFS always can."""
+        if is_remote(self.output):
+            return
+        probe = f"{self.folder}/probe"
+        self.store.write_new(probe, b"")
+        try:
+            self.store.rename(probe, f"{probe}-2")
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP):
+                raise
+            raise UsageError(
+                f"{self.output}: this file system has no hard links and no rename that spares what is there"
+                f" ({error.strerror}), so two runs could overwrite each other's commit; choose another --output"
+            ) from None
+        finally:
+            self.store.delete(probe)
+            self.store.delete(f"{probe}-2")
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._heartbeat.is_alive():
+            self._heartbeat.join()
+        with suppress(OSError):  # what cannot be removed now is the next run's to remove
+            self.store.delete(self.folder)
+        self.store.remove_empty(f"{self.output}/{ATTEMPTS}")
+        if self._made_output:  # a run that failed leaves no empty folder behind
+            self.store.remove_empty(self.output)
+
+    def _send_heartbeat(self) -> None:
+        fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
+        self.store.write_new(fresh, json.dumps(whoami() | {"finished": self._finished}).encode())
+        self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
+
+    def _send_heartbeats(self) -> None:
+        while not self._stop.wait(self.heartbeat_s):
+            with suppress(OSError):  # a missed heartbeat is what the lease is for
+                self._send_heartbeat()
+
+    def alive(self, attempt_id: str) -> bool:
+        """Whether another attempt may still be at work. Times are compared on the file system's clock alone."""
+        heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
+        try:
+            seen = self.store.info(heartbeat).modified_ms
+            owner = parse_object(self.store.read(heartbeat))
+        except (FileNotFoundError, ValueError):
+            folder = f"{self.output}/{ATTEMPTS}/{attempt_id}"
+            return not _half_removed(self.store, folder) and self._age_s(folder) < self.lease_s
+        running = is_running(owner)
+        if running is not None:
+            return running  # however long its heart has not been heard: a computation may hold it up
+        self._send_heartbeat()
+        now = self.store.info(f"{self.folder}/beat").modified_ms
+        return (now - seen) / 1000 < self.lease_s
+
+    def finish(self) -> None:
+        """Tell the others that this attempt has committed: if it is replaced, its files are anybody's to delete."""
+        self._finished = True
+        self._stop.set()  # a heartbeat under way would deny it
+        if self._heartbeat.is_alive():
+            self._heartbeat.join()
+        with suppress(FileNotFoundError):  # taken for dead: nobody waits for it
+            self._send_heartbeat()
+
+    def may_commit(self, attempt_id: str) -> bool:
+        """Whether an attempt may be about to commit: it got as far as its first heartbeat, lives and has not yet."""
+        try:
+            owner = parse_object(self.store.read(f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"))
+        except (FileNotFoundError, ValueError):
+            return False
+        return not owner.get("finished") and self.alive(attempt_id)
+
+    def _age_s(self, path: str) -> float:
+        try:
+            seen = self.store.info(path).modified_ms
+        except FileNotFoundError:
+            return float("inf")
+        self._send_heartbeat()
+        return (self.store.info(f"{self.folder}/beat").modified_ms - seen) / 1000
+
+    def remove_abandoned(self) -> list[str]:
+        """Delete the folders of dead attempts; their ids."""
+        gone = []
+        for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
+            if entry.name == self.id:
+                continue
+            if entry.is_dir and self.alive(entry.name):
+                self.store.remove_empty(entry.path)  # of a run that was killed before its first heartbeat
+            else:
+                self.store.delete(entry.path)
+                gone.append(entry.name)
+        return gone
+
+
+@contextmanager
+def tried(store: Store, output: str) -> Iterator[Attempt]:
+    """Claim an output as a run does, to learn whether one could; no trace of that stays, nor of folders above it.
+
+    Raises OSError where nothing can be written there, and UsageError where commits cannot be."""
+    missing = _missing_folders(store, output)
+    try:
+        with Attempt(store, output, sweeps=False) as attempt:
+            yield attempt
+    finally:
+        for folder in missing:
+            store.remove_empty(folder)
+
+
+def _missing_folders(store: Store, path: str) -> list[str]:
+    """Return the folders that making ``path`` would make, the innermost first. Object stores have none."""
+    missing: list[str] = []
+    while not is_object(path) and path.rpartition("/")[2] and not store.exists(path):
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    return missing
+
+
+def _half_removed(store: Store, folder: str) -> bool:
+    """Whether a removal was killed before its end: a live run's heartbeat is there before anything else, and stays."""
+    return bool(store.list(folder)) and not store.exists(f"{folder}/beat")
+
+
+def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
+    """Whether an attempt may be at work, for somebody who only looks: by this machine's clock, and nothing is written."""
+    folder = f"{output}/{ATTEMPTS}/{attempt_id}"
+    try:
+        seen, owner = store.info(folder).modified_ms, {}
+        with suppress(FileNotFoundError, ValueError):
+            owner, seen = parse_object(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
+    except FileNotFoundError:
+        return False
+    if not owner and _half_removed(store, folder):
+        return False
+    running = is_running(owner)
+    return time.time() - seen / 1000 < LEASE_S if running is None else running

@@ -1,0 +1,57 @@
+"""Whether the files of a committed set are what its manifest says, by size and by content. No Spark."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pipeline.core.shardset.manifest import ShardFile, ShardSet
+from pipeline.core.storage.store import Store
+
+READ_BYTES = 8 << 20
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+def content_digest(store: Store, paths: Sequence[str], run: Run) -> str:
+    """Of what some files hold, in their order, every one read: 16 hexadecimal digits."""
+    digests = run(partial(_sha256, store), paths)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+
+
+def _sha256(store: Store, path: str) -> str:
+    digest = hashlib.sha256()
+    with store.open(path) as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
+    """What is wrong with one file, read whole, as a line; None for nothing."""
+    path = f"{uri}/{file.path}"
+    digest, size = hashlib.sha256(), 0
+    try:
+        with store.open(path) as opened:
+            while data := opened.read(READ_BYTES):
+                digest.update(data)
+                size += len(data)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+    if size != file.bytes:
+        return f"{path} has {size} bytes, not {file.bytes}"
+    return None if digest.hexdigest() == file.sha256 else f"{path} has other content than was committed"
+
+
+def all_damage(shards: ShardSet, run: Run) -> list[str]:
+    """What is wrong with the files of a set, every one read. run(fn, items): how to map over files."""
+    found = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
+    models = [f"{shards.uri}/{file['path']}" for file in (shards.manifest.get("model") or {}).get("files", [])]
+    return [line for line in found if line] + [f"{path} is missing" for path in models if not shards.store.exists(path)]
+
+
+def first_damage(shards: ShardSet, run: Run) -> str | None:
+    return next(iter(all_damage(shards, run)), None)

@@ -1,0 +1,251 @@
+"""The manifest: what a committed shard set holds. No Spark, no torch, so that any reader can use it.
+
+``OUTPUT/manifest.json`` is what a reader goes by: files it does not list are not part of the set. It is a copy of the
+newest version (versions.py), which this project's own readers hold it against."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import fits, parse_object
+from pipeline.core.shardset.versions import NAME, path_of, taken, version_of
+from pipeline.core.storage.retries import unreadable_is_data_error
+from pipeline.core.storage.store import Store
+
+FORMAT_VERSION = 1
+# What readers take from a manifest, where it is there, and from some of its parts.
+TYPES: dict[str, Any] = {
+    "version": int,
+    "rows": int,
+    "copies": int,
+    "generation": str,
+    "strategy": str,
+    "params": dict[str, Any],
+    "asked": dict[str, Any],
+    "ratios": list[int] | None,
+    "chunks": list[list[int]],
+    "neighbourhoods": list[dict[str, Any]] | None,
+    "generations": list[dict[str, Any]] | None,
+    "assignment_only": bool,
+    "input": dict[str, Any],
+    "image": dict[str, Any],
+    "labels": dict[str, Any],
+    "identity": str,
+}
+PARTS: dict[str, dict[str, Any]] = {
+    "input": {"uri": str, "fingerprint": str | None, "listing": str},
+    "image": {"shape": list[int], "dtype": str, "layout": str, "mean": list[float]},
+    "labels": {"num_classes": int, "columns": list[str]},
+}
+FINGERPRINT = re.compile(r"\d+-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """path is relative to OUTPUT; rows counts copies too; sha256 of the file's bytes."""
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> ShardFile:
+        """Return the file of a manifest's entry. Keys that a later version has added are ignored."""
+        return cls(entry["path"], entry["rows"], entry["bytes"], entry["sha256"])
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """A committed set: where it is and its manifest, as parsed JSON."""
+
+    store: Store
+    uri: str
+    manifest: dict[str, Any]
+
+    @property
+    def num_workers(self) -> int:
+        return int(self.manifest["num_workers"])
+
+    def files(self) -> list[ShardFile]:
+        """All shard files, worker by worker, in id order inside a worker."""
+        return [ShardFile.from_json(file) for worker in self.manifest["workers"] for file in worker["files"]]
+
+    def eval_files(self) -> list[ShardFile]:
+        """Those of the evaluation rows, in id order; none where there are no such rows."""
+        return [ShardFile.from_json(file) for file in (self.manifest.get("eval") or {}).get("files", [])]
+
+    def assignment_files(self) -> list[ShardFile]:
+        """Which worker has which row, in id order; none in a set of an older version."""
+        return [ShardFile.from_json(file) for file in (self.manifest.get("assignment") or {}).get("files", [])]
+
+    def hashed_files(self) -> list[ShardFile]:
+        """Every file whose rows, size and digest the manifest tells."""
+        return [*self.files(), *self.eval_files(), *self.assignment_files()]
+
+    def paths(self) -> set[str]:
+        """Every file the set owns: shards, evaluation rows, the assignment and models."""
+        model = (self.manifest.get("model") or {}).get("files", [])
+        return {file.path for file in self.hashed_files()} | {file["path"] for file in model}
+
+
+def dumps(manifest: dict[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def with_paths(manifest: dict[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
+    """A manifest whose files are elsewhere. place(path): the new path of a file under OUTPUT."""
+
+    def moved(part: dict[str, Any] | None) -> dict[str, Any] | None:
+        return part and {**part, "files": [{**file, "path": place(file["path"])} for file in part["files"]]}
+
+    return {
+        **manifest,
+        "workers": [moved(worker) for worker in manifest["workers"]],
+        "eval": moved(manifest["eval"]),
+        "model": moved(manifest["model"]),
+        "assignment": moved(manifest.get("assignment")),
+    }
+
+
+def read_committed(store: Store, uri: str) -> ShardSet | None:
+    """The committed set at a place, or None. Raises DataError for a manifest that this version cannot read.
+
+    manifest.json, unless a newer version was committed than it is a copy of. One read and one listing."""
+    uri = store.resolve(uri)
+    while True:
+        copy = _read(store, uri, NAME)
+        newest = taken(store, uri).newest
+        if newest <= (version_of(copy.manifest) if copy else 0):
+            return copy
+        if found := _read(store, uri, path_of("", newest).lstrip("/")):
+            return found  # else a newer one has replaced it since
+
+
+def _read(store: Store, uri: str, name: str) -> ShardSet | None:
+    """The set that a manifest at a path under OUTPUT tells of; None where there is none."""
+    with unreadable_is_data_error(f"{uri}/{name}"):
+        try:
+            data = store.read(f"{uri}/{name}")
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            raise DataError(f"{uri} is a file, not a folder of shards") from None
+    try:
+        manifest = parse_object(data)
+        version = manifest["format_version"]
+    except (ValueError, KeyError):
+        raise DataError(f"{uri}/{name} is not a shard manifest; move it away or choose another --output") from None
+    if version != FORMAT_VERSION:
+        raise DataError(f"{uri}/{name} has format version {version}; this version reads {FORMAT_VERSION}")
+    if fault := _fault(manifest):
+        raise DataError(f"{uri}/{name} is damaged: {fault}; restore it, or make the set again with --overwrite")
+    return ShardSet(store, uri, manifest)
+
+
+def _fault(manifest: dict[str, Any]) -> str | None:
+    """Return what is wrong with a manifest's values, workers and files; None if nothing is.
+
+    Readers and writers join paths to folders of their own, so a path that leads out of the set's folder is refused here."""
+    workers = manifest.get("workers")
+    if not isinstance(workers, list) or not _is_count(manifest.get("num_workers")):
+        return "num_workers or workers is missing"
+    if fault := _mistyped(manifest):
+        return fault
+    parts = {f"workers[{index}]": worker for index, worker in enumerate(workers)}
+    parts |= {name: manifest[name] for name in ("eval", "assignment", "model") if manifest.get(name) is not None}
+    for name, part in parts.items():
+        files = part.get("files") if isinstance(part, dict) else None
+        if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+            return f"{name} has no list of files"
+        for file in files:
+            path = file.get("path")
+            if not isinstance(path, str) or not _stays_inside(path):
+                return f"{name} lists the path {path!r}, which is not one inside the set's folder"
+            counted = _is_count(file.get("rows")) and _is_count(file.get("bytes"))
+            if name != "model" and not (counted and isinstance(file.get("sha256"), str) and file["sha256"]):
+                return f"{name} lists {path} without its rows, bytes and sha256"
+            # Rows of a shard are written plain. Readers make room for as many as are listed before they read any.
+            if name not in ("model", "assignment") and file["rows"] > file["bytes"]:
+                return f"{name} lists {path} with {file['rows']} rows in {file['bytes']} bytes"
+            if name == "model" and path.count("/") < 2:
+                return f"model lists the path {path!r}, which is not _model/VERSION/NAME"
+    return None
+
+
+def _mistyped(manifest: dict[str, Any]) -> str | None:
+    """Return the first value whose type is not what readers rely on, in words."""
+    places = {"": manifest} | {f"{name}.": manifest[name] for name in PARTS if isinstance(manifest.get(name), dict)}
+    for place, part in places.items():
+        for key, hint in (PARTS[place.rstrip(".")] if place else TYPES).items():
+            if key in part and not fits(part[key], hint):
+                return f"{place}{key} is {str(part[key])[:80]!r}"
+    found = (manifest.get("input") or {}).get("fingerprint")
+    if found is not None and not FINGERPRINT.fullmatch(found):
+        return f"input.fingerprint is {found[:80]!r}"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return fits(value, int) and isinstance(value, int) and value >= 0
+
+
+def _stays_inside(path: str) -> bool:
+    """True if a path is relative and leads nowhere but down."""
+    return all(part not in ("", ".", "..") for part in path.split("/")) and not set(path) & set("\\\0\n:*?")
+
+
+def open_committed(store: Store, uri: str) -> ShardSet:
+    """The committed set at a place. Raises DataError where there is none."""
+    shards = read_committed(store, uri)
+    if shards is None:
+        refuse_single_shard(store, uri)
+        raise DataError(f"{uri} has no {NAME}: no shards were ever committed there; run a job of jobs/ first")
+    return shards
+
+
+def refuse_single_shard(store: Store, uri: str) -> None:
+    """Raise DataError where a path is the folder of one worker in a committed set, which is what was meant."""
+    above, _, name = uri.rpartition("/")
+    if name.startswith("worker=") and read_committed(store, above) is not None:
+        raise DataError(f"{uri} is one shard of a set; give the folder of the set, {above}")
+
+
+def with_rows(shards: ShardSet) -> ShardSet:
+    """The set, if it has shards. Raises DataError for an assignment alone."""
+    if shards.manifest.get("assignment_only"):
+        raise DataError(
+            f"{shards.uri} holds an assignment without shards; write them with spark-submit jobs/materialize.py"
+            f" --assignment {shards.uri} --input {shards.manifest['input']['uri']} --output {shards.uri}-shards"
+        )
+    return shards
+
+
+def missing_file(shards: ShardSet) -> str | None:
+    """The first listed file that is absent or of another size, as a line; None when all are there. O(files)."""
+    return next(_missing(shards), None)
+
+
+def missing_files(shards: ShardSet) -> list[str]:
+    """All of them."""
+    return list(_missing(shards))
+
+
+def _missing(shards: ShardSet) -> Iterator[str]:
+    folders: dict[str, dict[str, int]] = {}
+    for path in [file["path"] for file in (shards.manifest.get("model") or {}).get("files", [])]:
+        if not shards.store.exists(f"{shards.uri}/{path}"):
+            yield f"{shards.uri}/{path} is missing"
+    for file in shards.hashed_files():
+        folder, _, name = file.path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = {entry.name: entry.bytes for entry in shards.store.list(f"{shards.uri}/{folder}")}
+        size = folders[folder].get(name)
+        if size != file.bytes:
+            state = "is missing" if size is None else f"has {size} bytes, not {file.bytes}"
+            yield f"{shards.uri}/{file.path} {state}"

@@ -1,0 +1,145 @@
+"""The Parquet columns of a shard: their schema, and how their bytes are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image, UnidentifiedImageError
+
+from pipeline.core.errors import DataError
+from pipeline.core.json_values import fits, parse
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Layout
+from pipeline.core.storage.uri import is_remote
+
+SPARK_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
+SPARK_TYPES = {"int64": "long", "int32": "integer", "float": "float", "binary": "binary"}
+
+
+def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:
+    """id[, label][, coarse_label][, target], image[, copy][, neighbourhood]; the image column says its shape, dtype
+    and layout, to Arrow readers in the field's metadata and to Spark in the table's."""
+    image = {"shape": json.dumps(list(layout.shape)), "dtype": layout.dtype, "layout": "CHW"}
+    fields = [pa.field("id", pa.int64(), nullable=False)]
+    if layout.labelled:
+        fields.append(pa.field("label", pa.int32(), nullable=False))
+    if layout.coarse:
+        fields.append(pa.field("coarse_label", pa.int32(), nullable=False))
+    if layout.targets:
+        fields.append(pa.field("target", pa.float32(), nullable=False))
+    fields.append(pa.field("image", pa.binary(), nullable=False, metadata=image))
+    if copy:
+        fields.append(pa.field("copy", pa.int32(), nullable=False))
+    if neighbourhood:
+        fields.append(pa.field("neighbourhood", pa.int32(), nullable=False))
+    spark = {
+        "type": "struct",
+        "fields": [
+            {
+                "name": field.name,
+                "type": SPARK_TYPES[str(field.type)],
+                "nullable": False,
+                "metadata": image if field.name == "image" else {},
+            }
+            for field in fields
+        ],
+    }
+    return pa.schema(fields, metadata={SPARK_METADATA: json.dumps(spark).encode()})
+
+
+def no_labels(rows: int) -> npt.NDArray[np.int32]:
+    """What stands in memory for the labels of rows that have none."""
+    return np.zeros(rows, np.int32)
+
+
+TARGET_COLUMN = "target"
+DTYPES = ("uint8", "float32")
+
+
+def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
+    """The column's metadata, as this project's writer and Spark's ``withMetadata`` leave it. Raises ValueError where Spark's
+    cannot be read."""
+    field = schema.field(column).metadata or {}
+    if b"shape" in field:
+        return {key.decode(): value.decode() for key, value in field.items()}
+    spark = (schema.metadata or {}).get(SPARK_METADATA)
+    if not spark:
+        return {}
+    struct = parse(spark)
+    if not fits(struct, dict[str, Any]) or not fits(struct.get("fields"), list[dict[str, Any]]):
+        raise ValueError("Spark's metadata of the table tells of no columns")
+    about: Any = next((entry.get("metadata") for entry in struct["fields"] if entry.get("name") == column), {})
+    if not fits(about, dict[str, Any]):
+        raise ValueError(f"Spark's metadata of column {column!r} is {str(about)[:80]!r}")
+    return dict(about)
+
+
+def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
+    """Return the (channels, height, width) that a column's metadata declares, or None. Raises ValueError for others."""
+    found = declared(schema, column)
+    layout = found.get("layout", "CHW")
+    if layout != "CHW":
+        raise ValueError(f"column {column!r} declares the layout {layout!r}, and only CHW is read: write its images so")
+    return _shape(found["shape"]) if found.get("shape") else None
+
+
+def _shape(value: Any) -> tuple[int, int, int]:
+    numbers = parse(value) if isinstance(value, str) else value
+    if not fits(numbers, list[int]) or len(numbers) != 3 or min(numbers) < 1:
+        raise ValueError(f"a declared image shape of {str(value)[:80]}: channels, height and width are at least 1")
+    if math.prod(numbers) > MAX_IMAGE_BYTES:
+        raise ValueError(f"a declared image shape of {value}: an image has at most {MAX_IMAGE_BYTES:,} bytes")
+    channels, height, width = numbers
+    return channels, height, width
+
+
+@contextmanager
+def broken_is_data_error(path: str) -> Iterator[None]:
+    """What pyarrow, Pillow and JSON raise for a damaged file, as one line; a remote store's own failures pass."""
+    try:
+        yield
+    except (
+        ValueError,
+        KeyError,
+        pa.ArrowException,
+        Image.DecompressionBombError,
+        UnidentifiedImageError,
+    ) as error:
+        raise DataError(f"{path} is damaged: {words_of(error)}") from None
+    except FileNotFoundError:
+        if is_remote(path):
+            raise
+        raise DataError(
+            f"{path} is not there on {socket.gethostname()}: it was deleted meanwhile, or that machine does not mount it"
+        ) from None
+    except OSError as error:
+        if is_remote(path) or isinstance(error, PermissionError):
+            raise
+        raise DataError(f"{path} is damaged: {words_of(error)}") from None
+
+
+def words_of(error: Exception) -> str:
+    """On one line. Pillow's own words for what is no image tell where in memory it was."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it begins as an image file and Pillow reads none; save it as PNG"
+    return " ".join(str(error).split())[:200]
+
+
+def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
+    """A binary column of equal lengths as uint8 [rows, size], without a copy."""
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    values = values.cast(pa.large_binary())
+    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]
+    sizes = np.diff(offsets)
+    if (sizes != size).any():
+        at = int(np.flatnonzero(sizes != size)[0])
+        raise DataError(f"{path}, row {first + at}: the image has {sizes[at]} bytes, not {size}")
+    data = np.frombuffer(values.buffers()[2], np.uint8, count=len(values) * size, offset=int(offsets[0]))
+    return data.reshape(len(values), size)

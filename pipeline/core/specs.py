@@ -1,0 +1,280 @@
+"""Specs: frozen dataclasses whose fields are flags, TOML keys, manifest entries and identity at once.
+
+A parameter is declared once, beside the code that uses it:
+
+    @dataclass(frozen=True)
+    class SSP(Protocol):
+        name: ClassVar[str] = "ssp"
+        staleness_bound: int = option(3, "steps that a worker may be ahead of the slowest", metavar="S", least=0)
+
+The flag --staleness-bound, its help, its check, the key staleness_bound of a TOML file, the entry in a saved
+configuration and the part in what makes two runs equal all follow from that line. A registry is a dict from names to
+such classes: a member is one file and one line in its registry."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from pipeline.core.errors import UsageError
+from pipeline.core.json_values import build
+
+OPTION = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field says beside its type and default. flag: where it differs from the field's name.
+
+    least, most: inclusive bounds; above, below: exclusive ones; infinity and NaN lie in no range. check: whether a value
+    is admitted, where bounds cannot say it. expected: what is admitted, in words, where bounds and check do not say it.
+    parse: from the flag's text, where the type cannot tell. may_change: whether a resumed run may have another value.
+    recorded: whether params() holds it; a field that only fills others is not. shown: the default in words."""
+
+    help: str
+    metavar: str | None = None
+    flag: str | None = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    check: Callable[[Any], bool] | None = None
+    expected: str | None = None
+    parse: Callable[[str], Any] | None = None
+    may_change: bool = False
+    recorded: bool = True
+    shown: str | None = None
+
+    def admits(self, value: Any) -> bool:
+        """Whether a value lies in the range and passes the check."""
+        bounded = any(bound is not None for bound in (self.least, self.most, self.above, self.below))
+        return (
+            (not bounded or math.isfinite(value))
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (self.check is None or self.check(value))
+        )
+
+    def range(self) -> str:
+        """What is admitted, in words."""
+        if self.expected is not None:
+            return self.expected
+        if (self.above, self.below) == (0, None):
+            return "a positive number"
+        if (self.least, self.most, self.below) == (0, None, None):
+            return "0 or more"
+        parts = (("at least", self.least), ("at most", self.most), ("more than", self.above), ("below", self.below))
+        return " and ".join(f"{words} {bound:g}" for words, bound in parts if bound is not None)
+
+
+def option(default: Any = MISSING, help: str = "", **about: Any) -> Any:
+    """A dataclass field that is a flag too; about: the other fields of Option. Without a default the flag is required."""
+    metadata = {OPTION: Option(help, **about)}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A group of parameters that checks itself on construction. Raises UsageError, naming flag, value and range."""
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""  # one clause for --help
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item, about in _options(type(self)):
+            value = getattr(self, item.name)
+            if value is None:
+                continue
+            choices = _choices(hints[item.name])
+            if choices and value not in choices:
+                raise UsageError(f"{flag_of(item)} must be {_one_of(choices)}, got {value!r}")
+            if not about.admits(value):
+                raise UsageError(f"{flag_of(item)} must be {about.range()}, got {value!r}")
+
+    def params(self) -> dict[str, Any]:
+        """The recorded fields as plain values, in their order."""
+        return {item.name: getattr(self, item.name) for item, about in _options(type(self)) if about.recorded}
+
+    def identity(self) -> dict[str, Any]:
+        """Those that a resumed run must agree on."""
+        return {
+            i.name: getattr(self, i.name)
+            for i, about in _options(type(self))
+            if about.recorded and not about.may_change
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """``params``, after the name of a registry's member."""
+        return ({"name": self.name} if self.name else {}) | self.params()
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def registry(*members: type[S]) -> dict[str, type[S]]:
+    """Members by name, in the order in which people read them."""
+    named = {member.name: member for member in members}
+    assert len(named) == len(members), "two members have one name"
+    return named
+
+
+def find(members: Mapping[str, type[S]], flag: str, name: str) -> type[S]:
+    """The member of a name. Raises UsageError."""
+    if not isinstance(name, str) or name not in members:
+        raise UsageError(f"{flag} must be {_one_of(tuple(members))}, got {name!r}")
+    return members[name]
+
+
+def from_json(members: Mapping[str, type[S]], flag: str, values: Mapping[str, Any]) -> S:
+    """The member that ``to_json`` wrote. Raises UsageError for an unknown name, KeyError for none, ValueError for an unknown
+    parameter, or one of another type."""
+    rest = dict(values)
+    return build(find(members, flag, rest.pop("name")), rest)
+
+
+def summaries(members: Mapping[str, type[Spec]]) -> str:
+    """``asp: every gradient is applied as it comes; bsp: ...`` for the help of the flag that chooses."""
+    return "; ".join(f"{name}: {member.summary}" for name, member in members.items())
+
+
+def add_flags(
+    group: argparse._ActionsContainer,
+    kind: type[Spec],
+    *,
+    only: Iterable[str] | None = None,
+    leave_out: Iterable[str] = (),
+) -> None:
+    """A flag for every field of a spec (``only`` some, or but some), with the field's default."""
+    hints = get_type_hints(kind)
+    for item, about in _options(kind):
+        if item.name not in leave_out and (only is None or item.name in only):
+            text = _shown(item, about, "%(default)")
+            default = f" (default{':' * (about.shown is not None)} {text})" if text else ""
+            _add(group, item, hints[item.name], _escaped(about.help) + default, item.default)
+
+
+def add_member_flags(
+    group: argparse._ActionsContainer, members: Mapping[str, type[Spec]], *, leave_out: Iterable[str] = ()
+) -> None:
+    """A flag for every field of a registry's members; those that share one have one flag, whose help names them.
+
+    Its default is None: each member has its own."""
+    owners_by_field: dict[str, dict[str, Field[Any]]] = {}
+    for name, member in members.items():
+        for item, _ in _options(member):
+            if item.name not in leave_out:
+                owners_by_field.setdefault(item.name, {})[name] = item
+    for field_name, owners in owners_by_field.items():
+        # --no-X is needed as soon as one member has X on, or takes it from elsewhere
+        owner, item = next(
+            (pair for pair in owners.items() if pair[1].default is not False), next(iter(owners.items()))
+        )
+        about: Option = item.metadata[OPTION]
+        text = f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"
+        _add(group, item, get_type_hints(members[owner])[field_name], _escaped(text), None)
+
+
+def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
+    """``(default 3)``, or ``(default 3 of asp, 5 of ssp)`` where members differ."""
+    shown = {name: _shown(item, item.metadata[OPTION], "") for name, item in owners.items()}
+    if len(set(shown.values())) == 1:
+        default = next(iter(shown.values()))
+    else:
+        default = ", ".join(f"{text} of {name}" for name, text in shown.items() if text)
+    return f" (default {default})" if default else ""
+
+
+def from_flags(kind: type[S], args: argparse.Namespace) -> S:
+    """A spec out of the flags of its fields. Raises UsageError."""
+    return kind(**{item.name: getattr(args, item.name) for item, _ in _options(kind) if hasattr(args, item.name)})
+
+
+def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.Namespace) -> S:
+    """The member that ``flag`` names, out of its own flags; what a TOML file says of others does not matter.
+
+    Raises UsageError where the command line gives a parameter that the member does not have."""
+    name = getattr(args, flag.removeprefix("--").replace("-", "_"))
+    member = find(members, flag, name)
+    own = {item.name for item, _ in _options(member)}
+    for other in members.values():
+        for item, _ in _options(other):
+            if item.name not in own and item.name in args.given:
+                having = [known for known, kind in members.items() if item.name in kind.__dataclass_fields__]
+                said = _said(item, getattr(args, item.name))
+                raise UsageError(f"{flag} {name} has no {said}: leave it out, or use {', '.join(having)}")
+    values = {key: getattr(args, key) for key in own if getattr(args, key, None) is not None}
+    for item, _ in _options(member):
+        if item.default is MISSING and item.name not in values:
+            raise UsageError(f"{flag} {name} needs {flag_of(item)}")
+    return member(**values)
+
+
+def _said(item: Field[Any], value: Any) -> str:
+    """A flag as it was written on the command line."""
+    if isinstance(value, bool):
+        return flag_of(item) if value else f"--no-{flag_of(item).removeprefix('--')}"
+    return f"{flag_of(item)} {value}"
+
+
+def flag_of(item: Field[Any]) -> str:
+    about = item.metadata[OPTION]
+    return about.flag or f"--{item.name.replace('_', '-')}"
+
+
+def _options(kind: type[Spec]) -> list[tuple[Field[Any], Option]]:
+    return [(item, cast(Option, item.metadata[OPTION])) for item in fields(kind) if OPTION in item.metadata]
+
+
+def _shown(item: Field[Any], about: Option, value: str) -> str:
+    """A default in words; value: what stands for it where a TOML file may change it, if not the default itself."""
+    if about.shown is not None:
+        return about.shown
+    if item.default is MISSING or item.default is None or item.default is False:
+        return ""
+    if item.default is True:
+        return "on"
+    if isinstance(item.default, float):
+        return f"{value}g" if value else f"{item.default:g}"
+    return f"{value}s" if value else str(item.default)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: str, default: Any) -> None:
+    about: Option = item.metadata[OPTION]
+    settings: dict[str, Any] = {"help": text, "dest": item.name}
+    settings |= {"required": True} if default is MISSING else {"default": default}
+    kind, choices = _plain(hint), _choices(hint)
+    if kind is bool:
+        settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
+    elif choices:
+        settings["choices"] = list(choices)
+    else:
+        settings |= {"metavar": about.metavar, "type": about.parse or (kind if kind in (int, float) else str)}
+    group.add_argument(flag_of(item), **settings)
+
+
+def _plain(hint: Any) -> Any:
+    """The type without ``| None``."""
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [kind for kind in get_args(hint) if kind is not type(None)]
+        return rest[0] if len(rest) == 1 else hint
+    return hint
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    kind = _plain(hint)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _one_of(names: tuple[Any, ...]) -> str:
+    return " or ".join(filter(None, [", ".join(map(str, names[:-1])), str(names[-1])]))

@@ -1,0 +1,219 @@
+"""HDFS through its native protocol."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.files import FileInfo, RemoteReader
+from pipeline.core.storage.retries import STALL_S, within
+from pipeline.core.storage.uri import split_uri
+
+# What the client should do where nobody has configured it. Unset, an unreachable NameNode takes three minutes to report,
+# and a lost DataNode fails the write where no fourth one can stand in; HDFS restores the third replica by itself.
+HDFS_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "5",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
+}
+
+UMASK = "fs.permissions.umask-mode"
+PROXY_USER = "sharding.proxy-user"  # the user for whom another one submitted the job; a setting of our own
+# Settings that HDFS's client or this module reads, by name and by the start of the name.
+HDFS_SETTINGS = (
+    "fs.defaultFS",
+    UMASK,
+    "hadoop.security.authentication",
+    "hadoop.security.key.provider.path",
+    *HDFS_DEFAULTS,
+)
+_PREFIXES = (
+    "dfs.nameservices", "dfs.internal.nameservices", "dfs.ha.namenodes.", "dfs.namenode.rpc-address.", "dfs.client.",
+    "dfs.data.transfer.", "fs.viewfs.mounttable.",
+)  # fmt: skip
+
+# What the client puts before the words of a NameNode.
+JAVA_CLASS = re.compile(r"^.*?org\.apache\.hadoop\.[\w.$]+[\"\s:,]+")
+# The client tells of servers with all that is known of them: kilobytes.
+SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
+
+
+def is_hdfs_setting(key: str) -> bool:
+    """Tell whether a Hadoop setting is one that HDFS's client or this module reads."""
+    return key in (*HDFS_SETTINGS, PROXY_USER) or key.startswith(_PREFIXES)
+
+
+def parse_umask(text: str) -> int:
+    """Return the bits of fs.permissions.umask-mode: octal (``027``) or symbolic (``u=rwx,g=rx,o=``, which names what stays).
+
+    Raises UsageError for anything else."""
+    if re.fullmatch(r"[0-7]{3,4}", text):
+        return int(text, 8) & 0o777
+    umask = 0o022  # Hadoop's default, for those whom no clause names
+    for clause in text.split(","):
+        match = re.fullmatch(r"([ugoa]*)=([rwx-]*)", clause.strip())
+        if not match:
+            raise UsageError(f"{UMASK}={text} is no umask; write it like 027 or u=rwx,g=rx,o=")
+        kept = sum({"r": 4, "w": 2, "x": 1}.get(letter, 0) for letter in set(match[2]))
+        for who in {"u", "g", "o"} if "a" in match[1] or not match[1] else set(match[1]):
+            shift = {"u": 6, "g": 3, "o": 0}[who]
+            umask = umask & ~(7 << shift) | (7 - kept) << shift
+    return umask
+
+
+class HdfsFiles:
+    """HDFS through hdfs-native; one client a process and name service."""
+
+    def __init__(self, authority: str, conf: tuple[tuple[str, str], ...]) -> None:
+        from hdfs_native import Client
+
+        self.root = f"hdfs://{authority}"
+        # A NameNode takes the permissions that a client asks for: to apply the umask is the client's part.
+        umask = parse_umask(dict(conf).get(UMASK, "022"))
+        self.file_permission, self.folder_permission = 0o666 & ~umask, 0o777 & ~umask
+        # The user of an executor's process may be another one than its JVM acts as, which is who submitted the job.
+        if proxied := dict(conf).get(PROXY_USER):
+            # The client reads the first with a Kerberos ticket, which is of the submitting user, and else the second.
+            os.environ["HADOOP_PROXY_USER"] = os.environ["HADOOP_USER_NAME"] = proxied
+        if "SPARK_USER" in os.environ:
+            os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
+        with self._errors(self.root):
+            self.client = Client(self.root, {**HDFS_DEFAULTS, **dict(conf)})
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, FileExistsError):
+            raise
+        except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
+            text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
+            first = text.splitlines()[0] if text else type(error).__name__
+            first = SERVERS.sub("", first)[:300]
+            for signs, kind in (
+                (("FileNotFound",), FileNotFoundError),
+                (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
+                # a file that its writer has not closed yet, or did not live to close, exists too
+                (("AlreadyExists", "AlreadyBeingCreated", "RecoveryInProgress"), FileExistsError),
+            ):
+                if any(sign in first for sign in signs):
+                    raise kind(f"{path}: {JAVA_CLASS.sub('', first)}") from error
+            if "QuotaExceeded" in first:  # waiting helps nobody
+                raise OSError(errno.EDQUOT, f"{path}: {first}") from error
+            advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
+            raise OSError(f"{path}: {first}{advice}") from error
+
+    def _path(self, uri: str) -> str:
+        return uri.removeprefix(self.root) or "/"
+
+    def info(self, path: str) -> FileInfo:
+        with self._errors(path):
+            return self._info(self.client.get_file_info(self._path(path)))
+
+    def _info(self, status: Any) -> FileInfo:
+        path = self.root + (split_uri(status.path)[2] or "/")
+        return FileInfo(path, status.length, status.modification_time, status.isdir)
+
+    def list(self, path: str) -> list[FileInfo]:
+        with self._errors(path):
+            return [self._info(status) for status in self.client.list_status(self._path(path))]
+
+    def open(self, path: str) -> BinaryIO:
+        with self._errors(path):
+            return cast(BinaryIO, HdfsReader(self, path, self.client.read(self._path(path))))
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._errors(path):
+            reader = self.client.read(self._path(path))
+            return reader.read_range(offset, max(0, min(length, len(reader) - offset)))
+
+    def create(self, path: str) -> BinaryIO:
+        from hdfs_native import WriteOptions
+
+        with self._errors(path):
+            options = WriteOptions(overwrite=False, create_parent=False, permission=self.file_permission)
+            return cast(BinaryIO, HdfsWriter(self, path, self.client.create(self._path(path), options)))
+
+    def makedirs(self, path: str) -> None:
+        with self._errors(path):
+            self.client.mkdirs(self._path(path), self.folder_permission, create_parent=True)
+
+    def makedir(self, path: str) -> None:
+        with self._errors(path):
+            self.client.mkdirs(self._path(path), self.folder_permission, create_parent=False)
+
+    def rename(self, source: str, target: str, overwrite: bool) -> None:
+        with self._errors(target):
+            self.client.rename(self._path(source), self._path(target), overwrite)
+
+    def delete(self, path: str) -> None:
+        with self._errors(path):
+            self.client.delete(self._path(path), recursive=True)
+
+    def remove_empty(self, path: str) -> None:
+        with self._errors(path):
+            self.client.delete(self._path(path), recursive=False)
+
+    def sync_folder(self, path: str) -> None:
+        """The NameNode's journal is on its disks when it answers."""
+
+
+class HdfsReader(RemoteReader):
+    """A file being read, whose failures are OSErrors too."""
+
+    def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
+        self.files, self.path, self.inner = files, path, inner
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.inner.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self.inner.tell())
+
+    def read(self, size: int = -1) -> bytes:
+        with self.files._errors(self.path):
+            return bytes(self.inner.read(size))
+
+
+class HdfsWriter(io.RawIOBase):
+    """A file being written, whose failures are OSErrors too. What fails first is what is raised: the client's own
+    writer closes after a failed write, and reports only that this failed as well."""
+
+    def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
+        self.files, self.path, self.inner = files, path, inner
+        # The client's writer never counts as closed, so its finaliser would close it again and wait more than a minute for a
+        # DataNode that died. To Python it is closed from the start; close() below ends it.
+        io.RawIOBase.close(inner)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with self.files._errors(self.path):
+            return int(within(STALL_S, lambda: self.inner.write(data)))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            with self.files._errors(self.path):
+                within(STALL_S, self.inner.close)
+        finally:
+            super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(OSError) if kind else nullcontext():
+            self.close()
+
+
+@lru_cache(maxsize=16)
+def _hdfs(authority: str, conf: tuple[tuple[str, str], ...], _pid: int) -> HdfsFiles:
+    return HdfsFiles(authority, conf)

@@ -1,0 +1,148 @@
+"""A download that goes on where a broken one stopped; pooch, which checks the result, has none of its own."""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+import urllib3
+from tqdm import tqdm
+
+from pipeline.core.atomic import naming
+from pipeline.core.errors import JobError
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT_S = 30
+ATTEMPTS = 5  # in a row without a new byte
+BACKOFF_S = 1.0
+RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
+
+
+def validator(headers: Mapping[str, str]) -> str:
+    """What If-Range can compare, so that bytes of two versions of a file are never joined; empty: nothing."""
+    etag = headers.get("ETag", "")
+    if etag and not etag.startswith("W/"):  # weak tags say "equivalent", not "the same bytes"
+        return etag
+    return headers.get("Last-Modified", "")
+
+
+def first_byte(content_range: str) -> int:
+    """Where a 206 answer starts: 500 for ``bytes 500-999/1000``; -1 where the header does not say."""
+    start = content_range.removeprefix("bytes ").partition("-")[0]
+    return int(start) if start.isdigit() else -1
+
+
+@dataclass
+class ResumingDownloader:
+    """A pooch downloader that goes on where a broken download stopped, in this run or in an earlier one.
+
+    The bytes so far lie in ``part``, what identifies the server's file beside it in ``part.version``."""
+
+    part: Path
+    backoff_s: float = BACKOFF_S
+    timeout_s: float = TIMEOUT_S
+
+    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
+        with self._locked():
+            failures = 0
+            while True:
+                before = self._have()
+                try:
+                    self._stream(url)
+                    break
+                except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
+                    failures = 0 if self._have() > before else failures + 1
+                    if failures >= ATTEMPTS:
+                        raise JobError(
+                            f"{url}: {innermost(error)}, {ATTEMPTS} times in a row without a new byte, "
+                            f"at byte {self._have():,}; check the network and run it again: it goes on where it stopped"
+                        ) from error
+                    time.sleep(self.backoff_s * 2 ** (failures - 1))
+            os.replace(self.part, output_file)
+            self._version_file.unlink(missing_ok=True)
+
+    @property
+    def _version_file(self) -> Path:
+        return self.part.with_name(self.part.name + ".version")
+
+    def _have(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.part.with_name(self.part.name + ".lock"), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise JobError(f"{self.part} is being written by another fetch; wait for it") from None
+            yield  # the lock ends with the file, also when the process is killed
+
+    def _stream(self, url: str) -> None:
+        """One request: from the first missing byte where the server can, else from the beginning."""
+        version = self._version_file.read_text() if self._version_file.exists() else ""
+        have = self._have() if version else 0
+        # No compression on the way: offsets count the file's own bytes.
+        headers = {"Accept-Encoding": "identity"}
+        if have:
+            headers |= {"Range": f"bytes={have}-", "If-Range": version}
+        with requests.get(url, headers=headers, stream=True, timeout=self.timeout_s) as answer:
+            if answer.status_code == 416:  # the part is no beginning of what the server has now
+                self._forget()
+                raise requests.ConnectionError("the server's file is shorter than the part downloaded")
+            if answer.status_code in RETRIED_STATUS:
+                raise requests.ConnectionError(f"the server answers HTTP {answer.status_code}")
+            if answer.status_code not in (200, 206):
+                raise JobError(
+                    f"{url}: the server answers HTTP {answer.status_code} {answer.reason}; "
+                    "check the address, or name a mirror with --base-url"
+                )
+            resumed = answer.status_code == 206 and first_byte(answer.headers.get("Content-Range", "")) == have
+            if answer.status_code == 206 and not resumed:
+                self._forget()
+                raise requests.ConnectionError("the server sent another range than asked for")
+            start = have if resumed else 0
+            self._version_file.write_text(validator(answer.headers))
+            self._save(answer, start)
+
+    def _save(self, answer: requests.Response, start: int) -> None:
+        length = answer.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        with (
+            naming(self.part),
+            open(self.part, "ab" if start else "wb") as file,
+            tqdm(
+                total=total,
+                initial=start,
+                desc=self.part.stem,
+                unit="B",
+                unit_scale=True,
+                disable=None,  # no bar where stderr is no terminal
+            ) as bar,
+        ):
+            # read1 hands on what has arrived; read, and so iter_content, drops a last incomplete chunk.
+            while chunk := answer.raw.read1(CHUNK_BYTES):
+                file.write(chunk)
+                bar.update(len(chunk))
+        if total is not None and self._have() < total:
+            raise requests.ConnectionError(f"the connection closed {total - self._have():,} bytes early")
+
+    def _forget(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self._version_file.unlink(missing_ok=True)
+
+
+def innermost(error: BaseException) -> str:
+    """The innermost reason in one line: requests and urllib3 wrap it several times."""
+    inner: Any = error
+    while (deeper := getattr(inner, "reason", None) or (inner.args and inner.args[-1])) and isinstance(
+        deeper, BaseException
+    ):
+        inner = deeper
+    text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
+    return re.sub(r"\[Errno -?\d+\] ", "", text.rpartition(": ")[2]).strip() or type(inner).__name__

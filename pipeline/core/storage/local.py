@@ -1,0 +1,127 @@
+"""Files on a local disk."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.core.atomic import naming, sync
+from pipeline.core.storage.files import FileInfo
+
+
+class DurableWriter(io.BufferedWriter):
+    """A file whose content is on the disk once it is closed."""
+
+    def write(self, data: Any, /) -> int:
+        with naming(self.name):
+            return super().write(data)
+
+    def close(self) -> None:
+        try:
+            if not self.closed:
+                with naming(self.name):
+                    self.flush()
+                    os.fsync(self.fileno())
+        finally:
+            with naming(self.name):
+                super().close()  # closes the file below even where there is no room to flush
+
+
+def rename_no_replace(source: str, target: str) -> None:
+    """Linux's renameat2 with RENAME_NOREPLACE. Raises FileExistsError, and OSError where there is no such call."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        raise OSError(errno.ENOSYS, "no hard links here, and no rename that does not overwrite", target)
+    here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+    if library.renameat2(here, os.fsencode(source), here, os.fsencode(target), no_replace):
+        code = ctypes.get_errno()
+        if code == errno.EINVAL:
+            raise OSError(code, "a file system without hard links and without renames that do not overwrite", target)
+        raise OSError(code, os.strerror(code), target)
+
+
+class LocalFiles:
+    def info(self, path: str) -> FileInfo:
+        status = os.stat(path)
+        is_dir = os.path.isdir(path)
+        size, change = (0 if is_dir else status.st_size), str(status.st_ctime_ns)
+        return FileInfo(path, size, status.st_mtime_ns // 1_000_000, is_dir, change=change)
+
+    def list(self, path: str) -> list[FileInfo]:
+        entries = []
+        for entry in os.scandir(path):
+            link = entry.is_symlink()
+            try:
+                status = os.stat(entry.path, follow_symlinks=os.path.exists(entry.path))
+            except FileNotFoundError:
+                continue  # gone since the listing began
+            size, milliseconds = (0 if entry.is_dir() else status.st_size), status.st_mtime_ns // 1_000_000
+            change = str(status.st_ctime_ns)
+            entries.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link, change=change))
+        return entries
+
+    def open(self, path: str) -> BinaryIO:
+        return open(path, "rb")
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            chunks = []
+            while length > 0 and (chunk := file.read(length)):
+                chunks.append(chunk)
+                length -= len(chunk)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def create(self, path: str) -> BinaryIO:
+        return DurableWriter(open(path, "xb", buffering=0))
+
+    def makedirs(self, path: str) -> None:
+        for _ in range(100):
+            with suppress(FileNotFoundError):  # a parent was empty, and somebody else has just removed it
+                return os.makedirs(path, exist_ok=True)
+        return os.makedirs(path, exist_ok=True)
+
+    def makedir(self, path: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(path)
+
+    def rename(self, source: str, target: str, overwrite: bool) -> None:
+        if overwrite:
+            os.replace(source, target)
+        elif os.path.isdir(source):
+            os.rename(source, target)  # refuses a directory that holds anything
+        else:
+            self._put_if_absent(source, target)
+
+    def _put_if_absent(self, source: str, target: str) -> None:
+        """link() refuses an existing target, as rename does not. Where there are no hard links, Linux may have a rename that
+        does.
+
+        Raises OSError on a file system with neither."""
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            rename_no_replace(source, target)
+        else:
+            os.unlink(source)
+
+    def delete(self, path: str) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def remove_empty(self, path: str) -> None:
+        os.rmdir(path)
+
+    def sync_folder(self, path: str) -> None:
+        sync(Path(path))

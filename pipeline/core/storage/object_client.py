@@ -1,0 +1,102 @@
+"""Clients of object stores: where one is, who may use it, how long its answer is waited for, and what it refuses.
+
+S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings (s3a.py), which win. ~/.aws is not read. Other
+stores go by the variables that obstore reads (GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and others)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.storage.retries import LastingError
+from pipeline.core.storage.s3a import proxy_config, s3_config, s3_credential, s3a_settings
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fs.s3a.access.key and fs.s3a.secret.key"
+# An endpoint that is not there is told in seconds. One that is busy is asked again, for longer than S3 slows a caller down.
+RETRIES, RETRIED_S, CONNECT_S, SILENCE_S = 5, 15, 4, 30
+
+
+def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
+    """A client of ``s3://bucket``, ``gs://bucket`` or ``abfs://container@account...``, and the place that it asks, for error
+    lines. Nothing is sent yet."""
+    from obstore.store import S3Store, from_url
+
+    retry: RetryConfig = {
+        "max_retries": RETRIES,
+        "retry_timeout": timedelta(seconds=RETRIED_S),
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
+    }
+    client: ClientConfig = {
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "read_timeout": timedelta(seconds=SILENCE_S),
+        "timeout": timedelta(minutes=10),  # of a whole transfer
+    }
+    if not root.startswith("s3://"):
+        return from_url(root, client_options=client, retry_config=retry), root
+    settings = s3a_settings(bucket := root.removeprefix("s3://"), conf)
+    config = s3_config(settings)
+    named = next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
+    endpoint = str(config.get("endpoint", named))
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True
+    client |= proxy_config(settings)
+    keys = (lambda: s3_credential(settings)) if "access.key" in settings else None
+    store = S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
+    through = f" through the proxy {settings['proxy.host']}" if "proxy_url" in client else ""
+    return store, (endpoint or "AWS") + through
+
+
+@contextmanager
+def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
+    """Have obstore's failures be Python's own, in one line with the next step. path: asked for; place: who was asked."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (LastingError, FileExistsError, PermissionError):
+        raise
+    except (BaseError, OSError, ValueError) as error:
+        raise _plain(error, path, root, place) from error
+
+
+def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
+    text = str(error)
+    said = "; ".join(re.findall(r"<(?:Code|Message)>([^<]*)<", text.partition("Debug source")[0]))
+    status = next(iter(re.findall(r"status code: (\d{3})", text)), "")
+    kind = type(error).__name__
+    fact = said or _cause(text)
+    amazon = root.startswith("s3:")
+    keys = CREDENTIALS if amazon else "the variables that obstore reads"
+    endpoint = "AWS_ENDPOINT_URL, fs.s3a.endpoint" if amazon else keys
+    if "NoSuchBucket" in said or "ContainerNotFound" in said:
+        return LastingError(f"{path}: there is no bucket {root} at {place}; create it, or correct the path")
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{path} does not exist")
+    if kind == "AlreadyExistsError":
+        return FileExistsError(f"{path} exists")
+    if "169.254." in text or "metadata.google" in text:
+        return PermissionError(f"{path}: no credentials were found; set {keys}")
+    if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in said:
+        return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {keys}")
+    if status.startswith("3") or status == "400" or "redirect" in text:
+        return LastingError(f"{path}: {fact}; check AWS_REGION or fs.s3a.endpoint.region, and the endpoint {place}")
+    if isinstance(error, ValueError) or kind in ("InvalidPathError", "NotSupportedError") or status == "501":
+        return LastingError(f"{path}: {fact}")
+    if kind == "PreconditionError":
+        return OSError(f"{path} was replaced while it was read; read it again")
+    return OSError(f"{path}: {fact}; check that {place} is up and in reach ({endpoint})")
+
+
+def _cause(text: str) -> str:
+    """The innermost reason that obstore's trace gives, else its first line without the request."""
+    reasons = re.findall(r'(?:error|message): "([^"]+)"', text) or re.findall(r"kind: (TimedOut|Timeout)", text)
+    first = text.splitlines()[0] if text else "no reason was given"
+    return str(reasons[-1]) if reasons else first.rpartition(" - ")[2].strip(": ")[:300]

@@ -1,0 +1,31 @@
+"""The parts of a URI."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.core.errors import UsageError
+
+
+def local_folder(uri: str, flag: str) -> Path:
+    """The folder that a flag names. Raises UsageError where it is none of this machine, such as ``s3:/bucket``."""
+    scheme, authority, path = split_uri(uri)
+    if scheme not in ("", "file") or authority not in ("", "localhost"):
+        raise UsageError(f"{flag} {uri} must be a folder of this machine; copy it from there")
+    return Path(path)
+
+
+def is_remote(path: str) -> bool:
+    """Whether a resolved path is of another place than the local disks."""
+    return "://" in path
+
+
+def split_uri(uri: str) -> tuple[str, str, str]:
+    """(scheme, authority, path); the path as it stands, whatever #, ? or ; it holds."""
+    with_authority = r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)"
+    # dbfs:/x is no folder that is named dbfs:
+    without = r"(file|hdfs|s3[an]?|gs|abfss?|az|[A-Za-z][A-Za-z0-9+.-]*(?=:/)):(?!//)"
+    match = re.fullmatch(rf"(?:{with_authority}|{without})?(.*)", uri, re.DOTALL)
+    assert match, "the pattern matches every text"
+    return match[1] or match[3] or "", match[2] or "", match[4]

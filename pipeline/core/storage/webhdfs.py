@@ -1,0 +1,119 @@
+"""Shards behind a WebHDFS or HttpFS gateway: read-only files over HTTP, for clusters whose DataNodes are not in reach."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, BinaryIO, NoReturn
+
+from pipeline.core.errors import UsageError
+from pipeline.core.storage.files import FileInfo, Files
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import split_uri
+
+DEFAULT_PORT = 9870  # the NameNode's; HttpFS listens at 14000
+CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10, 60  # of one attempt; the caller tries again
+KINDS = {
+    "FileNotFoundException": FileNotFoundError,
+    "AccessControlException": PermissionError,
+    "SecurityException": PermissionError,
+}
+
+
+def user_name() -> str:
+    """Return the name under which HDFS without Kerberos is asked. Raises UsageError for a user that has none."""
+    try:
+        return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    except (KeyError, OSError):
+        raise UsageError(
+            f"user {os.getuid()} has no name here (no line of /etc/passwd): set HADOOP_USER_NAME to that of HDFS"
+        ) from None
+
+
+class WebHdfsFiles:
+    """A gateway through the ``hdfs`` package. Raises what ``pipeline.core.storage.store`` does; writing is refused."""
+
+    def __init__(self, authority: str) -> None:
+        import hdfs
+
+        user = user_name()
+        host = authority if re.search(r":\d+$", authority) else f"{authority}:{DEFAULT_PORT}"
+        self.root, self.url = f"webhdfs://{authority}", f"http://{host}"
+        self.client = hdfs.InsecureClient(self.url, user=user, timeout=(CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S))
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        import hdfs
+        from requests import RequestException
+
+        from pipeline.core.storage.http import innermost
+
+        try:
+            yield
+        except hdfs.HdfsError as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise KINDS.get(error.exception, OSError)(f"{path}: {said}") from error
+        except RequestException as error:
+            raise OSError(f"{path}: {innermost(error)}; check that {self.url} is up and serves WebHDFS") from error
+
+    def _path(self, uri: str) -> str:
+        return uri.removeprefix(self.root) or "/"
+
+    def info(self, path: str) -> FileInfo:
+        with self._errors(path):
+            return _info(path, self.client.status(self._path(path)))
+
+    def list(self, path: str) -> list[FileInfo]:
+        with self._errors(path):
+            entries = self.client.list(self._path(path), status=True)
+        return [_info(f"{path.rstrip('/')}/{name}", status) for name, status in entries]
+
+    def open(self, path: str) -> BinaryIO:
+        """The whole file, in memory: a connection left open would fail where no one can try again."""
+        return BytesIO(self._read(path, 0, None))
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self._read(path, offset, length) if length > 0 else b""
+
+    def _read(self, path: str, offset: int, length: int | None) -> bytes:
+        # In pieces, because only then does a connection lost half-way raise an error of requests.
+        with self._errors(path), self.client.read(self._path(path), offset, length, chunk_size=1 << 20) as pieces:
+            return b"".join(pieces)
+
+    def _refuse(self, *args: Any, **_: Any) -> NoReturn:
+        raise PermissionError(f"{args[0]}: webhdfs:// is for reading; write to hdfs://")
+
+    create = makedirs = makedir = rename = delete = remove_empty = sync_folder = _refuse
+
+
+def _info(path: str, status: dict[str, Any]) -> FileInfo:
+    return FileInfo(path, status["length"], status["modificationTime"], status["type"] == "DIRECTORY")
+
+
+@lru_cache(maxsize=16)
+def _gateway(authority: str, _pid: int) -> WebHdfsFiles:
+    return WebHdfsFiles(authority)
+
+
+@dataclass(frozen=True)
+class ReadStore(Store):
+    """The pipeline's store, which also reads ``webhdfs://host:port/path``."""
+
+    def resolve(self, uri: str) -> str:
+        scheme, authority, path = split_uri(uri)
+        if scheme != "webhdfs":
+            return super().resolve(uri)
+        if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
+            raise UsageError(f"{uri}: {authority!r} is not host:port; write webhdfs://host:{DEFAULT_PORT}/path")
+        return f"webhdfs://{authority}/" + os.path.normpath(path or "/").lstrip("/")
+
+    def files(self, uri: str) -> Files:
+        if not uri.startswith("webhdfs://"):
+            return super().files(uri)
+        return _gateway(split_uri(uri)[1], os.getpid())  # a forked process needs a session of its own

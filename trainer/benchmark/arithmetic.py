@@ -1,0 +1,96 @@
+"""Losses and gradients of the three models in numpy.
+
+Spark's barrier tasks compute with them, and they say where the optimum lies. Weights are flat, in MLlib's order: [d] of a
+regression; of the perceptron layer by layer, the matrix [out, in] column by column, then the bias. Shapes: N rows, d
+features."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.benchmark.configurations import HIDDEN_LAYERS, Model
+
+Floats = npt.NDArray[np.float64]
+
+
+def layer_widths(features: int) -> tuple[int, ...]:
+    """Of the perceptron, from its input to its two classes."""
+    return (features, *HIDDEN_LAYERS, 2)
+
+
+def count_weights(model: Model, features: int) -> int:
+    """The length of a model's weights."""
+    if model != "perceptron":
+        return features
+    return sum((before + 1) * after for before, after in pairwise(layer_widths(features)))
+
+
+def split_layers(weights: Floats, features: int) -> list[tuple[Floats, Floats]]:
+    """(matrix [out, in], bias [out]) of each layer, views of the weights."""
+    layers, start = [], 0
+    for before, after in pairwise(layer_widths(features)):
+        matrix = weights[start : start + before * after].reshape(before, after).T
+        start += before * after
+        layers.append((matrix, weights[start : start + after]))
+        start += after
+    return layers
+
+
+def loss(model: Model, weights: Floats, x: Floats, y: Floats) -> float:
+    """Summed over rows, without regularisation: log loss, half the squared error, or cross entropy."""
+    if model == "linear":
+        return float(0.5 * np.square(x @ weights - y).sum())
+    if model == "logistic":
+        score = x @ weights
+        return float(np.logaddexp(0, score).sum() - y @ score)
+    scores = _forward(weights, x)[-1]
+    return float(np.logaddexp.reduce(scores, axis=1).sum() - scores[np.arange(len(y)), y.astype(int)].sum())
+
+
+def gradient(model: Model, weights: Floats, x: Floats, y: Floats) -> Floats:
+    """Of the loss, with the shape of the weights."""
+    if model == "linear":
+        return np.asarray(x.T @ (x @ weights - y))
+    if model == "logistic":
+        return np.asarray(x.T @ (_sigmoid(x @ weights) - y))
+    return _backward(weights, x, y)
+
+
+def hessian(model: Model, weights: Floats, x: Floats) -> Floats:
+    """Of a regression's loss: [d, d]."""
+    if model == "linear":
+        return np.asarray(x.T @ x)
+    p = _sigmoid(x @ weights)
+    return np.asarray((x * (p * (1 - p))[:, None]).T @ x)
+
+
+def _sigmoid(values: Floats) -> Floats:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)))
+
+
+def _forward(weights: Floats, x: Floats) -> list[Floats]:
+    """The input, each hidden layer's sigmoids, and the scores [N, 2]."""
+    outputs = [x]
+    layers = split_layers(weights, x.shape[1])
+    for index, (matrix, bias) in enumerate(layers):
+        score = outputs[-1] @ matrix.T + bias
+        outputs.append(_sigmoid(score) if index < len(layers) - 1 else score)
+    return outputs
+
+
+def _backward(weights: Floats, x: Floats, y: Floats) -> Floats:
+    """The perceptron's gradient, by backpropagation."""
+    outputs, layers = _forward(weights, x), split_layers(weights, x.shape[1])
+    shifted = np.exp(outputs[-1] - outputs[-1].max(axis=1, keepdims=True))
+    delta = shifted / shifted.sum(axis=1, keepdims=True)
+    delta[np.arange(len(y)), y.astype(int)] -= 1
+    parts: list[Floats] = []
+    for index in range(len(layers) - 1, -1, -1):
+        below = outputs[index]
+        parts = [np.concatenate([(delta.T @ below).T.reshape(-1), delta.sum(axis=0)]), *parts]
+        if index:
+            delta = (delta @ layers[index][0]) * below * (1 - below)
+    return np.concatenate(parts)

@@ -1,0 +1,96 @@
+"""The command line of jobs/benchmark.py, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.core.atomic import write_durably
+from pipeline.core.command_line import Parser, add_config_flag
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
+from pipeline.core.reporting.tables import table
+from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import split_uri
+from pipeline.runs import flags as cli
+from pipeline.spark.package import TRAINER
+from pipeline.spark.progress import PhaseLog
+from pipeline.spark.session import ship_package, spark_context
+from trainer.benchmark.experiment import add_experiment_flags, experiment_from_flags
+from trainer.benchmark.results.summary import Summary, judge_goals, summarise
+
+REPORT = "report.html"
+COLUMNS = ("model", "rows", "mini-batch", "system", "mini-batches", "seconds", "ms each", "MLlib / system")
+NUMBERS = (1, 2, 4, 5, 6, 7)  # columns
+
+
+def flags(description: str | None) -> Parser:
+    parser = cli.parser("benchmark.py", description)
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("--output", required=True, metavar="DIR", help="local folder of figures and report")
+    group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
+    group.add_argument("--quick", action="store_true", help="each configuration on little data, once: three minutes")
+    add_experiment_flags(group)
+    run_group = parser.add_argument_group("run")
+    run_group.add_argument(
+        "--overwrite", action="store_true", help="start anew; without, runs already measured are kept"
+    )
+    add_config_flag(run_group, "benchmark")
+    run_group.add_argument("--quiet", action="store_true", help="print results only")
+    run_group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+    return parser
+
+
+def run_benchmark(args: argparse.Namespace) -> int:
+    """Returns the exit code: 0 also where runs failed, which their records say. Raises UsageError."""
+    experiment = experiment_from_flags(args)
+    output = _check_output(args.output)
+    if is_object(args.data or ""):
+        raise UsageError(
+            f"--data {args.data}: Spark's own readers, MLlib's among them, read no object store here; use hdfs://"
+        )
+    require("benchmark", "benchmark.py")
+    from trainer.benchmark.records import delete_records
+    from trainer.benchmark.results.report import render
+    from trainer.benchmark.run import run_experiment
+
+    if args.overwrite:
+        delete_records(output)
+    with spark_context(debug=args.debug) as context:
+        ship_package(context, TRAINER)
+        progress = PhaseLog(context, quiet=args.quiet, title="benchmark")
+        results = run_experiment(context, experiment, output, args.data or f"{output}/data", progress)
+    write_durably(output / REPORT, render(results).encode())
+    print_summaries(summarise(results["records"]))
+    print(f"report: {output}/{REPORT}")
+    return 0
+
+
+def _check_output(uri: str) -> Path:
+    """The local folder of --output. Raises UsageError for another store."""
+    if split_uri(uri)[0] not in ("", "file"):
+        raise UsageError(f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs://")
+    return Path(Store().resolve(uri).removeprefix("file:"))
+
+
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """All runs as a table, then the goals."""
+    print(table([format_summary(summary) for summary in summaries], COLUMNS, right=NUMBERS))
+    for goal in judge_goals(summaries):
+        reached = "not measured" if goal.reached is None else f"{goal.reached:.1f} times faster than MLlib"
+        print(f"{goal.text}: {reached} (goal {goal.wanted:g})")
+
+
+def format_summary(summary: Summary) -> list[str]:
+    """The cells of one line."""
+    first = [summary.model, f"{summary.rows:,}", summary.size, summary.label]
+    if not summary.metrics:
+        return [*first, "failed: " + "; ".join(summary.errors)[:60], "", "", ""]
+    to_converge = summary.length is None
+    count = f"{summary.metrics['mini_batches'].median:,.0f}" + ("+" if to_converge and not summary.converged else "")
+    speedup = summary.speedup if to_converge else summary.mini_batch_speedup
+    ms = 1e3 * summary.metrics["compute_s"].median
+    ratio = "-" if speedup is None else f"{speedup:.2f}"
+    return [*first, count, f"{summary.metrics['seconds'].median:.2f}", f"{ms:.2f}", ratio]

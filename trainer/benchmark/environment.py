@@ -1,0 +1,51 @@
+"""The machine and the program that a benchmark runs on: what a reader needs to judge its figures, and what records that
+are compared must share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark import SparkContext
+
+from trainer.benchmark.systems.executors import find_executors
+
+LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
+TRAINER = Path(__file__).resolve().parents[1]
+
+
+def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
+    """Hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark adds to it."""
+    assert context._jvm is not None
+    processor = platform.processor()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), processor)
+    return {
+        "processor": processor,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "java": context._jvm.System.getProperty("java.version"),
+        "master": context.master,
+        "parallelism": context.defaultParallelism,
+        "driver_memory": context.getConf().get("spark.driver.memory", "1g"),
+        "data": data,
+        "servers_on": "executors" if find_executors(context) else "the driver's host",
+        "load_before": round(psutil.getloadavg()[0], 2),
+        **{library: version(library) for library in LIBRARIES},
+    }
+
+
+def hash_program() -> str:
+    """Return a digest of the code that the figures depend on, the trainer's and its benchmark's."""
+    digest = hashlib.sha256()
+    for path in sorted(TRAINER.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

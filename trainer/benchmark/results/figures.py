@@ -1,0 +1,160 @@
+"""The figures of the benchmark's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from pipeline.core.reporting import plots
+from pipeline.core.reporting.page import EmbeddedFigure, embed_figure
+from trainer.benchmark.configurations import HYPERPARAMETERS, SYSTEMS, System
+from trainer.benchmark.results import published
+from trainer.benchmark.results.summary import Summary
+
+STYLES: dict[System, tuple[str, str, str]] = {  # colour, hatch, marker
+    "mllib": (plots.ORANGE, "//", "s"),
+    "ps-sync": (plots.BLUE, "", "o"),
+    "ps-async": (plots.SKY, "..", "D"),
+    "averaging": (plots.GREEN, "\\\\", "^"),
+    "all-reduce": (plots.PURPLE, "xx", "v"),
+}
+
+
+def find_published(summary: Summary) -> int | None:
+    """The thesis's number of mini-batches to convergence."""
+    return published.MINI_BATCHES.get((summary.model, summary.size), {}).get(summary.system)
+
+
+def draw_convergence(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
+    """Seconds and mini-batches to convergence; nothing where every run failed."""
+    if not any(each.metrics for each in summaries):
+        return []
+    with plots.style():
+        seconds = draw_bars(summaries, "seconds", "seconds to converge")
+        counts = draw_bars(summaries, "mini_batches", "mini-batches to converge; a line: the thesis", marks=True)
+        return [
+            embed_figure(seconds, "Seconds to converge for each model, mini-batch and system"),
+            embed_figure(counts, "Mini-batches to converge, with the thesis's"),
+        ]
+
+
+def draw_mini_batches(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
+    """Computing and reading against the size of a mini-batch."""
+    if not any(each.metrics for each in summaries):
+        return []
+    with plots.style():
+        computing = draw_over_batches(summaries, "compute_s", "ms of computing a mini-batch")
+        reading = draw_over_batches(summaries, "read_s", "ms of reading a mini-batch")
+        return [
+            embed_figure(computing, "Computing against mini-batch size"),
+            embed_figure(reading, "Reading against mini-batch size"),
+        ]
+
+
+def draw_sizes(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
+    """A mini-batch against the number of rows; nothing where each model was timed on one number of them."""
+    timed = [each for each in summaries if each.metrics and (each.length or each.size == "all")]
+    if len({(each.model, each.rows) for each in timed}) == len({each.model for each in timed}):
+        return []
+    with plots.style():
+        return [embed_figure(draw_over_rows(timed), "Milliseconds of a mini-batch against the number of rows")]
+
+
+def draw_bars(summaries: Sequence[Summary], metric: str, label: str, *, marks: bool = False) -> Figure:
+    """A group of bars for each configuration, one a system, with the least and the most, on a log scale.
+
+    marks: also the thesis's numbers."""
+    groups = list(dict.fromkeys((each.model, each.size) for each in summaries))
+    figure, (ax,) = plots.canvas(1.2 + 0.62 * len(groups))
+    height = 0.8 / len(SYSTEMS)
+    for number, system in enumerate(SYSTEMS):
+        mine = [each for each in summaries if each.system == system and metric in each.metrics]
+        offset = (number - (len(SYSTEMS) - 1) / 2) * height
+        at = [groups.index((each.model, each.size)) + offset for each in mine]
+        spreads = [each.metrics[metric] for each in mine]
+        medians = np.array([spread.median for spread in spreads])
+        errors = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]] if mine else None
+        colour, hatch, _ = STYLES[system]
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3, "label": system}
+        ax.barh(at, medians, height * 0.92, xerr=errors, error_kw={"lw": 1, "ecolor": plots.BLACK}, **look)
+        if marks:
+            _mark_published(ax, mine, at, height)
+    ax.set(xlabel=label, xscale="log")
+    _show_plain_ticks(ax.xaxis)
+    plots.name_rows(ax, [f"{model}, {size}" for model, size in groups])
+    ax.legend(**plots.ABOVE, ncols=len(SYSTEMS))
+    return figure
+
+
+def _mark_published(ax: Any, summaries: Sequence[Summary], at: Sequence[float], height: float) -> None:
+    """A line at the thesis's number, across each bar."""
+    for summary, place in zip(summaries, at, strict=True):
+        if number := find_published(summary):
+            ax.plot([number, number], [place - height / 2, place + height / 2], color=plots.BLACK, lw=2.2)
+
+
+def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> Figure:
+    """Milliseconds against mini-batch sizes, a panel for each model, on log scales."""
+    figure, panels = _open_panels(summaries)
+    for model, ax in panels.items():
+        for system in SYSTEMS:
+            mine = sorted(
+                (each for each in summaries if (each.model, each.system) == (model, system) and metric in each.metrics),
+                key=lambda each: each.batch,
+            )
+            if not mine:
+                continue
+            values = [max(1e3 * each.metrics[metric].median, plots.FLOOR) for each in mine]
+            colour, _, marker = STYLES[system]
+            ax.plot([each.batch for each in mine], values, marker=marker, color=colour, label=system)
+        _scale_panel(ax, model, "examples in a mini-batch")
+    _add_legend(figure, panels, label)
+    return figure
+
+
+def draw_over_rows(summaries: Sequence[Summary]) -> Figure:
+    """Milliseconds against the number of rows, a panel for each model: solid lines for all rows, dashed for a hundredth."""
+    figure, panels = _open_panels(summaries)
+    for model, ax in panels.items():
+        for system in SYSTEMS:
+            colour, _, marker = STYLES[system]
+            for part, line_style in ((1, "-"), (100, "--")):
+                by_rows = {
+                    each.rows: each.metrics["compute_s"].median
+                    for each in summaries
+                    if (each.model, each.system) == (model, system) and each.batch == each.rows // part
+                }
+                rows = sorted(by_rows)
+                look = {"marker": marker, "color": colour, "ls": line_style, "label": system if part == 1 else None}
+                ax.plot(rows, [1e3 * by_rows[count] for count in rows], **look)
+        _scale_panel(ax, model, "rows")
+    _add_legend(figure, panels, "ms of a mini-batch: all rows; dashed: 1 %")
+    return figure
+
+
+def _open_panels(summaries: Sequence[Summary]) -> tuple[Figure, dict[str, Any]]:
+    models = [model for model in HYPERPARAMETERS if any(each.model == model and each.metrics for each in summaries)]
+    figure, axes = plots.canvas(3.4, len(models))
+    return figure, dict(zip(models, axes, strict=True))
+
+
+def _scale_panel(ax: Any, title: str, label: str) -> None:
+    ax.set(title=title, xlabel=label, xscale="log", yscale="log")
+    for axis in (ax.xaxis, ax.yaxis):
+        _show_plain_ticks(axis)
+
+
+def _show_plain_ticks(axis: Any) -> None:
+    """Numbers, not powers, on a log scale."""
+    plots.separate_thousands(axis)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _add_legend(figure: Figure, panels: Mapping[str, Any], label: str) -> None:
+    first = next(iter(panels.values()))
+    first.set_ylabel(label)
+    figure.legend(*first.get_legend_handles_labels(), loc="outside upper center", ncols=len(SYSTEMS))

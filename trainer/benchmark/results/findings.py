@@ -1,0 +1,99 @@
+"""What the summaries say, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from trainer.benchmark.configurations import HYPERPARAMETERS, Model, System
+from trainer.benchmark.results import published
+from trainer.benchmark.results.summary import SMALL_BATCH, Key, Summary, best_server_speedups, read_throughput
+
+
+def write_findings(summaries: Sequence[Summary]) -> list[str]:
+    """Sentences on the speedup with the start, reading, where MLlib is faster, what Spark gains without a job for each
+    mini-batch, and what smaller mini-batches gain. Of runs with as many tasks as cores."""
+    summaries = [each for each in summaries if not each.tasks]
+    found = [
+        _describe_start(summaries),
+        *(_describe_reading(summaries, model) for model in HYPERPARAMETERS),
+        _describe_wins(summaries),
+        _describe_all_reduce(summaries),
+        *(_describe_small_batches(summaries, model) for model in HYPERPARAMETERS),
+    ]
+    return [text for text in found if text]
+
+
+def _describe_start(summaries: Sequence[Summary]) -> str:
+    """The speedup with the start."""
+    best = best_server_speedups(summaries, "speedup_with_start")
+    if not best:
+        return ""
+    return (
+        f"With the start (reading all rows; for a server also starting its program), the same average is"
+        f" {fmean(best.values()):.1f} times, the least {min(best.values()):.1f}."
+    )
+
+
+def _describe_reading(summaries: Sequence[Summary], model: Model) -> str:
+    speeds = read_throughput(summaries, model)
+    if not {"mllib", "ps-sync"} <= speeds.keys():
+        return ""
+    names: dict[System, str] = {
+        "mllib": "MLlib",
+        "ps-sync": "the trainer",
+        "all-reduce": "Spark tasks with numpy",
+    }
+    rates = ", ".join(f"{name} {speeds[system]:,.0f}" for system, name in names.items() if system in speeds)
+    return f"Rows read into memory a second, {model}: {rates}."
+
+
+def _describe_wins(summaries: Sequence[Summary]) -> str:
+    """Configurations in which no parameter server is as fast as MLlib."""
+    best: dict[Key, float] = {}
+    for each in summaries:
+        speedup = each.speedup if each.length is None else each.mini_batch_speedup
+        if each.system.startswith("ps-") and speedup is not None:
+            best[each.configuration] = max(speedup, best.get(each.configuration, 0.0))
+    if not best:
+        return ""
+    lost = [
+        f"{model}, {batch:,} of {rows:,} rows ({speedup:.2f})"
+        for (model, rows, batch, *_), speedup in best.items()
+        if speedup < 1
+    ]
+    return f"Computing: MLlib is faster than both servers in {len(lost)} of {len(best)} configurations" + (
+        f": {'; '.join(lost)}." if lost else f"; the least gap is {min(best.values()):.1f} times."
+    )
+
+
+def _describe_all_reduce(summaries: Sequence[Summary]) -> str:
+    """How much of the gap Spark closes by itself."""
+    tasks, server = (
+        [each.mini_batch_speedup for each in summaries if each.system == system and each.mini_batch_speedup]
+        for system in ("all-reduce", "ps-sync")
+    )
+    if not tasks or not server:
+        return ""
+    return (
+        f"Without a job for each mini-batch and a pass over all rows, Spark's own tasks are {median(tasks):.0f} times as"
+        f" fast as MLlib (all-reduce, median of all configurations; the synchronous server {median(server):.0f} times)."
+    )
+
+
+def _describe_small_batches(summaries: Sequence[Summary], model: Model) -> str:
+    """How much faster a small mini-batch is than all rows, beside the thesis's figures, and which converges first."""
+    mine = [each for each in summaries if each.model == model and each.length is None and each.metrics]
+    gains = []
+    for system in ("mllib", "ps-sync"):
+        by_size = {each.size: each.metrics for each in mine if each.system == system}
+        if "all" not in by_size or str(SMALL_BATCH) not in by_size:
+            return ""
+        faster = by_size["all"]["compute_s"].median / by_size[str(SMALL_BATCH)]["compute_s"].median
+        first = min(by_size, key=lambda size: by_size[size]["seconds"].median)
+        gains.append(f"{system} {faster:.1f} times, and converges first with {first}")
+    server, spark = published.COMPUTE_SPEEDUP
+    return (
+        f"A mini-batch of {SMALL_BATCH} against all rows, {model}: {'; '.join(gains)} (the thesis: up to {server:g} times"
+        f" for the server, {spark:g} for MLlib, which converges first with 2000)."
+    )

@@ -1,0 +1,245 @@
+"""The cost model, fitted to what was measured, validated on what it was not fitted to, and applied to the thesis's
+cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from trainer.benchmark.arithmetic import count_weights
+from trainer.benchmark.configurations import HYPERPARAMETERS, Model, System
+from trainer.benchmark.problems import PROBLEMS
+from trainer.benchmark.results import published
+from trainer.benchmark.results.cost_model import (
+    Cluster,
+    ServerCosts,
+    SparkCosts,
+    TimedMiniBatch,
+    fit_server,
+    fit_spark,
+)
+from trainer.benchmark.results.summary import Summary
+
+ROWS_TO_FIT = 100_000  # on fewer a job's own cost hides what passing over a row costs
+MASTER_CORES = published.CORES_A_NODE  # the thesis's master is a node like the others
+Samples = Sequence[TimedMiniBatch]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A mini-batch as the cost model predicts it and as it was measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative, signed: below 0 the model is too fast."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A mini-batch of the thesis's synthetic set on its nodes."""
+
+    model: Model
+    batch: int
+    rows: int
+    mllib: Mapping[str, float]  # seconds by what they go to
+    sync: Mapping[str, float]  # of the synchronous server with a worker a node
+    sync_a_core_s: float  # of the same with a worker a core
+    async_s: float
+
+    @property
+    def gap(self) -> float:
+        """MLlib's seconds over the synchronous server's."""
+        return sum(self.mllib.values()) / sum(self.sync.values())
+
+    @property
+    def gap_a_core(self) -> float:
+        """The same with a worker a core."""
+        return sum(self.mllib.values()) / self.sync_a_core_s
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What one model's mini-batches cost, and how good that is."""
+
+    model: Model
+    spark: SparkCosts
+    server: ServerCosts  # whose pushes go over sockets
+    error: float  # relative, of what it was fitted to: the median
+    largest_error: float
+    validations: tuple[Validation, ...]  # of what it was not fitted to
+    predictions: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What was measured of one model on this machine. Costs are CPU seconds."""
+
+    model: Model
+    cores: int
+    spark: Samples
+    server: Samples  # synchronous
+    memory_server: Samples  # of those, the ones with a worker a core, who talk over shared memory
+    task: float  # of the driver, for one task more
+    memory_push: float  # of the server, for one push over shared memory
+    socket_push: float | None  # over sockets; None where not measured
+
+    @property
+    def most_rows(self) -> int:
+        return max(sample.rows for sample in self.spark)
+
+    @property
+    def usual_spark(self) -> Samples:
+        """Those with as many tasks as cores, and with the most tasks."""
+        most = max(sample.tasks for sample in self.spark)
+        return [sample for sample in self.spark if sample.tasks in (self.cores, most)]
+
+    def suffice(self) -> bool:
+        """Whether several numbers of rows were timed, enough of them, more tasks than cores, and a push over sockets."""
+        several = all(len({sample.rows for sample in samples}) > 1 for samples in (self.spark, self.server))
+        return (
+            several
+            and self.most_rows >= ROWS_TO_FIT
+            and max(sample.tasks for sample in self.spark) != self.cores
+            and self.socket_push is not None
+        )
+
+    def validate(self, system: System, costs: SparkCosts | ServerCosts, samples: Samples) -> list[Validation]:
+        """Costs against measurements on this machine, where tasks, driver, workers and server share the cores."""
+        weights = count_model_weights(self.model)
+        units = "tasks" if system == "mllib" else "workers"
+        return [
+            Validation(
+                f"{system}, {sample.batch:,} of {sample.rows:,} rows, {sample.tasks} {units}",
+                costs.mini_batch_s(
+                    sample.rows, sample.batch, weights, Cluster(self.cores, sample.tasks, self.cores, False)
+                ),
+                sample.seconds,
+            )
+            for sample in samples
+        ]
+
+
+def fit_cost_models(summaries: Sequence[Summary], cores: int) -> list[CostModel]:
+    """One for each regression that was timed enough: see Timings.suffice."""
+    timings = [collect_timings(summaries, model, cores) for model in HYPERPARAMETERS]
+    return [_fit_cost_model(each) for each in timings if each.suffice()]
+
+
+def collect_timings(summaries: Sequence[Summary], model: Model, cores: int) -> Timings:
+    """What the summaries hold of one model."""
+    spark, server = (_select_samples(summaries, model, system, cores) for system in ("mllib", "ps-sync"))
+    memory_server = _select_samples([each for each in summaries if not each.tasks], model, "ps-sync", cores)
+    most = max((sample.tasks for sample in spark), default=cores)
+    memory_push, socket_push = _measure_pushes(summaries, model)
+    task = _measure_driver_task(summaries, model, cores, most)
+    return Timings(model, cores, spark, server, memory_server, task, memory_push or 0.0, socket_push)
+
+
+def _select_samples(summaries: Sequence[Summary], model: Model, system: System, cores: int) -> Samples:
+    return [
+        TimedMiniBatch(each.rows, each.batch, each.tasks or cores, each.metrics["compute_s"].median)
+        for each in summaries
+        if each.model == model and each.system == system and each.metrics
+    ]
+
+
+def _measure_driver_task(summaries: Sequence[Summary], model: Model, cores: int, most: int) -> float:
+    """The driver's CPU seconds per additional task, from jobs of as many tasks as cores to those of the most.
+
+    0 if no job has more tasks than there are cores."""
+    if most <= cores:
+        return 0.0
+    mine = [each for each in summaries if (each.model, each.system) == (model, "mllib") and "driver_s" in each.metrics]
+    few, many = ([each.metrics["driver_s"].median for each in mine if each.tasks == tasks] for tasks in (None, most))
+    return max(0.0, median(many) - median(few)) / (most - cores) if few and many else 0.0
+
+
+def _measure_pushes(summaries: Sequence[Summary], model: Model) -> tuple[float | None, float | None]:
+    """The server's CPU for one push over shared memory, and over sockets; None where not measured.
+
+    Of the run with the most workers each, whose coordinator has the most to do, and the longest of those, since that holds
+    what a server does before its first push."""
+    mine = [each for each in summaries if (each.model, each.system) == (model, "ps-sync")]
+    by_length = sorted(
+        (each for each in mine if "server_s" in each.metrics),
+        key=lambda each: (each.tasks or 0, each.metrics["mini_batches"].median),
+    )
+    memory, sockets = (
+        [each.metrics["server_s"].median for each in by_length if bool(each.tasks) == has_tasks]
+        for has_tasks in (False, True)
+    )
+    return (memory[-1] if memory else None), (sockets[-1] if sockets else None)
+
+
+def count_model_weights(model: Model) -> int:
+    """The length of a model's weights on the problem that it learns."""
+    return count_weights(model, PROBLEMS[HYPERPARAMETERS[model].problem].features)
+
+
+def _fit_cost_model(timings: Timings) -> CostModel:
+    assert timings.socket_push is not None
+    spark = fit_spark(timings.usual_spark, timings.cores, timings.task)
+    server = fit_server(timings.memory_server, timings.cores, timings.memory_push)
+    by_socket = replace(server, push=timings.socket_push)
+    fitted = timings.validate("mllib", spark, timings.usual_spark)
+    fitted += timings.validate("ps-sync", server, timings.memory_server)
+    errors = [abs(each.error) for each in fitted]
+    validations = tuple(_validate_on_most_rows(timings) + _validate_on_other_tasks(timings, spark, by_socket))
+    predictions = tuple(predict_mini_batches(timings.model, spark, by_socket))
+    return CostModel(timings.model, spark, by_socket, median(errors), max(errors), validations, predictions)
+
+
+def _validate_on_most_rows(timings: Timings) -> list[Validation]:
+    """The most rows, by costs that are fitted without them; none where too few sizes are left."""
+
+    def split(samples: Samples) -> tuple[Samples, Samples]:
+        most = timings.most_rows
+        return [s for s in samples if s.rows < most], [s for s in samples if s.rows == most]
+
+    (fewer_spark, most_spark), (fewer_server, most_server) = map(split, (timings.usual_spark, timings.memory_server))
+    if len({sample.rows for sample in fewer_spark}) < 2:
+        return []
+    spark = fit_spark(fewer_spark, timings.cores, timings.task)
+    server = fit_server(fewer_server, timings.cores, timings.memory_push)
+    return timings.validate("mllib", spark, most_spark) + timings.validate("ps-sync", server, most_server)
+
+
+def _validate_on_other_tasks(timings: Timings, spark: SparkCosts, by_socket: ServerCosts) -> list[Validation]:
+    """Other numbers of tasks and workers, which the costs are not fitted to."""
+    other_spark = [sample for sample in timings.spark if sample not in timings.usual_spark]
+    other_server = [sample for sample in timings.server if sample not in timings.memory_server]
+    return timings.validate("mllib", spark, other_spark) + timings.validate("ps-sync", by_socket, other_server)
+
+
+def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -> list[Prediction]:
+    """The thesis's mini-batches on its cluster: all rows, a hundredth and a thousandth of them."""
+    rows, nodes, weights = published.SYNTHETIC_ROWS[model], published.NODES, count_model_weights(model)
+    cores = nodes * published.CORES_A_NODE
+    a_core, a_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
+    return [
+        Prediction(
+            model,
+            batch,
+            rows,
+            spark.split(rows, batch, weights, a_core),
+            server.split(rows, batch, weights, a_node),
+            server.mini_batch_s(rows, batch, weights, a_core),
+            server.asynchronous_s(rows, batch, weights, a_node),
+        )
+        for batch in (rows, rows // 100, rows // 1000)
+    ]
+
+
+def average_gaps(models: Sequence[CostModel]) -> tuple[float, float] | None:
+    """The predicted gap with a worker a node and with a worker a core, on average over the configurations with
+    mini-batches, which the thesis averages too."""
+    predictions = [each for model in models for each in model.predictions if each.batch < each.rows]
+    if not predictions:
+        return None
+    return fmean(each.gap for each in predictions), fmean(each.gap_a_core for each in predictions)

@@ -1,0 +1,169 @@
+"""From records to medians, ranges and speedups, and the goals. Pure.
+
+A record is a mapping as results.json has it. A speedup is MLlib's median over a system's: above 1 the system is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, Literal
+
+from trainer.benchmark.configurations import SYSTEMS, Model, System
+from trainer.benchmark.results import published
+
+SMALL_BATCH = 500
+CONFIGURATION = ("model", "rows", "batch", "length", "tasks")  # keys that a configuration's records share
+METRICS = (
+    "mini_batches",
+    "updates",
+    "examples",
+    "seconds",
+    "compute_s",
+    "read_s",
+    "cpu",
+    "load_s",
+    "start_s",
+    "server_s",
+    "driver_s",
+    "step_s",
+)
+Record = Mapping[str, Any]
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over the repeats."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"{self.median:.3g}"
+        return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g})"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One system in one configuration over all repeats. A speedup is None where MLlib or the system has no figures."""
+
+    model: Model
+    rows: int
+    batch: int
+    length: int | None  # mini-batches that were asked for; None: until convergence
+    tasks: int | None
+    system: System
+    metrics: Mapping[str, Spread]  # by METRICS, loss and gap; empty where every run failed
+    converged: bool  # in every repeat
+    errors: tuple[str, ...]
+    speedup: float | None = None  # of the seconds
+    mini_batch_speedup: float | None = None  # of a mini-batch's
+    speedup_with_start: float | None = None  # of the seconds with the start
+
+    @property
+    def configuration(self) -> Key:
+        return tuple(getattr(self, name) for name in CONFIGURATION)
+
+    @property
+    def size(self) -> str:
+        """The mini-batch."""
+        return "all" if self.batch >= self.rows else str(self.batch)
+
+    @property
+    def label(self) -> str:
+        """The system, and what is unusual about it."""
+        units = "tasks" if self.system == "mllib" else "workers, by socket"
+        return f"{self.system}, {self.tasks} {units}" if self.tasks else self.system
+
+
+def summarise(records: Sequence[Record]) -> list[Summary]:
+    """One summary for each configuration and system, in the order of the records."""
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault((*(record[name] for name in CONFIGURATION), record["system"]), []).append(record)
+    summaries = [_summarise_group(key, group) for key, group in groups.items()]
+    mllib = {summary.configuration: summary for summary in summaries if summary.system == "mllib"}
+    return [_compare(summary, mllib.get(summary.configuration)) for summary in summaries]
+
+
+def _summarise_group(key: Key, group: Sequence[Record]) -> Summary:
+    measured = [record["measurement"] for record in group if record["measurement"]]
+    values = {name: [each[name] for each in measured if each[name] is not None] for name in METRICS}
+    values |= {name: [record[name] for record in group if record[name] is not None] for name in ("loss", "gap")}
+    metrics = {name: Spread(median(each), min(each), max(each)) for name, each in values.items() if each}
+    errors = tuple(dict.fromkeys(record["error"] for record in group if record["error"]))
+    converged = bool(measured) and all(each["converged"] for each in measured)
+    model, rows, batch, length, tasks, system = key
+    return Summary(model, rows, batch, length, tasks, system, metrics, converged, errors)
+
+
+def _compare(summary: Summary, mllib: Summary | None) -> Summary:
+    """With speedups."""
+    if not mllib or not mllib.metrics or not summary.metrics:
+        return summary
+    seconds, each = (mllib.metrics[name].median / summary.metrics[name].median for name in ("seconds", "compute_s"))
+    theirs, ours = (sum(one.metrics[name].median for name in ("seconds", "start_s")) for one in (mllib, summary))
+    return replace(summary, speedup=seconds, mini_batch_speedup=each, speedup_with_start=theirs / ours)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A speedup that was hoped for, and what was reached; None where it was not measured."""
+
+    text: str
+    wanted: float
+    reached: float | None
+
+    @property
+    def is_met(self) -> bool | None:
+        return None if self.reached is None else self.reached >= self.wanted
+
+
+def judge_goals(summaries: Sequence[Summary]) -> list[Goal]:
+    """The thesis's: to converge, MLlib's seconds over the better server's, where both converged."""
+    best = best_server_speedups(summaries, "speedup")
+    small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]
+    average = fmean(best.values()) if best else None
+    return [
+        Goal(
+            f"least at a mini-batch of {SMALL_BATCH}, the better server",
+            published.LARGEST_GAP,
+            min(small, default=None),
+        ),
+        Goal("average over the configurations with mini-batches, the better server", published.AVERAGE_GAP, average),
+    ]
+
+
+def best_server_speedups(
+    summaries: Sequence[Summary], speedup: Literal["speedup", "speedup_with_start"]
+) -> dict[Key, float]:
+    """The better server's, by configuration: those with mini-batches in which MLlib and a server converged."""
+    comparable = {each.configuration for each in summaries if each.system == "mllib" and each.converged}
+    best: dict[Key, float] = {}
+    for each in summaries:
+        is_server = each.system.startswith("ps-")
+        if is_server and each.length is None and each.converged and each.size != "all":
+            key = each.configuration
+            if key in comparable:
+                best[key] = max(best.get(key, 0.0), getattr(each, speedup))
+    return best
+
+
+def read_throughput(summaries: Sequence[Summary], model: Model) -> dict[System, float]:
+    """Examples a second from storage into memory by system, on all cores, on the most rows that all systems read."""
+    mine = [each for each in summaries if each.model == model and each.metrics]
+    systems = {each.system for each in mine}
+    sizes = {each.rows for each in mine}
+    common = [rows for rows in sizes if {each.system for each in mine if each.rows == rows} == systems]
+    if not common:
+        return {}
+    rows = max(common)
+    load_s = {
+        system: median(each.metrics["load_s"].median for each in mine if each.rows == rows and each.system == system)
+        for system in SYSTEMS
+        if system in systems
+    }
+    return {system: rows / max(1e-9, seconds) for system, seconds in load_s.items()}

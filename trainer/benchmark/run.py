@@ -1,0 +1,175 @@
+"""The experiment from data to results: every configuration in every system, each recorded as soon as it is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+
+from pipeline.spark.progress import PhaseLog
+from trainer.benchmark.configurations import (
+    HYPERPARAMETERS,
+    MAX_WORKERS,
+    Configuration,
+    Model,
+    System,
+    configuration_with_tasks,
+    configurations_of_fixed_length,
+    configurations_to_converge,
+)
+from trainer.benchmark.environment import describe_machine, hash_program
+from trainer.benchmark.experiment import Experiment
+from trainer.benchmark.preparation import (
+    Execution,
+    StoredRows,
+    choose_sizes,
+    delete_rows,
+    shard_rows,
+    store_rows,
+)
+from trainer.benchmark.problems import PROBLEMS, Problem, check_exists
+from trainer.benchmark.records import (
+    PlannedRun,
+    RunRecord,
+    append_record,
+    read_results,
+    resume_records,
+    write_results,
+)
+from trainer.benchmark.systems.executors import find_executors
+from trainer.benchmark.systems.measure import measure, set_up
+from trainer.benchmark.systems.timing import CpuMeter
+
+
+def run_experiment(
+    context: SparkContext, experiment: Experiment, output: Path, data: str, progress: PhaseLog
+) -> dict[str, Any]:
+    """All of it; returns what results.json holds. Runs that OUTPUT has of the same experiment are not repeated.
+
+    What was measured is also written where the rest fails. Raises UsageError where OUTPUT holds another experiment, and
+    DataError where a real file cannot be read."""
+    machine = describe_machine(context, data)  # before anything loads it
+    stable = {name: value for name, value in machine.items() if name != "load_before"}
+    finished = resume_records(output, {"experiment": asdict(experiment), "machine": stable, "program": hash_program()})
+    task_metrics = dict(read_results(output).get("task_metrics", {}))
+    for problem in PROBLEMS.values():
+        if file := experiment.file(problem):
+            check_exists(context, problem, file)  # before hours are spent on the other
+    records: list[RunRecord] = []
+    hyperparameters = {model: asdict(given) for model, given in HYPERPARAMETERS.items()}
+    results: dict[str, Any] = {
+        "machine": machine,
+        "experiment": {**asdict(experiment), "hyperparameters": hyperparameters},
+        "task_metrics": task_metrics,
+    }
+    try:
+        with CpuMeter() as meter:
+            executors = find_executors(context)
+            execution = Execution(context, experiment, output, data, progress, meter, finished, task_metrics, executors)
+            for problem in PROBLEMS.values():
+                if experiment.models_of(problem):
+                    records += _run_problem(execution, problem)
+    finally:
+        results = write_results(output, results, records)
+    return results
+
+
+def _run_problem(execution: Execution, problem: Problem) -> Iterator[RunRecord]:
+    """Runs to convergence, mini-batches timed on the same rows, also in many tasks, and then on sets of other sizes."""
+    experiment, folder = execution.experiment, f"{execution.data}/{problem.name}"
+    stored = store_rows(execution, problem, folder, experiment.rows(problem), experiment.file(problem))
+    rows = stored.dataset.rows
+    for model in experiment.models_of(problem):
+        to_converge = configurations_to_converge(model, rows, experiment.batches, experiment.tolerance)
+        # Gradient descent is timed by its run to convergence.
+        timed = configurations_of_fixed_length(model, rows, experiment.mini_batches)[1:]
+        planned = plan_runs(experiment, to_converge, experiment.repeats) + plan_runs(experiment, timed)
+        yield from _run_all(execution, stored, planned)
+        if model != "perceptron":
+            yield from _run_with_tasks(execution, stored, model)
+    yield from _run_sizes(execution, problem, folder)
+
+
+def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[RunRecord]:
+    """Mini-batches timed on every size, whose rows are deleted after it."""
+    experiment = execution.experiment
+    sizes = choose_sizes(execution.context, problem) if experiment.sizes is None else experiment.sizes
+    for size in sizes:
+        # The perceptron's layers take several times the memory of its rows.
+        fits = len(sizes) == 1 or size < max(sizes)
+        models = [model for model in experiment.models_of(problem) if model != "perceptron" or fits]
+        planned = [
+            plan_runs(experiment, configurations_of_fixed_length(model, size, experiment.mini_batches))
+            for model in models
+        ]
+        if _are_finished(execution, [run for runs in planned for run in runs]):
+            yield from (execution.finished[run.key] for runs in planned for run in runs)
+            continue
+        stored = store_rows(execution, problem, f"{folder}-{size}", size, None)
+        for runs in planned:
+            yield from _run_all(execution, stored, runs)
+        delete_rows(execution, stored)
+
+
+def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> Iterator[RunRecord]:
+    """Mini-batches of the smallest size in many tasks: by MLlib and, with up to MAX_WORKERS workers, by ps-sync."""
+    experiment, rows = execution.experiment, stored.dataset.rows
+    most: dict[System, float] = {"mllib": math.inf, "ps-sync": MAX_WORKERS}
+    batch = min(*experiment.batches, rows)
+    for tasks in experiment.tasks:
+        for system in most:
+            if system not in experiment.systems or tasks > most[system]:
+                continue
+            run = PlannedRun(
+                configuration_with_tasks(model, rows, batch, experiment.mini_batches, tasks, system), system
+            )
+            if system == "ps-sync" and run.key not in execution.finished:
+                stored = replace(stored, shards=shard_rows(execution, stored.folder, tasks))
+            yield from _run_all(execution, stored, [run])
+
+
+def plan_runs(experiment: Experiment, configurations: Sequence[Configuration], repeats: int = 1) -> list[PlannedRun]:
+    """Every configuration in every system; a repeat starts after all of them, so that a slow spell hits all alike."""
+    return [
+        PlannedRun(configuration, system, repeat)
+        for repeat in range(repeats)
+        for configuration in configurations
+        for system in experiment.systems
+    ]
+
+
+def _are_finished(execution: Execution, planned: Sequence[PlannedRun]) -> bool:
+    return all(run.key in execution.finished for run in planned)
+
+
+def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[PlannedRun]) -> Iterator[RunRecord]:
+    """Runs of one model on one set of rows. Nothing is loaded where an earlier start measured all."""
+    if _are_finished(execution, planned):
+        yield from (execution.finished[run.key] for run in planned)
+        return
+    with ExitStack() as stack:
+        setup = set_up(execution, stored, planned[0].configuration, {run.system for run in planned}, stack)
+        for run in planned:
+            if run.key in execution.finished:
+                yield execution.finished[run.key]
+                continue
+            with execution.progress.phase(f"{run.configuration.name}: {run.system}"):
+                record = measure(execution, run, setup)
+                execution.progress.report(describe_record(record))
+            append_record(execution.output, record)
+            yield record
+
+
+def describe_record(record: RunRecord) -> str:
+    """One line on how a run ended."""
+    if record.error:
+        return f"failed: {record.error}"
+    measured = record.measurement or {}
+    ended = "" if record.length else (" to converge" if measured["converged"] else " without converging")
+    each = f"{1e3 * measured['compute_s']:.2f} ms each"
+    return f"{measured['mini_batches']:,} mini-batches{ended} in {measured['seconds']:.2f} s, {each}"

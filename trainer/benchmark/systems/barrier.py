@@ -1,0 +1,75 @@
+"""Averaging and all-reduce: Spark without a job for each mini-batch.
+
+One barrier job holds all tasks for the whole run. Each computes on its own part of the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from pyspark import SparkContext
+
+from pipeline.input.dataset import Dataset, ranges
+from trainer.benchmark.configurations import Configuration, System
+from trainer.benchmark.records import Measurement
+from trainer.benchmark.rows import read_arrays
+from trainer.benchmark.systems.all_gather import start_all_gather
+from trainer.benchmark.systems.descent import Descent, Floats, Part, descend
+from trainer.benchmark.systems.timing import CpuMeter
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What one task returns. began, ended: of its descent, in seconds since 1970; read_s: of its rows."""
+
+    descent: Descent
+    began: float
+    ended: float
+    read_s: float
+
+
+def run_barrier_job(
+    context: SparkContext,
+    system: System,
+    dataset: Dataset,
+    configuration: Configuration,
+    real: bool,
+    start: Floats,
+    seed: int,
+    meter: CpuMeter,
+) -> Measurement:
+    """One run, a task for each core. real: whether real targets are learned, not classes."""
+    spans = ranges(0, dataset.rows, context.defaultParallelism)
+    exchange = start_all_gather(str(context.getConf().get("spark.driver.host")), len(spans))
+
+    def run_task(index: int, own: Iterable[tuple[int, int]]) -> Iterable[TaskResult]:
+        began = time.perf_counter()
+        [span] = own  # to the end, or Spark replaces the Python worker, which takes a second
+        x, y = read_arrays(dataset, *span, real=real)
+        read_s = time.perf_counter() - began
+        part = Part(configuration, x, y, np.random.default_rng([seed, index]))
+        with exchange.connect(index) as rank:
+            rank.all_gather(np.zeros(1))  # all have read their rows
+            begun = time.time()
+            descent = descend(system, part, start, rank.all_gather)
+        yield TaskResult(descent, begun, time.time(), read_s)
+
+    results = context.parallelize(spans, len(spans)).barrier().mapPartitionsWithIndex(run_task).collect()
+    first, descent = results[0], results[0].descent
+    seconds = first.ended - first.began
+    read_s = max(result.read_s for result in results)
+    return Measurement(
+        mini_batches=descent.mini_batches,
+        updates=descent.updates,
+        examples=sum(result.descent.examples for result in results),
+        converged=descent.converged,
+        seconds=seconds,
+        compute_s=seconds / descent.mini_batches,
+        read_s=None,
+        cpu=meter.share_between(first.began, first.ended),
+        load_s=read_s,
+        start_s=read_s,
+        weights=tuple(descent.weights),
+    )

@@ -1,0 +1,39 @@
+"""The executors of a cluster as hosts of the parameter server, so that both systems compute on the same machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import SparkContext
+
+from pipeline.spark.store import open_store
+
+if TYPE_CHECKING:
+    from trainer.cluster.spark import SparkLauncher
+
+
+@dataclass(frozen=True)
+class Executors:
+    """The executors of a context, which run MLlib's tasks and, between its runs, the servers and their workers."""
+
+    context: SparkContext
+
+    def count(self) -> int:
+        """Return how many are registered now, at least 1."""
+        executors = self.context._jsc.sc().statusStore().executorList(True)
+        names = [executors.apply(at).id() for at in range(executors.size())]
+        return max(1, len(names) - names.count("driver"))
+
+    def launcher(self) -> SparkLauncher:
+        """Return what starts a run's processes in tasks, which Spark spreads evenly over executors that are idle."""
+        from trainer.cluster.spark import SparkLauncher
+
+        return SparkLauncher(lambda: (self.context, json.dumps(dict(open_store(self.context).conf))))
+
+
+def find_executors(context: SparkContext) -> Executors | None:
+    """Return the executors of a cluster, or None on a local master, whose only executor is the driver."""
+    master = str(context.master)
+    return None if master.startswith("local") and not master.startswith("local-cluster") else Executors(context)

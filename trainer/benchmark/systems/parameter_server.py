@@ -1,0 +1,117 @@
+"""This project's parameter server, synchronous and asynchronous, on committed shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from trainer.benchmark import arithmetic
+from trainer.benchmark.configurations import Configuration, Model, System
+from trainer.benchmark.records import Measurement
+from trainer.benchmark.systems.executors import Executors
+from trainer.benchmark.systems.timing import CpuMeter
+from trainer.benchmark.systems.training import train_once
+
+if TYPE_CHECKING:
+    from trainer import Config
+
+PROTOCOL_OF: dict[System, str] = {"ps-sync": "bsp", "ps-async": "asp"}
+Floats = npt.NDArray[np.float64]
+
+
+def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: str) -> Config:
+    """The trainer's configuration of a run that computes what MLlib does.
+
+    More workers than cores stand for other nodes, so they talk over sockets."""
+    from trainer import Config, Data, Optimiser, Processes, RunSpec
+    from trainer.models import model_from_json
+    from trainer.protocols import PROTOCOLS
+
+    given = configuration.hyperparameters
+    options = {} if configuration.model == "perceptron" else {"intercept": False}
+    return Config(
+        data=Data(shards, batch_size=configuration.batch, sampling="bernoulli"),
+        model=model_from_json({"name": configuration.model, **options}),
+        optimiser=Optimiser(
+            learning_rate=given.step_size,
+            momentum=0.0,
+            weight_decay=given.decay,
+            recipe="constant" if given.constant_rate else "inverse-sqrt",
+            tolerance=configuration.tolerance if configuration.length is None else 0.0,
+        ),
+        protocol=PROTOCOLS[PROTOCOL_OF[system]](),
+        processes=Processes(device="cpu", threads=1, same_host="socket" if configuration.tasks else "memory"),
+        run=RunSpec(
+            output,
+            steps=configuration.max_mini_batches,
+            seed=seed,
+            checkpoint_every_s=1e6,
+            epoch_checkpoints=False,
+        ),
+    )
+
+
+def run_server(
+    configuration: Configuration,
+    system: System,
+    shards: str,
+    output: str,
+    seed: int,
+    features: int,
+    meter: CpuMeter,
+    executors: Executors | None,
+) -> Measurement:
+    """Train once. output: a folder for the trainer, deleted at the end. executors: see train_once. Raises JobError."""
+    run = train_once(make_config(configuration, system, seed, shards, output), executors)
+    mini_batches = len(run.pushes) // run.num_workers
+    return Measurement(
+        mini_batches=mini_batches,
+        updates=run.updates,
+        examples=int(run.pushes.examples.sum()),
+        converged=run.converged,
+        seconds=run.seconds,
+        compute_s=_time_mini_batch(run.pushes, run.num_workers) or run.seconds / mini_batches,
+        read_s=float(run.pushes.read_s.mean()),
+        cpu=meter.share_between(run.ended - run.seconds, run.ended),
+        load_s=run.load_s,
+        start_s=max(0.0, run.ended - run.seconds - run.began),
+        server_s=None if run.server_cpu_s is None else run.server_cpu_s / len(run.pushes),
+        step_s=float(run.pushes.step_s.mean()),
+        weights=tuple(flatten_weights(run.weights, configuration.model, features)),
+    )
+
+
+def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
+    """Seconds of a mini-batch after the first of every worker, which holds what is done once: compilers, pages, the first
+    mini-batches drawn. 0 where none came after that."""
+    began = pushes.groupby("worker").seconds.min().max()
+    later = pushes[pushes.seconds > began]
+    return workers * float(later.seconds.max() - began) / len(later) if len(later) else 0.0
+
+
+def initialise_weights(
+    configuration: Configuration, shards: str, output: str, seed: int, features: int, executors: Executors | None
+) -> Floats:
+    """The weights that the server starts a run from, for the other systems to start from: a run that learns nothing."""
+    config = make_config(replace(configuration, length=1), "ps-sync", seed, shards, output)
+    idle = replace(config, optimiser=replace(config.optimiser, learning_rate=1e-30))
+    return flatten_weights(train_once(idle, executors).weights, configuration.model, features)
+
+
+def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:
+    """The trainer's arrays as one vector in MLlib's order, as arithmetic has it."""
+    in_order = [
+        named[name] for name in sorted(named, key=lambda name: int(name.split(".")[0]))
+    ]  # 0.weight, 0.bias, ...
+    matrices, biases = ([array for array in in_order if array.ndim == dimensions] for dimensions in (2, 1))
+    if not biases:
+        return np.asarray(matrices[0], np.float64).reshape(-1)
+    layers = [np.concatenate([m.T.reshape(-1), b]) for m, b in zip(matrices, biases, strict=True)]
+    flat = np.concatenate(layers).astype(np.float64)
+    assert len(flat) == arithmetic.count_weights(model, features)
+    return np.asarray(flat)

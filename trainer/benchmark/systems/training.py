@@ -1,0 +1,104 @@
+"""A run of the trainer on this host or on a cluster, with the CPU seconds that its parameter server took."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import psutil
+
+from pipeline.core.storage.store import configured_store
+from trainer.benchmark.systems.executors import Executors
+
+if TYPE_CHECKING:
+    from trainer import Config
+
+POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A finished training run. began, ended: of the call and of training, in seconds since 1970."""
+
+    num_workers: int
+    updates: int
+    converged: bool
+    began: float
+    ended: float
+    seconds: float  # of training
+    load_s: float  # of the slowest worker's rows
+    server_cpu_s: float | None  # of the parameter server process, from its start; None where it runs on another host
+    pushes: pd.DataFrame  # the accepted ones: worker, seconds, examples, read_s, step_s
+    weights: Mapping[str, Any]  # the model's arrays by name
+
+
+def train_once(config: Config, executors: Executors | None) -> TrainingRun:
+    """Train to the end of a run and delete its folder.
+
+    executors: where the servers and their workers run, None for this host. Raises UsageError, DataError and JobError as
+    trainer.train does."""
+    import trainer  # loads torch, in processes of its own
+    from trainer.data.shards import open_shards
+
+    began = time.time()
+    with poll_server_cpu() as server_cpu_s:
+        options = trainer.Options(overwrite=True, report=False, silent=True)
+        if executors:
+            workers = open_shards(config.data.shards).num_workers
+            hosts = min(executors.count(), workers)
+            result = trainer.train(config, options, launcher=executors.launcher(), hosts=hosts)
+        else:
+            result = trainer.train(config, options)
+    assert result is not None, "server 0 runs on this host"
+    events, pushes = result.events(), result.pushes()
+    run = TrainingRun(
+        num_workers=result.num_workers,
+        updates=result.updates,
+        converged=result.converged,
+        began=began,
+        ended=next(e["time"] for kind in ("converged", "end") for e in reversed(events) if e["event"] == kind),
+        seconds=float(result.seconds or 0.0),
+        load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
+        server_cpu_s=None if executors else server_cpu_s[-1],
+        pushes=pushes[pushes.accepted == 1],
+        weights=result.weights(),
+    )
+    store = configured_store()
+    store.delete(store.resolve(config.run.output))
+    return run
+
+
+@contextmanager
+def poll_server_cpu() -> Iterator[list[float]]:
+    """A list whose last entry is the CPU seconds of the server process, as last polled before it ended.
+
+    The server is searched for only until it is found: a search reads the status of every process of the machine, which
+    takes its time from the run."""
+    seconds, ended = [0.0], threading.Event()
+
+    def poll() -> None:
+        server = None
+        while not ended.wait(POLL_S):
+            with suppress(psutil.Error):
+                server = server or _find_server(os.getpid())
+                if server:
+                    seconds.append(sum(server.cpu_times()[:2]))
+
+    thread = threading.Thread(target=poll, name="server-cpu", daemon=True)
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _find_server(pid: int) -> psutil.Process | None:
+    children = psutil.Process(pid).children(recursive=True)
+    return next((child for child in children if child.name().startswith("server")), None)

@@ -1,0 +1,353 @@
+"""What server 0 does beside holding its slice: run the coordinator, bring all servers to one checkpoint, and answer
+supervisors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pipeline.core.atomic import sync
+from pipeline.core.errors import JobError
+from trainer.checkpoints.prune import WAITING, go_back
+from trainer.checkpoints.read import read_state
+from trainer.checkpoints.state import State
+from trainer.checkpoints.write import WriteOutcome
+from trainer.config import Config, Facts
+from trainer.coordination.budget import Budget, Position
+from trainer.coordination.convergence import Convergence, Read
+from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.membership import Phase
+from trainer.coordination.orders import Measured, Order
+from trainer.home.folders import Folders
+from trainer.home.segments import copy
+from trainer.leader.background import AtOnce, Work
+from trainer.leader.snapshots import Snapshots
+from trainer.plan import usual_batch, worker_rate
+from trainer.run_files import NEWS, PUSHES
+from trainer.runlog.events import append, log_event
+from trainer.runlog.journal import Journal
+
+RETRY_FINAL_S = 5.0
+GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest are deleted and not evaluated"
+
+
+@dataclass
+class Follower:
+    """Another server; session: grows with every start of its process; loaded: the generation that it has loaded."""
+
+    identity: bytes
+    session: int
+    loaded: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """What server 0 has while all servers hold one generation: who decides, when it converges, what is logged and kept."""
+
+    coordinator: Coordinator
+    convergence: Convergence
+    journal: Journal
+    snapshots: Snapshots
+
+
+class Leader:
+    """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated.
+    read: the parameters that this server holds; microseconds: a clock that has grown since any earlier start, for the
+    numbers of generations; work: completes checkpoints and deletes old ones."""
+
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        folders: Folders,
+        send_order: Callable[[Sequence[Follower], Order], None],
+        send_load: Callable[[Sequence[Follower], int, int], None],
+        read: Read,
+        microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
+        work: Work | None = None,
+    ) -> None:
+        self.config, self.facts, self.folders = config, facts, folders
+        self.log, self.checkpoints = folders.work, folders.checkpoints
+        self.send_order, self.send_load, self.read, self.microseconds = send_order, send_load, read, microseconds
+        self.work = work or AtOnce()
+        self.followers: dict[int, Follower] = {}
+        self.generation = self.version = 0
+        self.training: Training | None = None  # while not all servers have loaded one generation
+        self._snapshot_at = 0.0
+        self._left: int | None = None  # the version that a roll-back left, until it is logged
+        self._gather_again: str | None = None  # the cause of a roll-back that a file system did not let happen
+        self._ticked = self._patient_until = 0.0
+        self._has_warned = False
+
+    # --- servers ------------------------------------------------------------------------------------------------------
+
+    def hello(self, identity: bytes, index: int, session: int) -> None:
+        """A follower is there. One that was started anew takes everybody back to the last checkpoint, and so does one
+        that connected anew (its identity tells): orders, or its words about gradients, may have been on their way."""
+        known = self.followers.get(index)
+        if known and (known.session, known.identity) == (session, identity):
+            return
+        self.followers[index] = Follower(identity, session)
+        broken = known and known.session == session
+        self.gather(f"the connection to server {index} broke" if broken else f"server {index} was started again")
+
+    def gather(self, cause: str = "") -> None:
+        """Once all servers are there, have them load the newest whole checkpoint. Raises JobError without one."""
+        if len(self.followers) < self.config.processes.servers - 1:
+            return
+        if self.training:
+            self._left, self.training = self.training.coordinator.version, None
+        self._gather_again = None
+        try:
+            # The clock, since a server 0 that died may have been at a generation that no file tells of.
+            found = go_back(self.checkpoints, at_least=max(self.generation + 1, self.microseconds()))
+        except OSError as error:
+            print(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}", flush=True)
+            self._gather_again = cause
+            return
+        if not found:
+            raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
+        self.version, self.generation = found
+        if self._left is not None:
+            log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
+            self._left = None
+        log_event(self.log, "generation", generation=self.generation, version=self.version)
+        self.send_load(list(self.followers.values()), self.generation, self.version)
+
+    def loaded(self, index: int, generation: int, now: float) -> None:
+        """A server has the checkpoint; when all have it the run goes on from there."""
+        if self.training or not generation or generation != self.generation:
+            return  # late words about another generation, perhaps to the server 0 of before
+        if index:
+            self.followers[index].loaded = generation
+        if any(follower.loaded != self.generation for follower in self.followers.values()):
+            return
+        state = read_state(self.checkpoints, self.version)
+        config, facts = self.config, self.facts
+        budget = Budget(
+            facts.num_workers,
+            config.steps_per_worker(facts.rows),
+            config.steps_per_epoch(facts.rows),
+            config.run.stop,
+            Position(
+                state.version,
+                state.accepted,
+                state.examples,
+                dict(state.clocks),
+                dict(state.memory),
+                state.passes,
+                dict(state.epoch_sums),
+            ),
+        )
+        coordinator = Coordinator(
+            config.protocol,
+            budget,
+            rate=partial(worker_rate, config, facts),
+            num_servers=config.processes.servers,
+            start_wait_s=config.processes.start_wait_s,
+            by_examples=config.data.sampling == "bernoulli",
+            usual_batch=usual_batch(config, facts),
+            epoch_snapshots=config.run.epoch_checkpoints,
+            seconds=state.seconds,
+        )
+        convergence = Convergence(
+            config.optimiser.tolerance,
+            facts.num_workers,
+            self.read,
+            accepted=state.accepted,
+            update_size=config.protocol.update_size(facts.num_workers),
+        )
+        journal = Journal(
+            self.log, coordinator, self.generation, state.seconds, facts.fingerprint, classifies=facts.classifies
+        )
+        self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
+        self._snapshot_at = now
+
+    def _snapshots(self, journal: Journal) -> Snapshots:
+        generation = self.generation
+        return Snapshots(
+            self.checkpoints,
+            self._secure_log,
+            self.config.processes.servers,
+            self.work,
+            log=journal.write_pushes,
+            is_current=lambda: self.generation == generation,
+            told=self._tell_evaluator,
+            given_up=self._given_up,
+        )
+
+    def _secure_log(self) -> None:
+        """What a checkpoint counts lasts before the checkpoint can be found. Raises OSError, and Superseded where another
+        start leads the run."""
+        if not self.folders.is_local:
+            copy(self.folders)
+        else:
+            with suppress(FileNotFoundError):
+                sync(self.log / PUSHES)
+
+    def _tell_evaluator(self) -> None:
+        """Spares an evaluator of this host the looking where each look is several operations of a store."""
+        if not self.folders.is_local:
+            append(self.log / NEWS, ".")
+
+    def wrote(self, server: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
+        """A server has written its part of the checkpoint of an order, or says why not."""
+        if not self.training or generation != self.generation:
+            return
+        self.training.snapshots.wrote(server, sequence, outcome)
+        if self.training.snapshots.broken:
+            self.training.coordinator.diverge()
+
+    def _given_up(self, deleted: tuple[int, ...]) -> None:
+        """Checkpoints were deleted before the evaluator came to them."""
+        if not self._has_warned:
+            self._has_warned = True
+            log_event(self.log, "warning", message=GIVEN_UP)
+        for version in deleted:
+            log_event(self.log, "given_up", version=version)
+
+    # --- workers and supervisors --------------------------------------------------------------------------------------
+
+    def joined(self, server: int, worker: int, session: int, now: float) -> None:
+        if self.training:
+            self.training.coordinator.join(server, worker, session, now)
+            self._advance(self.training, now)
+
+    def pushed(
+        self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
+    ) -> bool:
+        """False: nobody waits for this gradient, its worker must join again."""
+        if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
+            return False
+        self._advance(self.training, now)
+        return True
+
+    def gave_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
+        """A worker ended a step early, as it was told to. False as for ``pushed``."""
+        if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
+            return False
+        self._advance(self.training, now)
+        return True
+
+    def alive(self, worker: int, session: int, now: float) -> bool:
+        """Whether that session takes part; True while nobody can tell."""
+        return not self.training or self.training.coordinator.alive(worker, session, now)
+
+    def lost(self, worker: int, now: float) -> None:
+        if self.training:
+            self.training.coordinator.lose(worker)
+            self._advance(self.training, now)
+
+    def end(self, now: float) -> None:
+        """Write a checkpoint of this moment: the supervisor is about to stop the run."""
+        if self.training:
+            self.training.coordinator.request_snapshot()
+            self._advance(self.training, now)
+
+    def tick(self, now: float) -> None:
+        """What is due by the clock: silent workers, checkpoints, log lines."""
+        timeout_s = self.config.processes.heartbeat_timeout_s
+        if now - self._ticked > timeout_s / 4:
+            self._patient_until = now + timeout_s  # this server stood still: what it was told meanwhile is still unread
+        self._ticked = now
+        if self._gather_again is not None:
+            self.gather(self._gather_again)
+        if self.training:
+            if now >= self._patient_until:
+                self.training.coordinator.lose_silent(now, timeout_s)
+            self.keep(now)
+
+    def keep(self, now: float) -> None:
+        """Write the checkpoints and log lines that are due by the clock."""
+        if not self.training:
+            return
+        coordinator, snapshots = self.training.coordinator, self.training.snapshots
+        unfinished = coordinator.finished and not snapshots.is_final_whole
+        due_s = RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s
+        if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.broken):
+            coordinator.request_snapshot()
+            self._snapshot_at = now
+        self._advance(self.training, now)
+        self.training.journal.flush(now)
+
+    def status(self, now: float) -> dict[str, Any]:
+        """What a supervisor is told; only ``ready``, ``finished``, ``diverged`` while no checkpoint is loaded."""
+        if not self.training:
+            return {"ready": False, "finished": False, "diverged": None}
+        coordinator, journal = self.training.coordinator, self.training.journal
+        position, members, bad = coordinator.budget.position, coordinator.membership, self._diverged(self.training)
+        keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
+        return {key: journal.summary.get(key) for key in keys} | {
+            "ready": True,
+            "finished": coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
+            "trained": coordinator.finished,
+            "diverged": bad,
+            "version": position.version,
+            "accepted": position.accepted,
+            "total": coordinator.budget.total,
+            "epoch": coordinator.budget.epoch,
+            "seconds": journal.seconds(now),
+            "remaining": coordinator.num_workers - members.in_phase[Phase.FINISHED] - members.in_phase[Phase.ABSENT],
+            "alive": coordinator.num_workers - members.in_phase[Phase.ABSENT],
+            "num_workers": coordinator.num_workers,
+        }
+
+    def trouble(self, now: float) -> str | None:
+        """Why the last checkpoint is not there."""
+        return self.training.snapshots.trouble(now) if self.training else None
+
+    def _diverged(self, training: Training) -> str | None:
+        bad = training.coordinator.diverged
+        if bad and not bad.version_pulled:  # no update has touched the parameters that it was computed at
+            return (
+                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check how the model begins and"
+                " what its rows hold"
+            )
+        if bad:
+            return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}; lower --learning-rate"
+        return training.snapshots.broken
+
+    def _advance(self, training: Training, now: float) -> None:
+        """Workers wait while servers have too many checkpoints to write: none of an epoch's end is left out."""
+        coordinator, journal, snapshots = training.coordinator, training.journal, training.snapshots
+        if snapshots.is_full:
+            return
+        for decided in coordinator.advance(now):
+            snapshot = self._complete(decided.snapshot, journal, now) if decided.snapshot else None
+            order = decided._replace(snapshot=snapshot)
+            if snapshot:
+                snapshots.begin(order.sequence, _state(snapshot), now)
+            journal.note(snapshot["epoch_boundary"] if snapshot else None, now)  # before it can be whole
+            self.send_order(list(self.followers.values()), order)
+            if order.learning_rate is not None and training.convergence.is_reached(
+                coordinator.budget.position.accepted
+            ):
+                self._converged(training, now)
+            if snapshots.is_full:
+                return
+
+    def _converged(self, training: Training, now: float) -> None:
+        training.coordinator.converge()
+        position, seconds = training.coordinator.budget.position, training.journal.seconds(now)
+        log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
+
+    def _complete(self, snapshot: dict[str, Any], journal: Journal, now: float) -> dict[str, Any]:
+        """A snapshot with what the coordinator does not know of a checkpoint's state."""
+        self._snapshot_at = now
+        return snapshot | {
+            "generation": self.generation,
+            "seconds": journal.seconds(now),
+            "num_servers": self.config.processes.servers,
+            "num_parameters": self.facts.num_parameters,
+            "num_buffers": self.facts.num_buffers,
+            "identity": self.config.identity(),
+        }
+
+
+def _state(snapshot: dict[str, Any]) -> State:
+    clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
+    return State(**{**snapshot, "clocks": clocks})

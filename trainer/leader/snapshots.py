@@ -1,0 +1,134 @@
+"""The checkpoints of one generation while servers write them: each its part, then server 0 the state that makes it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from trainer.checkpoints.prune import prune
+from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.write import WriteOutcome, write_state
+from trainer.home.place import Place
+from trainer.home.segments import Superseded
+from trainer.leader.background import Work
+
+MOST = 2  # under way at a time: every server holds a copy of its slice for each
+SLOW_S = 60.0
+
+
+@dataclass
+class UnderWay:
+    """missing: the servers that have not written their part; begun: seconds, on the clock of the caller."""
+
+    state: State
+    begun: float
+    missing: set[int]
+
+
+class Completed(NamedTuple):
+    """What became of a checkpoint whose parts are all there; given_up: older ones that will not be evaluated any more."""
+
+    trouble: str | None = None
+    given_up: tuple[int, ...] = ()
+
+
+class Snapshots:
+    """A checkpoint is called by the sequence number of its order. log: writes what a checkpoint counts, and secure, beside
+    the training, has it last: both are called before the checkpoint can be found; told: when it is whole. is_current:
+    whether this generation still is the run's; given_up: told of checkpoints that were deleted before their evaluation."""
+
+    def __init__(
+        self,
+        root: Place,
+        secure: Callable[[], object],
+        num_servers: int,
+        work: Work,
+        *,
+        log: Callable[[], None],
+        is_current: Callable[[], bool],
+        told: Callable[[], object],
+        given_up: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        self.root, self.secure, self.num_servers, self.work = root, secure, num_servers, work
+        self.log, self.is_current, self.told, self.given_up = log, is_current, told, given_up
+        self.under_way: dict[int, UnderWay] = {}  # oldest first
+        self.is_final_whole = False
+        self.broken: str | None = None  # why there is nothing left to checkpoint
+        self._trouble: str | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further checkpoint may begin before one is written."""
+        return len(self.under_way) >= MOST
+
+    def begin(self, sequence: int, state: State, now: float) -> None:
+        """All servers are about to be told to write their parts."""
+        self.under_way[sequence] = UnderWay(state, now, set(range(self.num_servers)))
+
+    def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
+        """A server has written its part, or has not. The last one's word has the state written."""
+        found = self.under_way.get(sequence)
+        if not found:
+            return
+        version = found.state.version
+        if outcome is WriteOutcome.WRITTEN:
+            found.missing.discard(server)
+            if not found.missing:
+                self.log()
+                self.work.submit(partial(self._complete, found.state), partial(self._completed, sequence))
+            return
+        del self.under_way[sequence]
+        if outcome is WriteOutcome.NOT_FINITE:
+            self.broken = (
+                f"the parameters of server {server} are no finite numbers at version {version}; lower --learning-rate"
+            )
+        else:
+            self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
+            if found.state.final:
+                self.work.submit(self._make_room, self._made_room)
+
+    def trouble(self, now: float) -> str | None:
+        """Why the last checkpoint is not there, for people."""
+        slow = next((found for found in self.under_way.values() if now - found.begun > SLOW_S), None)
+        if slow:
+            return f"the checkpoint of version {slow.state.version} is not written after {SLOW_S:g} s"
+        return self._trouble
+
+    def _complete(self, state: State) -> Completed:
+        """What may take a disk's time: make a checkpoint whole, and delete older ones."""
+        if not self.is_current():
+            return Completed()
+        try:
+            self.secure()
+            write_state(folder_of(self.root, state.version), state)
+            self.told()
+        except (OSError, Superseded) as error:
+            return Completed(f"the checkpoint of version {state.version} was not written: {error}")
+        try:
+            return Completed(given_up=tuple(prune(self.root)))
+        except OSError as error:
+            print(f"old checkpoints are not deleted yet: {error}", flush=True)
+            return Completed()
+
+    def _make_room(self) -> tuple[int, ...]:
+        """Delete what the end of the run does not need: a full disk may have room for its last checkpoint then. Returns the
+        versions that will not be evaluated any more."""
+        try:
+            return tuple(prune(self.root, keep=1))
+        except OSError as error:
+            print(f"old checkpoints are not deleted yet: {error}", flush=True)
+            return ()
+
+    def _made_room(self, given_up: tuple[int, ...]) -> None:
+        if given_up:
+            self.given_up(given_up)
+
+    def _completed(self, sequence: int, completed: Completed) -> None:
+        state = self.under_way.pop(sequence).state
+        self._trouble = completed.trouble
+        if state.final and not completed.trouble:
+            self.is_final_whole = True
+        if completed.given_up:
+            self.given_up(completed.given_up)

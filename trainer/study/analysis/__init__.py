@@ -1,0 +1,1 @@
+"""Statistics of a ledger's records."""

@@ -1,0 +1,339 @@
+"""A ledger as numbers: what is compared with what, over which seeds, and what came out. Pure.
+
+A setting is all that is the same on both sides of a comparison: with ways of sharding compared, a data set, a model and a
+protocol. Its members are what is compared. Runs that diverged are counted, and are in no mean."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer.study.analysis import statistics
+from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, Summary, compare, summarise
+from trainer.study.analysis.twins import Twins, twins_of
+from trainer.study.plan.study_plan import Cell, StudyPlan
+from trainer.study.run.ledger import Record, environments, run_of
+
+PRIMARY = "final_accuracy"  # what the tests of a study are about; other measures are families of their own
+MEASURES = ("final_accuracy", "best_accuracy", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
+QUALITIES = ("mmd_ratio", "chi_square")
+FEWEST = 3  # runs of a member of which a deviation from its mean says something
+FACTS = ("mmd_ratio", "mean_ratio", "chi_square", "cramers_v", "copies", "sparse", "size_ratio", "seconds")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Evaluation accuracy [seeds, epochs] at ``epochs``; spread [epochs]: the standard deviation over seeds."""
+
+    epochs: tuple[float, ...]
+    accuracy: Floats
+
+    @property
+    def last_gain(self) -> float:
+        """What the mean gained over the last epoch; NaN where there is one."""
+        return float((self.accuracy[:, -1] - self.accuracy[:, -2]).mean()) if len(self.epochs) > 1 else math.nan
+
+    @property
+    def spread(self) -> Floats:
+        return np.asarray(self.accuracy.std(axis=0, ddof=1)) if len(self.accuracy) > 1 else np.zeros(len(self.epochs))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One side of comparisons. comparisons: by measure, None for the baseline and where there are too few seeds.
+    curve_ratio, curve_p: spread over the whole curve, the baseline's over this one's, the p-value before and after Holm.
+    quality: means of what is known of its shards; staleness, seconds (virtual ones in virtual time), wall_s: means."""
+
+    name: str
+    records: list[Record] = field(repr=False)
+    diverged: int
+    summaries: dict[str, Summary]
+    comparisons: dict[str, Comparison | None]
+    curves: Curves | None = field(repr=False)
+    curve_ratio: float
+    curve_p: float
+    quality: dict[str, float]
+    staleness: float
+    seconds: float
+    wall_s: float
+    repeats: int = 0  # runs that ended with the bits of another seed's
+    curve_adjusted_p: float = math.nan
+
+
+@dataclass(frozen=True)
+class Setting:
+    """name: of what is the same for all members."""
+
+    name: str
+    dataset: str
+    members: dict[str, Member]
+
+
+class Correlation(NamedTuple):
+    """Spearman's rank correlation over so many runs. p: of one that is tested, adjusted_p: after Holm over all of those."""
+
+    runs: int
+    rho: float
+    p: float = math.nan
+    adjusted_p: float = math.nan
+
+
+@dataclass(frozen=True)
+class QualityTest:
+    """Whether a measure of shards goes with how far a run ended from its member's median.
+
+    over_all: of all runs of a setting, which one member with very uneven shards decides; without: of all but those of the
+    member whose shards are the least even, ``least_even``. Both are only shown: members differ in more than in evenness.
+    within: of the deviations from each member's means, so that differences between members do not count; of members with at
+    least three runs, which differ in the measure."""
+
+    setting: str
+    quality: str
+    least_even: str
+    over_all: Correlation
+    without: Correlation
+    within: Correlation
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """family: tests that Holm's adjustment is over. run_hours: of a core in virtual time, else of the runs themselves.
+    smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest level; None
+    where no ratio up to 64 is. seeds: the least of the comparisons that show none, of all where all do. environments:
+    machines and versions, with the number of their runs. twins: the same runs in the study ``beside``.
+    begun: the baseline, the margin and the number of seeds when the study began. left_out: runs of the ledger that are not
+    the plan's: of other seeds, or skipped."""
+
+    title: str
+    baseline: str
+    margin: float
+    compared: str
+    settings: list[Setting]
+    family: int
+    seeds: int
+    smallest_ratio: float | None
+    qualities: list[QualityTest]
+    runs: int
+    planned: int
+    planned_seeds: int
+    left_out: int
+    run_hours: float
+    environments: list[tuple[dict[str, Any], int]]
+    beside: str
+    twins: list[Twins]
+    begun: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number of the report, short; null for what could not be computed."""
+        said: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
+        for twins in said["twins"]:
+            del twins["made"]  # no number, and in its ledger
+        said["settings"] = [
+            {"name": setting.name, "members": [_member(m) for m in setting.members.values()]}
+            for setting in self.settings
+        ]
+        return said
+
+
+def analyse(
+    plan: StudyPlan,
+    records: Sequence[Record],
+    beside: Sequence[Record] = (),
+    begun: Mapping[str, Any] | None = None,
+    left_out: int = 0,
+) -> Analysis:
+    """Everything that the report says in numbers. beside: the same runs in another study. begun: what was to be tested when
+    the study began, None for the same. left_out: see Analysis. About a second for a thousand runs."""
+    settings: dict[str, Setting] = {}
+    for name, cells in _settings(plan).items():
+        by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
+        some = {member: by_cell[cell] for member, cell in cells.items() if by_cell[cell]}
+        if some:
+            dataset = next(iter(cells.values())).dataset
+            members = {
+                member: _member_of(member, found, some.get(plan.baseline), plan) for member, found in some.items()
+            }
+            settings[name] = Setting(name, dataset, members)
+    found = _adjusted(list(settings.values()))
+    compared = [c for s in found for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
+    seeds = min((c.n for c in compared if not c.adjusted_spread_p < LEVEL), default=0)
+    seeds = seeds or min((c.n for c in compared), default=0)
+    return Analysis(
+        title=plan.title,
+        baseline=plan.baseline,
+        margin=plan.margin,
+        compared=plan.compare,
+        settings=found,
+        family=len(compared),
+        seeds=seeds,
+        smallest_ratio=statistics.smallest_ratio(seeds, LEVEL / max(1, len(compared))),
+        qualities=_adjusted_qualities([test for setting in found for test in _quality_tests(setting)]),
+        runs=len(records),
+        planned=sum(1 for _ in plan.runs()),
+        planned_seeds=len(plan.seeds),
+        left_out=left_out,
+        run_hours=sum(record["cpu_s"] or record["wall_s"] for record in records) / 3600,
+        environments=environments(records),
+        beside=plan.beside,
+        twins=[twins for setting in found for twins in _twins_of(plan, setting, beside)],
+        begun=dict(begun or plan.tests()),
+    )
+
+
+def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
+    """The cells by setting and member, in the plan's order."""
+    found: dict[str, dict[str, Cell]] = {}
+    for cell in plan.cells():
+        rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if axis != plan.compare]
+        found.setdefault(", ".join(rest), {})[getattr(cell, plan.compare)] = cell
+    return found
+
+
+def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> Member:
+    whole = _whole(records)
+    against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
+    common = [seed for seed in whole if seed in against]
+    mine, theirs = [whole[seed] for seed in common], [against[seed] for seed in common]
+    curves = curves_of(list(whole.values()))
+    curve_ratio, curve_p = math.nan, math.nan
+    paired = curves_of(theirs), curves_of(mine)
+    if paired[0] and paired[1] and paired[0].epochs == paired[1].epochs and len(common) > 2:
+        curve_ratio, curve_p = statistics.curve_spread(paired[0].accuracy, paired[1].accuracy)
+    return Member(
+        name=name,
+        records=records,
+        diverged=len(records) - len(whole),
+        summaries={key: summarise(values) for key in MEASURES if (values := _values(whole.values(), key))},
+        comparisons={key: _compared(theirs, mine, key, plan.margin) for key in MEASURES},
+        curves=curves,
+        curve_ratio=curve_ratio,
+        curve_p=curve_p,
+        quality={key: _mean([record["sharding"].get(key) for record in records]) for key in FACTS},
+        staleness=_mean([record["staleness"]["mean"] for record in whole.values()]),
+        seconds=_mean([record["seconds"] for record in whole.values()]),
+        wall_s=_mean([record["wall_s"] for record in records]),
+        repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
+    )
+
+
+def _whole(records: Sequence[Record]) -> dict[int, Record]:
+    """Runs that ended with a model, by seed."""
+    return {run_of(record).seed: record for record in records if record["failed"] is None}
+
+
+def _values(records: Any, key: str) -> list[float]:
+    return [record[key] for record in records if record.get(key) is not None]
+
+
+def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float) -> Comparison | None:
+    pairs = [(a[key], b[key]) for a, b in zip(theirs, mine, strict=True) if None not in (a.get(key), b.get(key))]
+    return compare([a for a, _ in pairs], [b for _, b in pairs], margin)
+
+
+def curves_of(records: Sequence[Record]) -> Curves | None:
+    """Return the curves of runs that were evaluated at the same epochs; None without any, and for real targets."""
+    curves = [record["curve"] for record in records if record["curve"] and record["curve"]["epoch"]]
+    if not curves or any(curve["epoch"] != curves[0]["epoch"] or None in curve["accuracy"] for curve in curves):
+        return None
+    return Curves(tuple(curves[0]["epoch"]), np.array([curve["accuracy"] for curve in curves], float))
+
+
+def _adjusted(settings: list[Setting]) -> list[Setting]:
+    """With the p-values of each measure adjusted over all comparisons of the study, spread, mean and equivalence apart."""
+    members = [(setting, name) for setting in settings for name in setting.members]
+    for key in MEASURES:
+        having = [(s, n, c) for s, n in members if (c := s.members[n].comparisons[key])]
+        spreads = statistics.adjust([c.spread_p for _, _, c in having])
+        means = statistics.adjust([c.difference_p for _, _, c in having])
+        equal = statistics.adjust([c.equivalence_p for _, _, c in having])
+        for (setting, name, old), *ps in zip(having, spreads, means, equal, strict=True):
+            new = replace(old, adjusted_spread_p=ps[0], adjusted_difference_p=ps[1], adjusted_equivalence_p=ps[2])
+            setting.members[name].comparisons[key] = new
+    drawn = [(s, n) for s, n in members if not math.isnan(s.members[n].curve_p)]
+    for (setting, name), p in zip(drawn, statistics.adjust([s.members[n].curve_p for s, n in drawn]), strict=True):
+        setting.members[name] = replace(setting.members[name], curve_adjusted_p=p)
+    return settings
+
+
+def _twins_of(plan: StudyPlan, setting: Setting, beside: Sequence[Record]) -> list[Twins]:
+    members = {name: member.records for name, member in setting.members.items()}
+    return twins_of(setting.name, members, {record["run"]: record for record in beside}, PRIMARY, plan.margin)
+
+
+def _quality_tests(setting: Setting) -> list[QualityTest]:
+    tests = []
+    for quality in QUALITIES:
+        pairs = {
+            name: found
+            for name, m in setting.members.items()
+            if len((found := _with_distance(m, quality))[0]) >= FEWEST
+        }
+        if pairs:
+            least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
+            others = [pair for name, pair in pairs.items() if name != least_even]
+            over_all, without = _shown(list(pairs.values())), _shown(others)
+            varying = [pair for pair in pairs.values() if np.ptp(pair[0])]
+            runs = sum(len(x) for x, _ in varying)
+            within = Correlation(runs, *statistics.rank_correlation_within(varying))
+            tests.append(QualityTest(setting.name, quality, least_even, over_all, without, within))
+    return tests
+
+
+def _with_distance(member: Member, quality: str) -> tuple[Floats, Floats]:
+    """Of each run a measure of its shards, and how far its final accuracy is from the median."""
+    pairs = [
+        (record["sharding"][quality], record[PRIMARY])
+        for record in member.records
+        if record[PRIMARY] is not None and record["sharding"].get(quality) is not None
+    ]
+    x, accuracy = np.array(pairs).T if pairs else (np.zeros(0), np.zeros(0))
+    return x, np.abs(accuracy - np.median(accuracy)) if pairs else accuracy
+
+
+def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
+    x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
+    return Correlation(len(x), statistics.rank_correlation(x, y))
+
+
+def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
+    """With the p-values adjusted over all settings and measures."""
+    known = [at for at, test in enumerate(tests) if not math.isnan(test.within.p)]
+    for at, p in zip(known, statistics.adjust([tests[at].within.p for at in known]), strict=True):
+        tests[at] = replace(tests[at], within=tests[at].within._replace(adjusted_p=p))
+    return tests
+
+
+def _member(member: Member) -> dict[str, Any]:
+    said = asdict(replace(member, records=[], curves=None))
+    for key, found in said["comparisons"].items():
+        if found and "accuracy" not in key:  # the margin is one of accuracies
+            found["equivalence_p"] = found["adjusted_equivalence_p"] = None
+    del said["records"], said["curves"], said["wall_s"], said["quality"]["seconds"]  # times are no results
+    if member.curves:
+        epochs, accuracy = member.curves.epochs, member.curves.accuracy
+        said["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
+    cleaned: dict[str, Any] = _clean(said)
+    return cleaned
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else math.nan
+
+
+def _clean(value: Any) -> Any:
+    """Six digits, and null for what is no number: JSON has no NaN."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _clean(inner) for key, inner in value.items()}
+    return [_clean(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def dumps(analysis: Analysis) -> str:
+    return json.dumps(analysis.to_json(), indent=1) + "\n"

@@ -1,0 +1,238 @@
+"""A plan's tables as what the commands that they are for take: every flag is checked before anything runs."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import from_flags
+from trainer import simulate
+from trainer.config import Config
+from trainer.flags import config_of
+from trainer.flags import flags as trainer_flags
+from trainer.models.own import OwnModel, is_reference
+from trainer.options import Options
+from trainer.plan import check_shares
+from trainer.simulation.options import Simulated
+from trainer.study.plan.study_plan import TABLES, Cell, Run, StudyPlan, argv_of, without_places
+
+if TYPE_CHECKING:
+    from trainer.data.shards import Shards
+
+HOST = tuple(field.name for field in fields(Options))  # flags of how a host takes part in a run
+# What the study fills in itself, a table's owner and key.
+FILLED = {
+    "datasets": ("to", "workers", "order"),
+    "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
+    "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
+}
+FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
+READY, ORDER = "shards", "order"  # keys of [shardings.NAME] beside the flags of its command
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, as the trainer takes it. simulated: None on real processes."""
+
+    config: Config
+    simulated: Simulated | None
+
+
+def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
+    """Raises UsageError for what is no flag of the trainer, or no value of one."""
+    cell = run.cell
+    parser = trainer_flags() if plan.backend == "processes" else simulate.parser()
+    flags = parser._option_string_actions
+    own = [plan.training, plan.models[cell.model], plan.protocols[cell.protocol], plan.virtual]
+    argv = [flag for keys in own for flag in argv_of(keys, flags)]
+    argv += [f"--shards={shards}", f"--output={output}", f"--seed={plan.seed_of('order', run)}"]
+    argv += [f"--model-seed={plan.seed_of('model', run)}"]
+    if plan.backend == "processes":
+        return Case(config_of(command_line.parse(parser, argv)), None)
+    argv += [f"--schedule-seed={plan.seed_of('schedule', run)}"]
+    argv += [] if any("threads" in keys for keys in own) else ["--threads=1"]
+    args = command_line.parse(parser, argv)
+    return Case(config_of(args), from_flags(Simulated, args))
+
+
+def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
+    """What decides a cell's training, by the names of the flags, defaults included."""
+    config = case_of(plan, Run(cell, 0), "shards", Path("run")).config
+    varied = {"--seed", "--model-seed"}
+    return {name: value for name, value in config.essentials().items() if name not in varied}
+
+
+def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
+    """What decides a cell's virtual time, by the names of the flags, defaults included; nothing on real processes."""
+    simulated = case_of(plan, Run(cell, 0), "shards", Path("run")).simulated
+    said = simulated.to_json() if simulated else {}
+    return {name: value for name, value in said.items() if name not in ("schedule_seed", "workers", "rows")}
+
+
+def sources(plan: StudyPlan) -> dict[str, str]:
+    """Digests of the files that flags name, by the place of the flag in the plan: a model's module, a table of embeddings.
+    What data sets and ready sets hold is in every line of the ledger instead."""
+    found = {}
+    for table in (*TABLES, "training", "virtual"):
+        members = getattr(plan, table)
+        for owner, keys in members.items() if table in TABLES else [("", members)]:
+            for key, value in without_places(keys).items():
+                path = _file_of(value)
+                if path:
+                    found[".".join(filter(None, (table, owner, key)))] = sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def _file_of(value: Any) -> Path | None:
+    """The file that the value of a flag names, MODULE:FUNCTION included; None where it names none."""
+    if not isinstance(value, str) or not re.search("[:/.]", value):  # a strategy's name may be that of a file here, too
+        return None
+    module, _, function = value.partition(":")
+    places = [value, function] + [f"{module.replace('.', '/')}.py"] * is_reference(value)
+    return next((path for path in map(Path, filter(None, places)) if path.is_file()), None)
+
+
+def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
+    """The command line of ``python -m pipeline shard`` that makes a set. Raises UsageError for what is no flag of it."""
+    from pipeline.runs.command import shard_parser
+
+    own = {key: value for key, value in plan.shardings[name].items() if key != ORDER}
+    places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={plan.workers}"]
+    return [*argv_of(own, shard_parser()._option_string_actions), *places, f"--seed={seed}", "--quiet"]
+
+
+def check(plan: StudyPlan) -> None:
+    """Raises UsageError, or DataError for a broken set, for whatever would end a run of the plan before its training."""
+    for table, filled in FILLED.items():
+        members = getattr(plan, table)
+        for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
+            key = next((key for key in filled if key in keys and (table, key) != ("shardings", ORDER)), None)
+            if key:
+                raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
+    for name in plan.shardings:
+        _at(_place("shardings", name), _check_sharding, plan, name)
+    for name in plan.datasets:
+        _at(_place("datasets", name), _check_dataset, plan, name)
+    for cell in plan.cells():
+        _at(str(cell), _check_cell, plan, cell)
+
+
+def open_ready(plan: StudyPlan, name: str) -> Shards:
+    """A ready set. Raises UsageError where it is for another number of workers, DataError where there is none."""
+    from trainer.data.shards import open_shards
+
+    shards = open_shards(str(plan.shardings[name][READY]))
+    if shards.num_workers != plan.workers:
+        raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {plan.workers}")
+    if not shards.has_labels:
+        raise UsageError(f"{shards.uri} has no labels: a study compares accuracies, which are of classes")
+    if not shards.manifest["eval"]:
+        raise UsageError(f"{shards.uri} has no evaluation rows, which every run is measured on")
+    return shards
+
+
+def derivation(plan: StudyPlan, name: str, order: str) -> Any:
+    """What is done to a data set before it is sharded. Raises UsageError."""
+    from pipeline.datasets.derive import Derivation, parser
+
+    keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
+    blocks = [f"--order={order}", f"--workers={plan.workers}"] if order != "given" else []
+    flags = parser()
+    argv = [*argv_of(keys, flags._option_string_actions), "--input=-", "--to=-", *blocks]
+    return from_flags(Derivation, command_line.parse(flags, argv))
+
+
+def _check_dataset(plan: StudyPlan, name: str) -> None:
+    from pipeline.datasets.derive import Derivation, check_derivation, sides
+
+    keys, used = plan.datasets[name], {cell.sharding for cell in plan.cells() if cell.dataset == name}
+    if used and all(READY in plan.shardings[sharding] for sharding in used):
+        return
+    if "input" not in keys:
+        raise UsageError('input is missing: name the images, such as input = "data/cifar10/cifar-10-batches-bin"')
+    orders = {
+        str(plan.shardings[sharding].get(ORDER, "given")) for sharding in used if READY not in plan.shardings[sharding]
+    }
+    train, test = sides(str(keys["input"]), keys.get("eval_input"))
+    if test is None:
+        raise UsageError(f"{train.uri} has no evaluation rows, which every run is measured on: name some as eval_input")
+    if not train.layout.labelled:
+        raise UsageError(f"{train.uri} has no labels: a study compares accuracies, which are of classes")
+    rows = train.rows
+    for asked in (derivation(plan, name, order) for order in sorted(orders)):
+        if asked != Derivation():
+            check_derivation(asked, train)
+            rows = min(asked.rows or rows, rows)
+    if plan.workers > rows:
+        raise UsageError(f"workers = {plan.workers} is more than the {rows} rows")
+
+
+def _check_sharding(plan: StudyPlan, name: str) -> None:
+    from pipeline.runs.flags import read_request
+
+    keys = plan.shardings[name]
+    if READY in keys:
+        owners = {cell.dataset for cell in plan.cells() if cell.sharding == name}
+        if len(owners) > 1:
+            raise UsageError(
+                f"a ready set is of one data set, not of {', '.join(sorted(owners))}: use skip for the others"
+            )
+        if len(keys) > 1:
+            raise UsageError("shards names a ready set, which takes no other key")
+        open_ready(plan, name)
+        _check_varies(plan, draws=False)
+        return
+    order = keys.get(ORDER, "given")
+    if order not in ("given", "class-blocks"):
+        raise UsageError(f"order must be given or class-blocks, got {order!r}")
+    if read_request(_shard_flags(plan, name)).unlabelled:
+        raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
+    _check_varies(plan, draws=strategy_of(plan, name).draws())
+
+
+def _check_varies(plan: StudyPlan, *, draws: bool) -> None:
+    if not draws and set(plan.vary) == {"sharding"}:
+        raise UsageError('its shards are the same for every seed, and vary = ["sharding"] changes nothing else')
+
+
+def strategy_of(plan: StudyPlan, name: str) -> Any:
+    """The strategy of a sharding. Raises UsageError."""
+    from pipeline.runs.command import strategy_of_flags
+
+    return strategy_of_flags(_shard_flags(plan, name))
+
+
+def _shard_flags(plan: StudyPlan, name: str) -> Namespace:
+    from pipeline.runs.command import shard_parser
+
+    return command_line.parse(shard_parser(), sharding_args(plan, name, 0, "train", "test", Path("shards")))
+
+
+def _check_cell(plan: StudyPlan, cell: Cell) -> None:
+    case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
+    if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
+        raise UsageError("a study trains on its shards: leave out compute and workers")
+    if isinstance(case.config.model, OwnModel):
+        case.config.model.function()
+    check_shares(case.config, plan.workers)
+    if case.simulated:
+        case.simulated.check(plan.workers)
+
+
+def _at(place: str, check: Callable[..., None], *what: Any) -> None:
+    """Errors of a check, with the place in the plan that they are of."""
+    try:
+        check(*what)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def _place(table: str, name: str) -> str:
+    return f"[{table}.{name}]" if name else f"[{table}]"

@@ -1,0 +1,271 @@
+"""What a study trains: a TOML file's tables, multiplied out. Pure: nothing is read but the file.
+
+    title = "Two ways of sharding"
+    seeds = 5
+
+    [datasets.sample]
+    input = "build/sample"
+    eval_input = "build/sample"
+
+    [shardings.random]
+    strategy = "random"
+
+    [shardings.stratified]
+    strategy = "stratified"
+
+    [models.cnn]
+    model = "cnn"
+
+    [protocols.asp]
+    protocol = "asp"
+
+    [training]
+    epochs = 5
+
+The keys of a table are the long flags of the command that it is for, with underscores, as in conf/*.toml: of ``python -m
+pipeline derive`` (datasets), of ``python -m pipeline shard`` (shardings), of ``python -m trainer`` (models, protocols and
+training) and of ``python -m trainer.simulate`` (virtual)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from pipeline.core.errors import UsageError
+
+Axis = Literal["sharding", "protocol", "model"]
+Source = Literal["model", "order", "sharding", "schedule"]
+SOURCES: tuple[str, ...] = get_args(Source)
+TABLES = ("datasets", "shardings", "models", "protocols")
+LONGEST = 200  # letters of a cell's name: those of files are 255 at most
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,59}", re.ASCII)
+KEY = re.compile(r"[a-z][a-z0-9_]*")
+MAX_SEEDS = 100_000
+NO_KEYS = ("help", "config", "debug", "quiet", "silent")  # flags that are not about a run
+Table = Mapping[str, Any]
+
+
+class Cell(NamedTuple):
+    """What is trained with every seed."""
+
+    dataset: str
+    sharding: str
+    model: str
+    protocol: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+class Run(NamedTuple):
+    """One training run of a study. Its text names it in the ledger."""
+
+    cell: Cell
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.cell}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """seeds: one run of every cell each. vary: what differs from seed to seed; all else has seed 0 in every run.
+    baseline: the member of ``compare`` that the others are held against. margin: two mean accuracies are equivalent
+    where they differ by less. beside: a study in the folder of that name next to this one's, whose runs of equal name are
+    held against this one's. skip: patterns of cells that are left out, such as "cifar100-*/stratified/*"."""
+
+    title: str
+    datasets: Mapping[str, Table]
+    shardings: Mapping[str, Table]
+    models: Mapping[str, Table]
+    protocols: Mapping[str, Table]
+    seeds: tuple[int, ...]
+    workers: int = 12
+    backend: Literal["virtual", "processes"] = "virtual"
+    vary: tuple[str, ...] = SOURCES
+    compare: Axis = "sharding"
+    baseline: str = ""
+    margin: float = 0.005
+    beside: str = ""
+    skip: tuple[str, ...] = ()
+    training: Table = field(default_factory=dict)
+    virtual: Table = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for table in TABLES:
+            _check_names(table, getattr(self, table))
+        if not self.seeds:
+            raise UsageError("seeds must be at least 1, got 0")
+        if self.workers < 1:
+            raise UsageError(f"workers must be at least 1, got {self.workers}")
+        _one_of("backend", self.backend, ("virtual", "processes"))
+        _one_of("compare", self.compare, get_args(Axis))
+        for source in self.vary:
+            _one_of("vary", source, SOURCES)
+        if not self.vary:
+            raise UsageError(f"vary names nothing: every seed would be the same run; name some of {', '.join(SOURCES)}")
+        if not 0 < self.margin < 1:
+            raise UsageError(f"margin must be an accuracy more than 0 and below 1, got {self.margin}")
+        object.__setattr__(self, "baseline", self.baseline or next(iter(self.members)))  # a field of its own
+        _one_of("baseline", self.baseline, tuple(self.members))
+        if self.beside and not NAME.fullmatch(self.beside):
+            raise UsageError(f"beside must be the name of a study's folder next to this one's, got {self.beside!r}")
+        for pattern in self.skip:
+            if not any(fnmatchcase(str(cell), pattern) for cell in replace(self, skip=()).cells()):
+                raise UsageError(f"skip: no cell is named {pattern}; cells are DATASET/SHARDING/MODEL/PROTOCOL")
+        if not self.cells():
+            raise UsageError("skip leaves nothing to train")
+        if not any(getattr(cell, self.compare) == self.baseline for cell in self.cells()):
+            raise UsageError(f"skip leaves out the baseline, {self.baseline}, which the others are held against")
+        if len(longest := max(map(str, self.cells()), key=len)) > LONGEST:
+            raise UsageError(
+                f"{longest} has {len(longest)} letters, and a run's files bear its name: at most {LONGEST} go"
+            )
+        if self.virtual and self.backend != "virtual":
+            raise UsageError('the table [virtual] is for backend = "virtual"; leave it out')
+
+    @property
+    def members(self) -> Mapping[str, Table]:
+        """What is compared."""
+        tables: Mapping[str, Table] = getattr(self, f"{self.compare}s")
+        return tables
+
+    def cells(self) -> list[Cell]:
+        """Every combination, in the order of the file."""
+        every = (Cell(*names) for names in product(self.datasets, self.shardings, self.models, self.protocols))
+        return [cell for cell in every if not any(fnmatchcase(str(cell), pattern) for pattern in self.skip)]
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, seed after seed, so that a study that is not finished is about as far with every cell."""
+        return (Run(cell, seed) for seed in self.seeds for cell in self.cells())
+
+    def seed_of(self, source: Source, run: Run) -> int:
+        """The seed of one source of randomness in a run."""
+        return run.seed if source in self.vary else 0
+
+    def identity(self) -> dict[str, Any]:
+        """What a study's folder must agree on: all but the seeds and where the data are; names of more members are fine."""
+        tables = {
+            table: {name: without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES
+        }
+        scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
+        return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
+
+    def tests(self) -> dict[str, Any]:
+        """What may be chosen after looking, and had better not be."""
+        return {"baseline": self.baseline, "margin": self.margin, "seeds": len(self.seeds)}
+
+
+def read_plan(path: Path) -> StudyPlan:
+    """The plan of a TOML file. Raises UsageError, naming file, key and value."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"the plan {path} does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"the plan {path} cannot be read: {error}") from None
+    try:
+        return plan_of(values, default_title=path.stem)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
+    """The plan of a parsed file. Raises UsageError, naming key and value."""
+    known = {item.name for item in fields(StudyPlan)}
+    unknown = next((key for key in values if key not in known), None)
+    if unknown:
+        raise UsageError(f"unknown key {unknown!r}; keys are {', '.join(sorted(known))}")
+    for key in (*TABLES, "training", "virtual"):
+        _check_table(key, values.get(key, {}), nested=key in TABLES)
+    for key in ("title", "backend", "compare", "baseline", "beside"):
+        _check_type(values, key, str, "a text")
+    _check_type(values, "workers", int, "a whole number")
+    _check_type(values, "margin", float, "a number such as 0.005")
+    vary = _texts(values, "vary", SOURCES)
+    missing = next((key for key in (*TABLES, "seeds") if not values.get(key) and values.get(key) != 0), None)
+    if missing:
+        example = "seeds = 19" if missing == "seeds" else f"[{missing}.NAME]"
+        raise UsageError(f"{missing} is missing: a plan needs {example}")
+    given = dict(values) | {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
+    return StudyPlan(**{"title": default_title} | given)
+
+
+def seeds_of(value: Any) -> tuple[int, ...]:
+    """A number of seeds, from 0 on, or a list of them. Raises UsageError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MAX_SEEDS:
+            raise UsageError(f"seeds must be from 1 to {MAX_SEEDS}, got {value}")
+        return tuple(range(value))
+    if not isinstance(value, list) or not all(type(seed) is int and 0 <= seed < 1 << 63 for seed in value):
+        raise UsageError(f"seeds = {value!r} is neither a number of seeds nor a list of them")
+    twice = next((seed for seed, times in Counter(value).items() if times > 1), None)
+    if twice is not None:
+        raise UsageError(f"seeds names {twice} twice")
+    return tuple(value)
+
+
+def argv_of(keys: Table, flags: Container[str]) -> list[str]:
+    """A table as a command line: ``norm = "group"`` is --norm group, ``augment = false`` --no-augment. flags: those of the
+    command; an abbreviation is none. Raises UsageError for a key that is no flag."""
+    argv: list[str] = []
+    for key, value in keys.items():
+        flag = f"--{key.replace('_', '-')}"
+        if flag not in flags or key in NO_KEYS:
+            raise UsageError(f"{key} = {value!r}: there is no such flag")
+        if isinstance(value, bool):
+            argv.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            argv.append(f"{flag}={value}")
+    return argv
+
+
+def without_places(keys: Table) -> dict[str, Any]:
+    """A data set or a ready shard set may lie elsewhere on another host: its content is compared, not its path."""
+    return {key: value for key, value in keys.items() if key not in ("input", "eval_input", "shards")}
+
+
+def _check_names(table: str, members: Mapping[str, Table]) -> None:
+    for name in members:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"[{table}.{name}]: a name has letters, digits and _ . + - only, at most 60")
+
+
+def _check_table(key: str, value: Any, *, nested: bool) -> None:
+    if not isinstance(value, dict):
+        raise UsageError(f"{key} = {value!r} is not a table: write [{key}{'.NAME' * nested}]")
+    for name, inner in value.items():
+        if nested:
+            if not isinstance(inner, dict):
+                raise UsageError(f"{key}.{name} = {inner!r} is not a table: write [{key}.NAME]")
+            _check_table(f"{key}.{name}", inner, nested=False)
+        elif not isinstance(inner, str | int | float):
+            raise UsageError(f"{key}.{name} = {inner!r} is not the value of a flag")
+        elif not KEY.fullmatch(name):
+            raise UsageError(f"{key}.{name} is not the name of a flag, written with underscores")
+
+
+def _texts(values: Table, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    given = values.get(key, default)
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise UsageError(f"{key} = {given!r} is not a list of texts")
+    return tuple(given)
+
+
+def _check_type(values: Table, key: str, kind: type, words: str) -> None:
+    value = values.get(key)
+    fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+    if value is not None and not fits:
+        raise UsageError(f"{key} = {value!r} is not {words}")
+
+
+def _one_of(key: str, value: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise UsageError(f"{key} must be one of {', '.join(names)}, got {value!r}")

@@ -1,0 +1,217 @@
+"""The figures of a study: accuracy over epochs, spread, shard quality, class counts, staleness and time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
+
+from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows
+from trainer.study.analysis.analyse import PRIMARY, Curves, Member, Setting
+from trainer.study.analysis.published import published_of
+from trainer.study.analysis.statistics import Interval
+from trainer.study.report.words import QUALITIES_IN_FULL
+
+DECADE = 10.0
+
+MAX_LINES = 60  # runs drawn one by one
+
+
+def learning(setting: Setting) -> Figure | None:
+    """Accuracy over epochs, a panel a member: every run, and their median; how far one training may end from another (the
+    paper's figure 1 asks this of random shards)."""
+    drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1]
+    if not drawn:
+        return None
+    figure, axes = canvas(3.2, columns=len(drawn), sharey=True)
+    for ax, (name, curves), colour in zip(axes, drawn, _colours(len(drawn)), strict=True):
+        for line in curves.accuracy[:MAX_LINES]:
+            ax.plot(curves.epochs, line, color=colour, lw=0.6, alpha=0.4)
+        ax.plot(curves.epochs, np.median(curves.accuracy, axis=0), color="black", lw=1.4)
+        ax.set_title(_wrapped(name), fontsize=9)
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.set_xlabel("epoch")
+    axes[0].set_ylabel("evaluation accuracy")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    return figure
+
+
+def spread_over_epochs(setting: Setting) -> Figure | None:
+    """The standard deviation over seeds at every epoch (the paper's figure 8: how it develops)."""
+    drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.accuracy) > 1]
+    if not drawn or any(len(curves.epochs) < 2 for _, curves in drawn):
+        return None
+    figure, (ax,) = canvas(3.4)
+    for (name, curves), colour in zip(drawn, _colours(len(drawn)), strict=True):
+        low, high = _spread_band(curves)
+        ax.fill_between(curves.epochs, 100 * low, 100 * high, color=colour, alpha=0.12, lw=0)
+        ax.plot(curves.epochs, 100 * curves.spread, color=colour, lw=1.6, marker="o", ms=3, label=name)
+    if all(curves.spread.min() > 0 for _, curves in drawn):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        ax.yaxis.set_minor_formatter("{x:g}")
+    ax.set_xlabel("epoch")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_ylabel("standard deviation over seeds, points")
+    ax.legend(**ABOVE, ncols=min(4, len(drawn)))
+    return figure
+
+
+def ratios(setting: Setting, baseline: str) -> Figure | None:
+    """The baseline's standard deviation over each member's, with its interval, and the published ratio."""
+    rows = [(name, c) for name, m in setting.members.items() if (c := m.comparisons[PRIMARY]) and _drawable(c.sd_ratio)]
+    if not rows:
+        return None
+    figure, (ax,) = canvas(0.9 + 0.42 * len(rows))
+    printed = published_of(setting.dataset)
+    ax.axvline(1, color=GREY, lw=1, ls="--")
+    for at, (name, found) in enumerate(rows):
+        for ends, height, look in ((found.sd_ratio_f, 0.12, "F"), (found.sd_ratio_bootstrap, -0.12, "bootstrap")):
+            colour = PALETTE[0] if look == "F" else PALETTE[1]
+            if all(map(_drawable, ends)):
+                ax.plot(ends, [at - height] * 2, color=colour, lw=2.2, label=f"95 % by {look}" if at == 0 else None)
+        ax.plot([found.sd_ratio], [at], "o", color="black", ms=6, label="this study" if at == 0 else None)
+        theirs = printed.rows.get(name) if printed and baseline == "random" else None
+        if printed and theirs:
+            ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
+            ax.plot([ratio], [at], "D", color=PALETTE[3], ms=6, label="published, 5 runs")
+    name_rows(ax, [name for name, _ in rows])
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("{x:g}")
+    ax.tick_params(axis="x", which="minor", labelsize=8)
+    ax.set_xlabel(f"standard deviation of {baseline} over that of the row: right of 1 is steadier")
+    handles, labels = ax.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    ax.legend(unique.values(), unique.keys(), **ABOVE, ncols=4)
+    return figure
+
+
+def finals(setting: Setting) -> Figure | None:
+    """The final accuracy of every run, and the mean with its interval."""
+    rows = [(name, m) for name, m in setting.members.items() if PRIMARY in m.summaries]
+    if not rows:
+        return None
+    figure, (ax,) = canvas(0.9 + 0.42 * len(rows))
+    rng = np.random.default_rng(0)
+    for at, ((_, member), colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
+        values = np.array([record[PRIMARY] for record in member.records if record[PRIMARY] is not None])
+        ax.plot(values, at + 0.25 * (rng.random(len(values)) - 0.5), "o", color=colour, ms=3.5, alpha=0.6, mec="none")
+        summary = member.summaries[PRIMARY]
+        if not math.isnan(summary.mean_interval.low):
+            ax.plot(summary.mean_interval, [at, at], color="black", lw=1.5, zorder=1)
+        ax.plot([summary.mean], [at], "|", color="black", ms=14, mew=2)
+    name_rows(ax, [name for name, _ in rows])
+    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    ax.set_xlabel("final evaluation accuracy: every run, the mean and its 95 % interval")
+    return figure
+
+
+def class_counts(setting: Setting) -> Figure | None:
+    """Rows of a class that a shard has: the least, the quartiles and the most, over all runs (the paper's figure 7)."""
+    rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
+    if not rows:
+        return None
+    figure, (ax,) = canvas(0.9 + 0.36 * len(rows))
+    boxes = [{"whislo": c[0], "q1": c[1], "med": c[2], "q3": c[3], "whishi": c[4], "fliers": []} for _, c in rows]
+    ax.bxp(boxes, positions=range(len(rows)), orientation="horizontal", widths=0.5, medianprops={"color": "black"})
+    printed = published_of(setting.dataset)
+    for at, (name, _) in enumerate(rows):
+        if printed and printed.whiskers and name == "random":
+            ax.plot(
+                printed.whiskers,
+                [at + 0.38] * 2,
+                "|-",
+                color=PALETTE[3],
+                lw=1.5,
+                ms=7,
+                label="published whiskers, random",
+            )
+            ax.legend(**ABOVE)
+    name_rows(ax, [name for name, _ in rows])
+    ax.set_xlabel("rows of one class in one shard")
+    return figure
+
+
+def quality(setting: Setting) -> Figure | None:
+    """How uneven a run's shards were against how far it ended from its member's median."""
+    rows = [
+        (name, m)
+        for name, m in setting.members.items()
+        if PRIMARY in m.summaries and not math.isnan(m.quality["mmd_ratio"])
+    ]
+    if not rows:
+        return None
+    figure, axes = canvas(3.4, columns=2, sharey=True)
+    for ax, (key, label) in zip(axes, QUALITIES_IN_FULL.items(), strict=True):
+        drawn: list[float] = []
+        for (name, member), colour in zip(rows, _colours(len(rows)), strict=True):
+            done = [record for record in member.records if record[PRIMARY] is not None]
+            accuracy = np.array([record[PRIMARY] for record in done])
+            measured = [record["sharding"].get(key) for record in done]
+            drawn += [value for value in measured if value]
+            ax.plot(
+                measured,
+                100 * np.abs(accuracy - np.median(accuracy)),
+                "o",
+                ms=3.5,
+                alpha=0.6,
+                color=colour,
+                mec="none",
+                label=name,
+            )
+        if drawn and max(drawn) > DECADE * min(drawn):  # else a log scale would have one tick
+            ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlabel(label)
+    axes[0].set_ylabel("distance from the median, points")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(rows)))
+    return figure
+
+
+def staleness(setting: Setting) -> Figure | None:
+    """Mean staleness and seconds of training of every member."""
+    rows = [(name, m) for name, m in setting.members.items() if not math.isnan(m.staleness)]
+    if not rows:
+        return None
+    figure, axes = canvas(0.9 + 0.36 * len(rows), columns=2, sharey=True)
+    for ax, values, label in (
+        (axes[0], [m.staleness for _, m in rows], "staleness, mean"),
+        (axes[1], [m.seconds for _, m in rows], "seconds of training, mean"),
+    ):
+        ax.barh(range(len(rows)), values, color=list(_colours(len(rows))), height=0.6)
+        ax.set_xlabel(label)
+        name_rows(ax, [name for name, _ in rows])
+    return figure
+
+
+def _colours(count: int) -> Sequence[str]:
+    return [PALETTE[at % len(PALETTE)] for at in range(count)]
+
+
+def _class_counts(member: Member) -> list[float] | None:
+    counts = [record["sharding"]["class_counts"] for record in member.records if "class_counts" in record["sharding"]]
+    if not counts:
+        return None
+    table = np.array(counts)
+    return [float(table[:, 0].min()), *table[:, 1:4].mean(axis=0).tolist(), float(table[:, 4].max())]
+
+
+def _spread_band(curves: Curves) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval of each epoch's standard deviation, were values normal."""
+    from trainer.study.analysis.statistics import summarise
+
+    ends: list[Interval] = [summarise(column).sd_interval for column in curves.accuracy.T.tolist()]
+    return np.array([end.low for end in ends]), np.array([end.high for end in ends])
+
+
+def _drawable(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _wrapped(name: str) -> str:
+    return name.replace("-", "-\n", 1) if len(name) > 14 else name

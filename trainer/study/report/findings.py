@@ -1,0 +1,164 @@
+"""What a study's numbers say, in words that never say more: a test that found nothing is no proof that nothing is there."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+from trainer.study.analysis.analyse import PRIMARY, Analysis, Member, Setting
+from trainer.study.analysis.statistics import LEVEL, Comparison, Interval
+from trainer.study.report import remarks
+from trainer.study.report.words import POINTS, hours, interval, listed, named, number, p_value
+
+Level = Literal["better", "worse", "plain"]
+FEW_SEEDS = 3
+NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
+
+
+class Finding(NamedTuple):
+    """level: how the report colours it."""
+
+    level: Level
+    text: str
+
+
+def findings(analysis: Analysis) -> list[Finding]:
+    """The first lines of the report: the answer, what it rests on, then every comparison of the final accuracy."""
+    said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis), *remarks.unlike(analysis))]
+    said += [Finding("plain", text) for text in remarks.seeds_chosen(analysis)]
+    said += [Finding("worse", text) for text in remarks.chosen_later(analysis)]
+    for setting in analysis.settings:
+        for member in setting.members.values():
+            comparison = member.comparisons[PRIMARY]
+            if comparison:
+                said.append(_about(analysis, setting, member, comparison))
+            elif member.name != analysis.baseline:
+                few = f"fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too"
+                why = NO_ACCURACY if _has_no_accuracy(member) else few
+                said.append(Finding("plain", f"{named(analysis, setting, member)}: not compared: {why}."))
+            said += [Finding("worse", text) for text in remarks.reservations(analysis, setting, member)]
+        more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
+        said += [Finding("plain", text) for about in more for text in about(analysis, setting)]
+    return said
+
+
+def _has_no_accuracy(member: Member) -> bool:
+    """True if its runs ended with a model of real targets."""
+    return PRIMARY not in member.summaries and member.diverged < len(member.records)
+
+
+def _answer(analysis: Analysis) -> list[str]:
+    """Which members spread otherwise than the baseline, which means differ, and of which nothing could be shown."""
+    base = analysis.baseline
+    found = [
+        (named(analysis, s, m) + _of_those_left(m), c)
+        for s in analysis.settings
+        for m in s.members.values()
+        if (c := m.comparisons[PRIMARY])
+    ]
+    lines = []
+    if analysis.runs < analysis.planned:
+        lines.append(f"Provisional: {analysis.runs:,} of {analysis.planned:,} runs are done.")
+    members = [member for setting in analysis.settings for member in setting.members.values()]
+    if members and all(map(_has_no_accuracy, members)):
+        return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
+    if not found:
+        return [*lines, f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
+    shown = {
+        side: [name for name, c in found if c.adjusted_spread_p < LEVEL and c.steadier is side]
+        for side in (True, False, None)
+    }
+    alike = [name for name, c in found if not c.adjusted_spread_p < LEVEL]
+    if steadier := shown[True]:
+        lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {listed(steadier)}.")
+    if wilder := shown[False]:
+        lines.append(f"Less steady than {base}: the final accuracy varies more with {listed(wilder)}.")
+    if mixed := shown[None]:
+        lines.append(
+            f"Spread: other than {base}'s with {listed(mixed)}, but neither more nor less: most runs say one thing,"
+            " and a few that are far off the other."
+        )
+    if alike:
+        lines.append(f"Spread: no difference from {base} could be shown for {listed(alike)}. {_visible(analysis)}")
+    means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
+    if means:
+        lines.append(f"Mean: other than {base}'s with {listed(means)}.")
+    rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in found if not c.adjusted_difference_p < LEVEL]
+    margin = f"{analysis.margin * POINTS:g} points"
+    if equal := [name for name, shown in rest if shown]:
+        lines.append(f"Mean: equal to {base}'s within {margin} with {listed(equal)}.")
+    if unknown := [name for name, shown in rest if not shown]:
+        lines.append(
+            f"Mean: neither a difference from {base} nor equality within {margin} could be shown for {listed(unknown)}."
+        )
+    return lines
+
+
+def _of_those_left(member: Member) -> str:
+    """Which runs an answer is about, where not all are in it."""
+    runs = len(member.records)
+    return f" (by the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""
+
+
+def _visible(analysis: Analysis) -> str:
+    """What would not have been shown either, had it been there."""
+    if analysis.smallest_ratio is None:
+        return f"With {analysis.seeds} seeds no ratio of standard deviations is shown reliably."
+    return (
+        f"With {analysis.seeds} seeds a true ratio of standard deviations of {analysis.smallest_ratio:.1f} is shown with a"
+        " probability of 0.8, a smaller one is missed more often."
+    )
+
+
+def _basis(analysis: Analysis) -> str:
+    done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
+    number = f"{analysis.family} comparison{'s' if analysis.family != 1 else ''}"
+    family = f"P-values are adjusted over {number} (Holm): those of spread, of means and of equivalence"
+    said = [
+        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
+        remarks.levelled(analysis),
+        f"{family} apart. Intervals are of each comparison alone." * (analysis.family > 0),
+    ]
+    return " ".join(filter(None, said))
+
+
+def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparison) -> Finding:
+    """Coloured as better only where nothing is worse, divergence included."""
+    baseline = setting.members[analysis.baseline]
+    shown = [found.steadier] * (found.adjusted_spread_p < LEVEL and found.steadier is not None)
+    shown += [found.difference > 0] * (found.adjusted_difference_p < LEVEL)
+    if shown and member.diverged > baseline.diverged:
+        shown.append(False)
+    level: Level = "plain" if not shown else "better" if all(shown) else "worse"
+    text = f"{named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
+    return Finding(level, text)
+
+
+def _spread_words(analysis: Analysis, found: Comparison) -> str:
+    if math.isnan(found.sd_ratio):
+        return f"neither it nor {analysis.baseline} varies from seed to seed."
+    if math.isinf(found.sd_ratio):
+        return f"it does not vary from seed to seed, {analysis.baseline} does."
+    times = f"{number(found.sd_ratio)} times as large ({interval(found.sd_ratio_f)})"
+    ratio = f"{analysis.baseline}'s standard deviation is {times}"
+    if found.adjusted_spread_p < LEVEL:
+        p = f"p {p_value(found.adjusted_spread_p)}"
+        if found.steadier is None:
+            distance = f"its mean distance from the median {number(found.distance_ratio)} times"
+            return f"{ratio}, {distance}: a few runs decide, {p}."
+        return f"{ratio}, {p}."
+    return f"{ratio}: no difference could be shown."
+
+
+def _mean_words(analysis: Analysis, found: Comparison) -> str:
+    points = found.difference * POINTS
+    ends = Interval(found.difference_interval.low * POINTS, found.difference_interval.high * POINTS)
+    side = "higher" if points >= 0 else "lower"
+    mean = f"The mean is {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
+    same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(found.adjusted_equivalence_p)})"
+    if found.adjusted_difference_p < LEVEL:
+        but = f", and yet {same}" if found.adjusted_equivalence_p < LEVEL else ""
+        return f"{mean}, p {p_value(found.adjusted_difference_p)}{but}."
+    if found.adjusted_equivalence_p < LEVEL:
+        return f"{mean}: {same}."
+    return f"{mean}: no difference could be shown, nor that there is none."

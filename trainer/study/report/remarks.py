@@ -1,0 +1,168 @@
+"""What a study says beside its comparisons: how far runs had come, what they were made on, evenness of shards, another
+study, the paper."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, Member, Setting
+from trainer.study.analysis.published import RUNS, published_of
+from trainer.study.analysis.statistics import LEVEL, f_interval
+from trainer.study.analysis.twins import ALL, Twins
+from trainer.study.report.words import POINTS, QUALITIES, interval, listed, named, number, p_value, where
+
+MAKERS = {
+    "code": "versions of this program",
+    "torch": "torch",
+    "numpy": "numpy",
+    "python": "Python",
+    "processor": "processors",
+    "device": "devices",
+}
+
+
+def levelled(analysis: Analysis) -> str:
+    """How long runs were, and what longer ones might still have gained."""
+    said = []
+    for setting in analysis.settings:
+        baseline = setting.members.get(analysis.baseline)
+        if baseline and baseline.curves and len(baseline.curves.epochs) > 1:
+            last, gain = baseline.curves.epochs[-1], f"{POINTS * baseline.curves.last_gain:+.2f} points"
+            said.append(
+                f"over the last of {last:g} epochs {analysis.baseline}'s mean{where(analysis, setting)} moved by {gain}"
+            )
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def unlike(analysis: Analysis) -> list[str]:
+    """Whether the runs were made by different programs or machines: then bits of equal seeds may differ for that alone."""
+    lines = []
+    for key, words in MAKERS.items():
+        counts: dict[str, int] = {}
+        for environment, runs in analysis.environments:
+            value = str(environment.get(key, "unknown"))
+            counts[value] = counts.get(value, 0) + runs
+        if len(counts) > 1:
+            lines.append(f"{words}: {listed([f'{value} ({runs} runs)' for value, runs in counts.items()])}")
+    return [f"Not all runs were made alike: {'; '.join(lines)}."] if lines else []
+
+
+def chosen_later(analysis: Analysis) -> list[str]:
+    """What is tested otherwise than it was to be when the study began."""
+    now, begun = {"baseline": analysis.baseline, "margin": analysis.margin}, analysis.begun
+    return [
+        f"The {key} was {begun[key]} when this study began, now {value}: a test that was chosen after looking proves less."
+        for key, value in now.items()
+        if begun.get(key, value) != value
+    ]
+
+
+def seeds_chosen(analysis: Analysis) -> list[str]:
+    """Whether the seeds are others than those that the study began with, or not all that there are."""
+    said, begun = [], analysis.begun.get("seeds", analysis.planned_seeds)
+    if begun != analysis.planned_seeds:
+        text = "seeds that are added, or left out, after looking at the tests make these prove less."
+        said.append(f"This study began with {begun} seeds and has {analysis.planned_seeds} now: {text}")
+    if analysis.left_out:
+        runs = f"{analysis.left_out:,} {'runs' if analysis.left_out > 1 else 'run'}"
+        said.append(f"{runs} of the ledger, of other seeds or of cells that are skipped, are in no number here.")
+    return said
+
+
+def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
+    """The ways of sharding whose shards no seed changes."""
+    shards = {name: [record["shards"] for record in member.records] for name, member in setting.members.items()}
+    same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
+    if analysis.compared != "sharding" or not same:
+        return []
+    text = f"Shards are the same for every seed with {listed(same)}{where(analysis, setting)}"
+    return [f"{text}: their spread is that of the other things that a seed changes."]
+
+
+def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
+    """What is wrong with runs that the numbers of a member rest on, or do not rest on."""
+    runs, about = len(member.records), named(analysis, setting, member)
+    idle = sum(record.get("learned") is False for record in member.records)
+    said = []
+    if member.diverged:
+        said.append(f"{about}: {member.diverged} of {runs} runs diverged, and are in no mean.")
+    if idle:
+        said.append(f"{about}: {idle} of {runs} runs learned nothing: they ended as good as guessing.")
+    if member.repeats:
+        text = (
+            f"{member.repeats} of its runs ended with the bits of another: what the seeds change does not reach them,"
+        )
+        said.append(f"{about}: {text} and tests count them as if it did.")
+    return said
+
+
+def evenness(analysis: Analysis, setting: Setting) -> list[str]:
+    """Whether the measures of shards predict spread among runs that differ in nothing else."""
+    lines = []
+    for test in analysis.qualities if analysis.compared == "sharding" else []:
+        found = test.within
+        if test.setting == setting.name and not math.isnan(found.rho):
+            verb = "goes with" if found.adjusted_p < LEVEL else "could not be shown to go with"
+            numbers = f"rank correlation within ways {found.rho:+.2f}, {found.runs} runs of ways whose shards"
+            numbers = f"{numbers} differ, p {p_value(found.adjusted_p)}"
+            text = f"{verb} how far a run ends from the median of its way of sharding ({numbers})."
+            lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
+    return lines
+
+
+def twins(analysis: Analysis, setting: Setting) -> list[str]:
+    """How the same runs ended in the study beside this one, and what else than the study they differ in."""
+    other, found = analysis.beside, [twins for twins in analysis.twins if twins.setting == setting.name]
+    if not other:
+        return []
+    if not found:
+        few = f"has no {FEWEST} runs of equal images and shards"
+        return [f"Beside {other}{where(analysis, setting)} nothing can be held: it {few}, or is not there."]
+    same = all(twins.same_seeds for twins in found)
+    runs = "the same seeds" if same else "the runs of equal images and shards, but other seeds,"
+    lines = [f"Beside {runs} of {other}{where(analysis, setting)}: {'; '.join(_twin(analysis, t) for t in found)}."]
+    if lone := [name for name in setting.members if name not in {twins.member for twins in found}]:
+        lines.append(f"Of {listed(lone)} {other} has no {FEWEST} runs of equal images and shards.")
+    if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in found)]:
+        lines.append(
+            f"Its runs were made by other {listed(differing)} than these: what differs may come from that too."
+        )
+    return lines
+
+
+def _twin(analysis: Analysis, twins: Twins) -> str:
+    found, whose = twins.found, "of all together, averaged by seed, the" if twins.member == ALL else f"{twins.member}'s"
+    low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
+    side, points = "higher" if found.difference >= 0 else "lower", abs(POINTS * found.difference)
+    pairs = f"{found.n} {'seeds' if twins.member == ALL else 'pairs'}"
+    text = f"{whose} mean is {points:.2f} points {side} here ({low} to {high}, {pairs})"
+    if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
+        there = f"{number(found.sd_ratio)} times this one's ({interval(found.sd_ratio_f)})"
+        text += f", and {analysis.beside}'s standard deviation is {there}"
+    return text
+
+
+def _differ(twins: Twins, key: str) -> bool:
+    """Of what both studies know of their runs' makers: older ones know less."""
+    here, there = ({str(made[key]) for made, _ in side if key in made} for side in twins.made)
+    return bool(here and there) and here != there
+
+
+def paper(analysis: Analysis, setting: Setting) -> list[str]:
+    """What the published ratios of standard deviations are worth, and whether these ones hold them."""
+    printed = published_of(setting.dataset)
+    if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):
+        return []
+    said = []
+    for name, member in setting.members.items():
+        theirs, ours = printed.rows.get(name), member.comparisons[PRIMARY]
+        if theirs and ours and not math.isnan(ours.sd_ratio_f.low):
+            ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
+            worth, (low, high) = f_interval(ratio, RUNS), ours.sd_ratio_f
+            meets = "which overlap" if max(low, worth.low) <= min(high, worth.high) else "which do not overlap"
+            said.append(
+                f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}, {meets}"
+            )
+    about = f"The paper's ratios of standard deviations, ResNet-56, {RUNS} runs a side{where(analysis, setting)}"
+    return [f"{about}: {'; '.join(said)}."] if said else []

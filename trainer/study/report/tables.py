@@ -1,0 +1,303 @@
+"""The tables of a study, once as rows of text for people, and written as CSV, LaTeX and Markdown. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, Member, Setting
+from trainer.study.analysis.published import RUNS, Printed, PublishedTable, published_of
+from trainer.study.analysis.statistics import f_interval
+from trainer.study.analysis.twins import ALL
+from trainer.study.report.findings import findings
+from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
+
+NAMES = {
+    "final_accuracy": "final accuracy",
+    "best_accuracy": "best accuracy",
+    "final_loss": "final loss",
+    "train_accuracy": "accuracy, training rows",
+    "train_loss": "loss, training rows",
+    "running_train_loss": "loss as it was trained, last epoch",
+}
+PRINTED = ("final_accuracy", "best_accuracy", "final_loss")
+COLUMNS = (
+    "setting", "member", "measure", "runs", "diverged", "mean", "mean_low", "mean_high", "sd", "sd_low", "sd_high",
+    "variance", "least", "most", "pairs", "sd_ratio", "sd_ratio_f_low", "sd_ratio_f_high", "sd_ratio_bootstrap_low",
+    "sd_ratio_bootstrap_high", "spread_p", "brown_forsythe_p", "adjusted_spread_p",
+    "difference", "difference_low", "difference_high",
+    "difference_p", "adjusted_difference_p", "equivalence_p", "adjusted_equivalence_p",
+    "correlation",
+)  # fmt: skip
+
+
+class Table(NamedTuple):
+    """A caption, a header, and rows of text; all columns but the first are numbers."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def tables(analysis: Analysis) -> list[Table]:
+    """Every table of the report, setting by setting."""
+    return [table for setting in analysis.settings for table in setting_tables(analysis, setting)]
+
+
+def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
+    made = [
+        _measure(analysis, setting, key) for key in PRINTED if any(key in m.summaries for m in setting.members.values())
+    ]
+    made += [_curve(analysis, setting), _work(setting)]
+    if analysis.compared == "sharding":
+        made += [_quality(setting), *_predicts(analysis, setting)]
+    return [*made, *_beside(analysis, setting), *_published(analysis, setting)]
+
+
+def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
+    header = (
+        analysis.compared, "runs", "mean", "mean's 95 %", "sd", "variance", "least", "most",
+        "pairs", f"sd of {analysis.baseline} / sd of pairs", "95 % (F)", "95 % (bootstrap)", "p of spread",
+        "p of spread, adjusted", "p of mean", "p of mean, adjusted", "p of equivalence, adjusted", "correlation of pairs",
+    )  # fmt: skip
+    rows = []
+    for member in setting.members.values():
+        s, c = member.summaries.get(key), member.comparisons.get(key)
+        if s is None:
+            continue
+        low, high = s.mean_interval
+        mean = (_fixed(s.mean), "-" if math.isnan(low) else f"{_fixed(low)} to {_fixed(high)}")
+        spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
+        compared: tuple[str, ...] = ("",) * 10
+        if c:
+            ratio = (str(c.n), number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
+            ps = (c.spread_p, c.adjusted_spread_p, c.difference_p, c.adjusted_difference_p)
+            equivalence = p_value(c.adjusted_equivalence_p) if "accuracy" in key else ""
+            compared = (*ratio, *map(p_value, ps), equivalence, number(c.correlation))
+        rows.append((member.name, str(s.n), *mean, *spread, *compared))
+    return Table(f"{NAMES[key].capitalize()}: {setting.name}", header, rows)
+
+
+def _curve(analysis: Analysis, setting: Setting) -> Table:
+    header = (analysis.compared, "ratio of distances", "p", "adjusted", "best epoch, mean", "last epoch's gain, points")
+    rows = []
+    for member in setting.members.values():
+        epochs = [record["best_epoch"] for record in member.records if record["best_epoch"] is not None]
+        best = f"{sum(epochs) / len(epochs):.1f}" if epochs else "-"
+        gain = "-"
+        if member.curves and len(member.curves.epochs) > 1:
+            gain = f"{POINTS * member.curves.last_gain:+.2f}"
+        found = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
+        rows.append((member.name, *found, best, gain))
+    return Table(f"Spread over the whole curve, mean distance from the median curve: {setting.name}", header, rows)
+
+
+def _work(setting: Setting) -> Table:
+    header = ("", "staleness, mean", "seconds of training", "updates", "refused", "restarts")
+    rows = []
+    for member in setting.members.values():
+        whole = [record for record in member.records if record["failed"] is None]
+        if whole:
+            sums = [sum(record[key] for record in whole) for key in ("updates", "rejected", "restarts")]
+            mean = f"{sums[0] / len(whole):,.0f}"
+            rows.append(
+                (member.name, f"{member.staleness:.2f}", f"{member.seconds:,.1f}", mean, str(sums[1]), str(sums[2]))
+            )
+    return Table(f"Staleness and time: {setting.name}", header, rows)
+
+
+def _quality(setting: Setting) -> Table:
+    header = (
+        "sharding",
+        *QUALITIES_IN_FULL.values(),
+        "Cramer's V",
+        "copies",
+        "sparse groups",
+        "rows, largest / least",
+    )
+    rows = []
+    for member in setting.members.values():
+        q = member.quality
+        cells = (number(q["mmd_ratio"]), number(q["chi_square"]), number(q["cramers_v"]))
+        rows.append((member.name, *cells, number(q["copies"]), number(q["sparse"]), f"{q['size_ratio']:.4f}"))
+    return Table(f"How even the shards are: {setting.name}", header, rows)
+
+
+def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
+    """Whether a measure of shards goes with how far runs end from the median of their way of sharding."""
+    header = ("measure", "over all runs", "without", "over the rest", "within ways", "runs of it", "p", "adjusted")
+    rows = []
+    for test in analysis.qualities:
+        if test.setting == setting.name:
+            between = (number(test.over_all.rho), test.least_even, number(test.without.rho))
+            within = test.within
+            tested = (number(within.rho), str(within.runs), p_value(within.p), p_value(within.adjusted_p))
+            rows.append((QUALITIES[test.quality], *between, *tested))
+    caption = (
+        f"Does evenness predict spread? Rank correlation with a run's distance from its way's median: {setting.name}"
+    )
+    return [Table(caption, header, rows)] if rows else []
+
+
+def _beside(analysis: Analysis, setting: Setting) -> list[Table]:
+    """The same runs in another study."""
+    other = analysis.beside
+    header = (
+        analysis.compared, "pairs", "mean", f"mean, {other}", "difference, points", "95 %", "p of equivalence", "sd",
+        f"sd, {other}", f"sd of {other} / sd", "95 % (F)", "staleness", f"staleness, {other}",
+    )  # fmt: skip
+    rows = []
+    for twins in analysis.twins:
+        if twins.setting == setting.name:
+            c = twins.found
+            ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
+            means = (*map(_fixed, twins.mean), f"{POINTS * c.difference:+.2f}", ends, p_value(c.equivalence_p))
+            sds = ("-",) * 4
+            if twins.member != ALL:
+                sds = (_short(twins.sd.here), _short(twins.sd.there), number(c.sd_ratio), _ends(c.sd_ratio_f))
+            staleness = (f"{twins.staleness.here:.2f}", f"{twins.staleness.there:.2f}")
+            rows.append((twins.member, str(c.n), *means, *sds, *staleness))
+    return [Table(f"The same runs in {other}: {setting.name}", header, rows)] if rows else []
+
+
+def _published(analysis: Analysis, setting: Setting) -> list[Table]:
+    """The paper's table beside this study's numbers, where there is one for the data set."""
+    printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
+    if not printed:
+        return []
+    base = printed.rows["random"]
+    rows = []
+    for name in dict.fromkeys([*setting.members, *printed.rows]):
+        member, theirs = setting.members.get(name), printed.rows.get(name)
+        rows.append((name, *_ours(analysis, member), *_theirs(theirs, base)))
+    columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
+    header = ("sharding", *columns, *(f"published {column}" for column in columns))
+    made = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
+    if any(name in printed.sparse for name in setting.members):
+        made.append(_sparse(setting, printed))
+    return made
+
+
+def _ours(analysis: Analysis, member: Member | None) -> tuple[str, ...]:
+    """Final accuracy and loss of a member, by the names of the published columns."""
+    if not member or PRIMARY not in member.summaries:
+        return ("-",) * 6
+    accuracy, loss, found = member.summaries[PRIMARY], member.summaries.get("final_loss"), member.comparisons[PRIMARY]
+    found = found if analysis.baseline == "random" else None  # which the published ratios are of
+    ratio = (number(found.sd_ratio), _ends(found.sd_ratio_f)) if found else ("-", "-")
+    losses = _with_sd(loss.mean, loss.sd) if loss else "-"
+    return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
+
+
+def _theirs(row: Printed | None, base: Printed) -> tuple[str, ...]:
+    if not row:
+        return ("-",) * 6
+    ratio = base.accuracy_sd / row.accuracy_sd
+    ends = ("-", "-") if row is base else (number(ratio), _ends(f_interval(ratio, RUNS)))
+    return (str(RUNS), f"{row.accuracy:.6f}", f"{row.accuracy_sd:.6f}", *ends, _with_sd(row.loss, row.loss_sd))
+
+
+def _with_sd(mean: float, sd: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.4f} ({_short(sd)})"
+
+
+def _sparse(setting: Setting, printed: PublishedTable) -> Table:
+    rows = []
+    for name in filter(setting.members.__contains__, printed.sparse):
+        counts = [record["sharding"]["sparse"] for record in setting.members[name].records]
+        ours = f"{sum(counts) / len(counts):.1f} ({min(counts)} to {max(counts)})"
+        rows.append((name, ours, ", ".join(map(str, printed.sparse[name]))))
+    header = ("sharding", "sparse neighbourhoods, mean and range", "published, three runs")
+    return Table(f"Sparse neighbourhoods (Table III): {setting.name}", header, rows)
+
+
+def to_csv(analysis: Analysis) -> str:
+    """One row a setting, member and measure, numbers in six digits."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for setting in analysis.settings:
+        for member in setting.members.values():
+            for key in MEASURES:
+                if key in member.summaries:
+                    writer.writerow([setting.name, member.name, key, *_numbers(member, key)])
+    return buffer.getvalue()
+
+
+def _numbers(member: Member, key: str) -> list[str]:
+    s, c = member.summaries[key], member.comparisons[key]
+    values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
+    compared: list[float] = [math.nan] * 16
+    if c:
+        equivalence = [c.equivalence_p, c.adjusted_equivalence_p] if "accuracy" in key else [math.nan] * 2
+        compared = [
+            c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
+            c.adjusted_spread_p, c.difference,
+            *c.difference_interval, c.difference_p, c.adjusted_difference_p, *equivalence,
+            c.correlation,
+        ]  # fmt: skip
+    shown = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *compared]]
+    return [str(s.n), str(member.diverged), *shown[:9], str(c.n) if c else "", *shown[9:]]
+
+
+def to_markdown(analysis: Analysis) -> str:
+    """A page: the findings, the tables, and what they were made on."""
+    lines = [f"# {analysis.title}", ""]
+    lines += [f"- {finding.text}" for finding in findings(analysis)]
+    for table in tables(analysis):
+        lines += ["", f"## {table.caption}", ""]
+        lines += [_bar(table.header), _bar(["---", *["---:"] * (len(table.header) - 1)])]
+        lines += [_bar(row) for row in table.rows]
+    lines += ["", "## What this is made of", ""]
+    lines += [f"- {about} ({runs} runs)" for about, runs in makers(analysis)]
+    return "\n".join(lines) + "\n"
+
+
+def makers(analysis: Analysis) -> list[tuple[str, int]]:
+    """Machines and versions in words, with the number of their runs."""
+    return [(", ".join(f"{name} {value}" for name, value in about.items()), n) for about, n in analysis.environments]
+
+
+def to_latex(analysis: Analysis) -> str:
+    """The same tables, each as wide as a line, for \\input in a paper that loads booktabs and graphicx."""
+    loads = "% In the preamble: \\usepackage{booktabs,graphicx}\n"
+    return "\n".join([loads, *(_latex(table) for table in tables(analysis))])
+
+
+def _latex(table: Table) -> str:
+    lines = [
+        "\\begin{table}",
+        f"\\caption{{{_escaped(table.caption)}}}",
+        f"\\resizebox{{\\linewidth}}{{!}}{{\\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+    ]
+    body = ["\\toprule", _latex_row(table.header), "\\midrule", *map(_latex_row, table.rows), "\\bottomrule"]
+    return "\n".join([*lines, *body, "\\end{tabular}}", "\\end{table}", ""])
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(_escaped, cells)) + r" \\"
+
+
+def _escaped(text: str) -> str:
+    for special in "&%$#_{}":
+        text = text.replace(special, f"\\{special}")
+    return text.replace("<", "$<$")
+
+
+def _bar(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _fixed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def _short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3g}"
+
+
+def _ends(ends: tuple[float, float]) -> str:
+    return "-" if math.isnan(ends[0]) else f"{number(ends[0])} to {number(ends[1])}"

@@ -1,0 +1,46 @@
+"""How numbers and names are written in a study's words and tables."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.study.analysis.analyse import Analysis, Member, Setting
+from trainer.study.analysis.statistics import Interval
+
+POINTS = 100  # percentage points of an accuracy
+QUALITIES = {"mmd_ratio": "MMD2", "chi_square": "chi-square of classes"}
+QUALITIES_IN_FULL = QUALITIES | {"mmd_ratio": "MMD2 / that of a random split"}
+
+
+def named(analysis: Analysis, setting: Setting, member: Member) -> str:
+    return f"{member.name}{where(analysis, setting)}"
+
+
+def where(analysis: Analysis, setting: Setting) -> str:
+    """A setting's name behind what is said of it, where there are several."""
+    return f" ({setting.name})" if len(analysis.settings) > 1 else ""
+
+
+def listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def hours(value: float) -> str:
+    return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
+
+
+def number(value: float) -> str:
+    """A ratio in three digits."""
+    if math.isnan(value):
+        return "-"
+    return "infinitely" if math.isinf(value) else f"{value:.3g}"
+
+
+def interval(ends: Interval) -> str:
+    return f"95 %: {number(ends.low)} to {number(ends.high)}"
+
+
+def p_value(p: float) -> str:
+    if math.isnan(p):
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

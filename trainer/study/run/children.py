@@ -1,0 +1,68 @@
+"""Processes of a study: each does one thing, says how it ended, and does not outlive the study."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.core.import_path import child_variables
+
+Child = subprocess.Popen[str]
+
+
+def run_child(
+    module: str,
+    task: Any,
+    *,
+    env: Mapping[str, str] | None = None,
+    started: Callable[[Child], None] = lambda child: None,
+    ended: Callable[[Child], None] = lambda child: None,
+) -> tuple[int, str]:
+    """Run ``python -m module`` on a task, as JSON; its exit code (negative: killed by a signal) and the last line it said.
+
+    started, ended: are given the process, so that somebody may kill it."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**(os.environ if env is None else env), **child_variables()},
+    )
+    started(child)
+    try:
+        assert child.stdin
+        assert child.stdout
+        try:
+            child.stdin.write(json.dumps(task) + "\n")
+            child.stdin.flush()  # and left open: its end is the end of this process
+        except BrokenPipeError:
+            pass  # it has ended, and says why
+        said = child.stdout.read().strip().splitlines()
+        code = child.wait()
+        return code, said[-1] if said else ""
+    finally:
+        ended(child)
+
+
+def task_of_parent() -> Any:
+    """In the child: the task; from then on this process ends when its parent does."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1 << 20)
+        if not data:
+            os._exit(1)
+        line += data
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    return json.loads(line)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold when the process ends
+        pass
+    os._exit(1)

@@ -1,0 +1,110 @@
+"""Whose folder a study's is: its plan.json holds the plan that it was begun with, every default included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import write_durably
+from pipeline.core.errors import DataError, UsageError
+from trainer.study.plan.cases import READY, essentials, simulation_of, sources, strategy_of
+from trainer.study.plan.study_plan import TABLES, StudyPlan
+
+PLAN = "plan.json"
+OLDER_WITHOUT = ("strategies", "simulations", "sources")  # of what a plan.json may say
+
+
+def claim(plan: StudyPlan, root: Path) -> None:
+    """Have a folder be this plan's. Raises UsageError where it is another's, or holds something else."""
+    refuse_foreign(root)
+    begun = refuse_other_plan(plan, root).get("tests") if (root / PLAN).exists() else None
+    root.mkdir(parents=True, exist_ok=True)
+    said = _identity(plan) | {"tests": begun or plan.tests()}
+    write_durably(root / PLAN, (json.dumps(said, indent=1) + "\n").encode())
+
+
+def tests_begun(plan: StudyPlan, root: Path) -> dict[str, Any]:
+    """What was to be tested when a folder's study began. Raises UsageError where it is of another plan."""
+    begun: dict[str, Any] = refuse_other_plan(plan, root).get("tests") or plan.tests()
+    return begun
+
+
+def refuse_foreign(root: Path) -> None:
+    """Raises UsageError for a folder with something else in it than a study."""
+    if root.is_dir() and not (root / PLAN).exists() and any(map(_is_foreign, root.iterdir())):
+        raise UsageError(f"{root} holds other files; choose a folder that is empty or does not exist")
+
+
+def _is_foreign(entry: Path) -> bool:
+    """Not the lock, and not what a killed process left of its first write."""
+    return entry.name != ".lock" and not fnmatchcase(entry.name, f".{PLAN}.*.tmp")
+
+
+def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
+    """What a study's folder says of its plan. Raises UsageError where it is not of this one, or of a part of it, DataError
+    for a damaged one."""
+    path, asked = root / PLAN, _identity(plan)
+    try:
+        stored: dict[str, Any] = json.loads(path.read_bytes())
+        parts = {"plan": "", "training": ""}  # and where in the plan a difference is
+        parts |= {part: part for part in OLDER_WITHOUT if part in stored}
+        _check_tests(stored.get("tests"))
+        if "sources" in stored:  # a file that is not here cannot be another one
+            stored["sources"] = {key: value for key, value in stored["sources"].items() if key in asked["sources"]}
+        found = (_difference(stored[part], asked[part], place) for part, place in parts.items())
+        difference = next(filter(None, found), None)
+    except FileNotFoundError:
+        raise UsageError(f"{root} holds no {PLAN}: it is no study's folder") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{path} is damaged; restore it, or choose another --output") from None
+    if difference:
+        raise UsageError(f"{root} is the study of another plan: {difference}; choose another folder")
+    return stored
+
+
+def _identity(plan: StudyPlan) -> dict[str, Any]:
+    """What a study's folder says of its plan, every default included, as it is read back."""
+    cells = plan.cells()
+    asked = {
+        "plan": plan.identity(),
+        "training": {str(cell): essentials(plan, cell) for cell in cells},
+        "strategies": {
+            name: strategy_of(plan, name).params() for name, keys in plan.shardings.items() if READY not in keys
+        },
+        "simulations": {str(cell): simulation_of(plan, cell) for cell in cells},
+        "sources": sources(plan),
+    }
+    said: dict[str, Any] = json.loads(json.dumps(asked))
+    return said
+
+
+def _check_tests(begun: Any) -> None:
+    """Raises ValueError for what no study wrote; None is what older ones did."""
+    kinds: dict[str, Any] = {"baseline": str, "margin": (int, float), "seeds": int}
+    if begun is not None and not all(isinstance(value, kinds[key]) for key, value in begun.items()):
+        raise ValueError
+
+
+def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
+    """The first value that differs; members that were added do not matter, one that is gone does."""
+    for key, value in stored.items():
+        at = f"{place}.{key}" if place else key
+        if key not in asked:
+            return f"{at} is not in this one"
+        if isinstance(value, dict) and isinstance(asked[key], dict):
+            inner = _difference(value, asked[key], at)
+            added = set(asked[key]) - set(value) if _is_table_of_flags(at) else set()
+            if inner or added:
+                return inner or f"{at} had no {sorted(added)[0]}"
+        elif asked[key] != value:
+            return f"{at} was {json.dumps(value)[:200]}, now {json.dumps(asked[key])[:200]}"
+    return None
+
+
+def _is_table_of_flags(place: str) -> bool:
+    """[training], [virtual] and [models.NAME] are whole; [models] itself may get more members."""
+    table, _, member = place.partition(".")
+    return place in ("training", "virtual") or (table in TABLES and bool(member))

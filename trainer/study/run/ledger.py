@@ -1,0 +1,204 @@
+"""The ledger of a study: one JSON line a finished run, appended whole, so that a killed study goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import naming
+from pipeline.core.errors import DataError, UsageError
+from trainer.study.plan.study_plan import Cell, Run, StudyPlan
+
+Record = dict[str, Any]  # a line: what trainer.study.run.measure writes
+LEDGER = "ledger.jsonl"
+KINDS: dict[str, type] = {"run": str, "seeds": dict, "data": dict, "shards": str, "sharding": dict, "environment": dict}
+SIDES = ("train", "eval")
+COUNTS = 5  # rows of a class that shards have: the least, the quartiles, the most
+TOTALS = ("seconds", "updates", "rejected", "restarts")
+SCORES = ("best_accuracy", "best_epoch", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
+# Two hosts, or two tries, of one run agree on these; times and machines may differ.
+PROMISED = ("seeds", "shards")
+OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
+
+
+class Ledger:
+    """The lines of a study's folder. Only the process that holds the folder's lock may append, and has ``mine``: then the
+    unfinished line of a killed process is cut off; others only pass it over."""
+
+    def __init__(self, path: Path, *, mine: bool = False) -> None:
+        self.path = path
+        self.records: dict[str, Record] = {}
+        if path.exists():
+            self._read(mine)
+
+    def __contains__(self, run: Run) -> bool:
+        return str(run) in self.records
+
+    def append(self, record: Record) -> None:
+        """Add a run's line: after a crash it is there whole, or not."""
+        line = dumps(record)
+        with naming(self.path), open(self.path, "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.records[record["run"]] = record
+
+    def merge(self, other: Ledger, plan: StudyPlan, contents: Contents) -> int:
+        """Take the lines of another host's ledger of this plan; returns how many were new.
+
+        Raises UsageError for a run that the plan does not have, DataError where both have a run and it ended otherwise, or
+        was of other data; nothing is taken then. Runs on real processes never end alike: one's own stays."""
+        cells = {str(cell) for cell in plan.cells()}
+        fresh = []
+        for name, record in other.records.items():
+            if name.rpartition("/")[0] not in cells:
+                raise UsageError(f"{other.path} has the run {name}, which the plan has not; merge studies of one plan")
+            mine = self.records.get(name)
+            if mine is None:
+                contents.add(record)
+                fresh.append(record)
+            elif key := _differing(mine, record, PROMISED if plan.backend == "processes" else OUTCOME):
+                raise DataError(
+                    f"{other.path} and {self.path} have the run {name} with other {key}: {record.get(key)}"
+                    f" ({_machine(record)}) and {mine.get(key)} ({_machine(mine)}); the hosts' data, software or processors"
+                    " differ: have each host do seeds of its own"
+                )
+        for record in fresh:
+            self.append(record)
+        return len(fresh)
+
+    def of_plan(self, plan: StudyPlan) -> list[Record]:
+        """The plan's runs that are done, in the plan's order; seeds beyond the plan's are left out."""
+        return [self.records[str(run)] for run in plan.runs() if run in self]
+
+    def _read(self, mine: bool) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if mine and whole < len(data):
+            os.truncate(self.path, whole)
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                record = parse(line)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise DataError(f"{self.path}, line {number} is no line of a ledger; restore the file") from None
+            before = self.records.get(record["run"])
+            if before and _differing(before, record):
+                raise DataError(f"{self.path}, line {number} has the run {record['run']} again, with another end")
+            self.records[record["run"]] = record
+
+
+class Contents:
+    """What the runs of a study were made of: equal names must mean equal data. owner(run): of whose shards they are, the
+    rows' order in them, and the seed that made them, None for no seed."""
+
+    def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, int | None]]) -> None:
+        self.owner = owner
+        self.seen: dict[tuple[str, ...], tuple[str, str]] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Raises DataError where a run's data or shards are not those that others had under the same name."""
+        run = run_of(record)
+        rows, seed = self.owner(run)
+        dataset = run.cell.dataset
+        for what, key, found in (
+            ("evaluation images", ("eval", dataset), record["data"]["eval"]),
+            ("training images", ("train", dataset, rows), record["data"]["train"]),
+            ("shards", ("shards", dataset, run.cell.sharding, str(seed)), record["shards"]),
+        ):
+            before, first = self.seen.setdefault(key, (found, str(run)))
+            if before != found:
+                raise DataError(
+                    f"{run} is of other {what} than {first} ({found} and {before}), and one study compares what is"
+                    f" trained on the same: name it otherwise, or, where {dataset} or its shards have changed since, choose"
+                    " another --output"
+                )
+
+
+def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
+    """The plan's runs in the study that stands beside one in a folder; none where there is no such study."""
+    path = root.parent / plan.beside / LEDGER
+    return Ledger(path).of_plan(plan) if plan.beside and path.is_file() else []
+
+
+def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:
+    return next((key for key in keys if mine.get(key) != other.get(key)), None)
+
+
+def _machine(record: Record) -> str:
+    about = record["environment"]
+    return f"{about.get('processor', 'unknown processor')}, torch {about.get('torch', 'unknown')}"
+
+
+def parse(line: bytes) -> Record:
+    """A line as a record. Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for what no run wrote."""
+    record: Record = json.loads(line, parse_constant=_no_number)
+    run_of(record)
+    for key, kind in KINDS.items():
+        if not isinstance(record[key], kind):
+            raise TypeError(key)
+    _check(all(isinstance(record["data"][side], str) for side in SIDES))
+    seed = run_of(record).seed
+    _check(all(value in (0, seed) for value in record["seeds"].values()))
+    counts = record["sharding"].get("class_counts", [])
+    facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
+    _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
+    _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
+    accuracy, diverged = record["final_accuracy"], record["failed"] is not None
+    if accuracy is None:  # real targets have no accuracy at all
+        _check(record.get("best_accuracy") is None)
+    else:
+        _check(not diverged and _numbers([accuracy]) and 0 <= accuracy <= 1)
+    if not diverged:
+        _check(isinstance(record["parameters"], str))
+        _check(_numbers([record[key] for key in TOTALS] + [record["staleness"]["mean"]]))
+        _check(_numbers([value for key in SCORES if (value := record.get(key)) is not None]))
+        _check(_is_curve(record["curve"]))
+    return record
+
+
+def _is_curve(curve: Any) -> bool:
+    """An accuracy at every epoch, null for real targets; None where there was no evaluation before the end."""
+    if curve is None:
+        return True
+    epochs, accuracies = curve["epoch"], curve["accuracy"]
+    known = [accuracy for accuracy in accuracies if accuracy is not None]
+    return len(epochs) == len(accuracies) and _numbers([*epochs, *known])
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        for value in values
+    )
+
+
+def _check(fits: bool) -> None:
+    if not fits:
+        raise ValueError
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+def dumps(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
+def run_of(record: Record) -> Run:
+    """The run that a line is of."""
+    cell, _, seed = record["run"].rpartition("/")
+    return Run(Cell(*cell.split("/")), int(seed))
+
+
+def environments(records: Iterable[Record]) -> list[tuple[dict[str, Any], int]]:
+    """The machines and versions that a study ran on, each once, with the number of their runs."""
+    counts = Counter(json.dumps(record["environment"], sort_keys=True) for record in records)
+    return [(json.loads(text), runs) for text, runs in counts.items()]

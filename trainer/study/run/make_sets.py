@@ -1,0 +1,43 @@
+"""The process that makes a study's shard sets, one after the other on one Spark: tasks come from its parent.
+
+It ends with the job's exit code, and with the line that says what is wrong on standard output."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.command_line import parse
+from pipeline.core.errors import JobError
+from pipeline.datasets.derive import Derivation, derive
+from pipeline.runs.api import shard_request
+from pipeline.runs.command import shard_parser, strategy_of_flags
+from pipeline.runs.flags import read_request
+from pipeline.spark.session import spark_context
+from trainer.study.run.children import task_of_parent
+
+
+def make(task: dict[str, Any]) -> None:
+    """Derive the data set where that is asked for, then shard it; what is there already stays, if it is what this makes."""
+    if task["derive"]:
+        asked = task["derive"]
+        derive(asked["source"], Path(asked["target"]), Derivation(**asked["derivation"]), asked["evaluation"])
+    args = parse(shard_parser(), task["shard"])
+    shard_request(read_request(args), strategy_of_flags(args), report=not args.no_report, quiet=True)
+
+
+def main() -> int:
+    try:
+        tasks = task_of_parent()
+        with spark_context():
+            for task in tasks:
+                make(task)
+    except JobError as error:
+        print(" ".join(str(error).split()))  # its parent reads the last line
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The process of one run: it trains, and writes the run's line for the ledger into a file of its own.
+
+Its task comes from its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import write_durably
+from pipeline.core.command_line import DISTRIBUTION
+from pipeline.core.errors import Diverged, JobError
+from pipeline.core.storage.store import Store
+from trainer.options import Options
+from trainer.runlog.result import Result
+from trainer.study.plan.cases import Case, case_of
+from trainer.study.plan.study_plan import SOURCES, Cell, Run, StudyPlan, plan_of
+from trainer.study.run.children import task_of_parent
+from trainer.study.run.ledger import Record, dumps
+from trainer.study.run.sets import facts_of, identity_of
+
+DIGITS = 6
+FIGURES = (
+    "final_accuracy", "final_loss", "best_accuracy", "best_loss", "best_epoch", "train_accuracy", "train_loss",
+    "running_train_accuracy", "running_train_loss",
+)  # fmt: skip
+CURVE = ("epoch", "accuracy", "loss", "train_accuracy", "train_loss")
+
+
+def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
+    """Train one run anew in a folder; a run that diverges is a result too.
+
+    Raises JobError for what is no result: broken shards, a full disk, a run that could not start."""
+    case = case_of(plan, run, shards, folder)
+    made_on = environment(case)  # before the training: the code may be edited meanwhile
+    begun, cpu = time.monotonic(), time.process_time()
+    failed, result = None, None
+    try:
+        result = _train(case)
+    except Diverged as error:
+        failed = str(error).partition(" (see ")[0]  # the folder, which is deleted
+    return {
+        "run": str(run),
+        "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
+        "failed": failed,
+        **_made_of(shards),
+        **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
+        "wall_s": round(time.monotonic() - begun, 2),
+        "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # that of other processes is unknown
+        "environment": made_on,
+    }
+
+
+def _train(case: Case) -> Result:
+    options = Options(overwrite=True, silent=True, report=False)
+    if case.simulated:
+        from trainer.simulate import simulate
+
+        return simulate(case.config, case.simulated, options)
+    from trainer.api import train
+
+    result = train(case.config, options)
+    assert result, "all of it runs here"
+    return result
+
+
+def _made_of(uri: str) -> dict[str, Any]:
+    from trainer.data.shards import open_shards
+
+    store, shards = Store(), open_shards(uri)
+    path = f"{shards.uri}/quality.json"
+    quality = json.loads(store.read(path)) if store.exists(path) else None
+    return {**identity_of(shards), "sharding": _rounded(facts_of(shards.manifest, quality))}
+
+
+def _outcome(result: Result) -> dict[str, Any]:
+    from trainer.runlog.read import evaluations
+
+    evaluated = evaluations(result.events())
+    weights = sha256(b"".join(array.tobytes() for array in result.weights().values())).hexdigest()[:16]
+    figures: dict[str, Any] = {name: getattr(result, name) for name in FIGURES}
+    figures |= {
+        "learned": result.learned,
+        "curve": {name: [event.get(name) for event in evaluated] for name in CURVE},
+        "parameters": weights,
+        "staleness": {"mean": result.staleness["mean"], "max": result.staleness["max"]},
+        "seconds": result.seconds,
+        "updates": result.updates,
+        "examples": result.examples,
+        "rejected": result.rejected,
+        "restarts": sum(result.restarts.values()),
+    }
+    rounded: dict[str, Any] = _rounded(figures)
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers short enough for a file that people keep; an accuracy of 10,000 images has four digits."""
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def environment(case: Case) -> dict[str, Any]:
+    """What could change the numbers, and the times: versions, processor, device, and a digest of this program's own code."""
+    from trainer.models.devices import pick_device
+
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "sharding": version(DISTRIBUTION),
+        "code": _code_digest(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "device": pick_device(case.config.processes.device, 0).type,
+    }
+
+
+def _code_digest() -> str:
+    """Of the trainer's modules but the study's own, and of those of the pipeline that make shards."""
+    import pipeline
+    import trainer
+
+    parts = []
+    for package in (pipeline, trainer):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            place = path.relative_to(root).as_posix()
+            if not place.startswith(("study/", "benchmark/", "report")):
+                parts.append(f"{package.__name__}/{place} ".encode() + sha256(path.read_bytes()).digest())
+    return sha256(b"\n".join(parts)).hexdigest()[:12]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def main() -> int:
+    """The task: plan, run, shards, folder, and the file for the line."""
+    task = task_of_parent()
+    run = Run(Cell(*task["cell"]), task["seed"])
+    try:
+        record = measure(plan_of(task["plan"]), run, task["shards"], Path(task["folder"]))
+    except JobError as error:
+        print(" ".join(str(error).split()))  # its parent reads the last line
+        return error.exit_code
+    write_durably(Path(task["record"]), dumps(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

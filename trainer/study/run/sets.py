@@ -1,0 +1,143 @@
+"""The shard sets of a study: which there are, where they lie, and the process that makes them with Spark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pipeline.core.errors import DataError, JobError, UsageError
+from trainer.study.plan.cases import ORDER, READY, derivation, sharding_args, strategy_of
+from trainer.study.plan.study_plan import Run, StudyPlan
+from trainer.study.run.children import run_child
+
+if TYPE_CHECKING:
+    from trainer.data.shards import Shards
+
+SETS, DATASETS = "sets", "datasets"
+GONE = ",gone"  # behind the name of a folder that is being deleted; no name has a comma
+QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # the least, the quartiles and the most of what shards have of the classes
+
+
+class SetKey(NamedTuple):
+    """One shard set of a study. seed: None where it does not change the shards."""
+
+    dataset: str
+    sharding: str
+    seed: int | None
+
+    def __str__(self) -> str:
+        return ",".join(
+            [self.dataset, self.sharding, "all" if self.seed is None else str(self.seed)]
+        )  # none is in a name
+
+
+class Sets:
+    """Makes the sets of runs when they are asked for, in one process with one Spark, and finds those that are there."""
+
+    def __init__(self, plan: StudyPlan, root: Path) -> None:
+        self.plan, self.root = plan, root
+        self.made: set[SetKey] = set()
+        self.draws = {
+            name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).draws())
+            for name, keys in plan.shardings.items()
+        }
+
+    def key(self, run: Run) -> SetKey:
+        seed = self.plan.seed_of("sharding", run) if self.draws[run.cell.sharding] else None
+        return SetKey(run.cell.dataset, run.cell.sharding, seed)
+
+    def uri(self, key: SetKey) -> str:
+        ready = self.plan.shardings[key.sharding].get(READY)
+        return str(ready) if ready else str(self.root / SETS / str(key))
+
+    def missing(self, keys: Iterable[SetKey]) -> list[SetKey]:
+        """Those that are not known to be made, and of the plan's data: a study that was killed left sets of what these held
+        then."""
+        own = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
+        return [key for key in own if key not in self.made]
+
+    def make(self, keys: Iterable[SetKey]) -> None:
+        """Make sets, or find that they are there as they would be made. Raises the error of the job that failed."""
+        tasks = {key: self._task(key) for key in keys}
+        if not tasks:
+            return
+        code, said = run_child("trainer.study.run.make_sets", list(tasks.values()))
+        if code:
+            kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
+            if code == UsageError.exit_code:  # what is there is of other data; the job's own advice is about its flags
+                folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
+                said = f"{said.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
+            raise kinds.get(code, JobError)(f"the shard sets could not be made: {said or 'failed without a word'}")
+        self.made |= set(tasks)
+
+    def owner(self, run: Run) -> tuple[str, int | None]:
+        """Whose rows a run's are (those of a ready set are its own), and the seed of its shards."""
+        keys = self.plan.shardings[run.cell.sharding]
+        rows = f"ready {run.cell.sharding}" if READY in keys else str(keys.get(ORDER, "given"))
+        return rows, self.key(run).seed
+
+    def drop(self, key: SetKey) -> None:
+        """Delete a set that no run needs any more; a ready one stays."""
+        if READY not in self.plan.shardings[key.sharding]:
+            self.made.discard(key)
+            _delete(self.root / SETS / str(key))
+
+    def drop_datasets(self) -> None:
+        """Delete the data sets that were derived for the sets."""
+        _delete(self.root / DATASETS)
+
+    def _task(self, key: SetKey) -> dict[str, Any]:
+        """What make_sets is to do: derive a data set where the plan changes it, then shard it."""
+        given = self.plan.datasets[key.dataset]
+        source, evaluation = str(given["input"]), str(given.get("eval_input", given["input"]))
+        order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
+        derived = None
+        if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
+            folder = self.root / DATASETS / (key.dataset + f",{order}" * (order != "given"))
+            places = {"source": source, "evaluation": given.get("eval_input"), "target": str(folder)}
+            derived = places | {"derivation": derivation(self.plan, key.dataset, order).params()}
+            source = evaluation = str(folder)
+        seed = 0 if key.seed is None else key.seed
+        output = self.root / SETS / str(key)
+        return {"derive": derived, "shard": sharding_args(self.plan, key.sharding, seed, source, evaluation, output)}
+
+
+def _delete(folder: Path) -> None:
+    """As a whole: one that is half deleted when this process is killed no longer looks made."""
+    gone = folder.with_name(f"{folder.name}{GONE}")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.is_dir():
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def identity_of(shards: Shards) -> dict[str, Any]:
+    """Which images a set is of, and which set it is: equal names must mean equal ones."""
+    from trainer.runlog.run_folder import digest
+
+    manifest = shards.manifest
+    data = {"train": manifest["input"]["fingerprint"], "eval": manifest["eval"]["input"]["fingerprint"]}
+    return {"data": data, "shards": digest(shards)}
+
+
+def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[str, Any]:
+    """What the ledger keeps of a set: how even it is, whatever the measure, and what it took."""
+    near = manifest["neighbourhoods"] or []
+    rows = [worker["rows"] for worker in manifest["workers"]]
+    facts: dict[str, Any] = {
+        "rows": manifest["rows"],
+        "copies": manifest["copies"],
+        "sparse": sum(bool(group["sparse"]) for group in near),
+        "sparse_rows": sum(group["size"] for group in near if group["sparse"]),
+        "size_ratio": max(rows) / max(1, min(rows)),
+        "seconds": sum(manifest.get("seconds", {}).values()),
+    }
+    if quality:
+        facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
+        facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
+        facts["class_counts"] = np.quantile(quality["class_table"], QUARTERS).tolist()
+    return facts
