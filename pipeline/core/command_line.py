@@ -100,6 +100,11 @@ def parser(prog: str, description: str | None, epilog: str) -> Parser:
     )
 
 
+def actions_by_flag(flags: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return what each flag does, by its spellings. Only this module uses members of argparse that are not public."""
+    return flags._option_string_actions
+
+
 def seed(text: str) -> int:
     """The type of --seed."""
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:

@@ -23,6 +23,7 @@ from pipeline.doctor.places import check_input, check_reach, output_error, read_
 from pipeline.doctor.security import check_kerberos, is_kerberos
 from pipeline.doctor.versions import check_extras, check_versions, missing_extras
 from pipeline.spark.failures import cluster_failure
+from pipeline.spark.jvm import jvm_of
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
 
@@ -74,7 +75,7 @@ class Examination:
             else:
                 stack.push(spark)
                 self.checks.append(Check("master", OK, f"{context.master}, application {context.applicationId}"))
-                self._judge(open_store(context), context, str(context._jvm.System.getProperty("java.version")))
+                self._judge(open_store(context), context, str(jvm_of(context).System.getProperty("java.version")))
 
     def _judge(self, store: Store, context: SparkContext | None, java: str) -> None:
         """Add the checks of the driver, of executors if there is a Spark, and of the places. java: the driver's version."""

@@ -15,6 +15,7 @@ from pipeline.core.storage.store import Store
 from pipeline.doctor.clocks import Reading
 from pipeline.doctor.facts import Facts, look_from_task
 from pipeline.doctor.places import Reach, reach_from_task
+from pipeline.spark.jvm import scala_context
 from pipeline.spark.progress import GROUP
 
 ROUNDS = 5  # of tasks; a round may miss an executor whose Python starts slowly
@@ -24,8 +25,7 @@ T = TypeVar("T")
 
 def registered(context: SparkContext) -> int:
     """Return how many executors there are now, the one of a local master included."""
-    scala: Any = context._jsc.sc()  # type: ignore[attr-defined, unused-ignore]
-    return max(1, int(scala.getExecutorMemoryStatus().size()) - 1)
+    return max(1, int(scala_context(context).getExecutorMemoryStatus().size()) - 1)
 
 
 def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> list[T]:

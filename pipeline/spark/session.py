@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -26,6 +26,7 @@ from pipeline.core.atomic import naming
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import SAFE_PATH, main_folder
+from pipeline.spark.jvm import accumulator_server, has_gateway, jvm_of, running_context, shipped_packages, start_jvm
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PYTHON_WORKERS = "pipeline.spark.python_workers"
@@ -71,7 +72,7 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
     """Set what a driver's JVM must know when it starts: its memory and its log. Raises JobError where there is no Java.
 
     A JVM that runs already, such as spark-submit's, was told by its command line and environment."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._gateway is not None:
+    if "PYSPARK_GATEWAY_PORT" in os.environ or has_gateway():
         return
     java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
@@ -98,7 +99,7 @@ def _is_nameless() -> bool:
 def _name_user() -> None:
     """Log a user without a name in at Hadoop under its number, or HADOOP_USER_NAME: Java's own login fails there."""
     user = os.environ.get("HADOOP_USER_NAME") or os.environ.get("USER") or str(os.geteuid())
-    information = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+    information = start_jvm().org.apache.hadoop.security.UserGroupInformation
     information.setLoginUser(information.createRemoteUser(user))
 
 
@@ -124,7 +125,7 @@ def _check_arguments(context: SparkContext) -> None:
 
     It passes arguments through Java, which reads them in the locale's encoding and puts "?" for each byte that this lacks:
     an output would be committed under another name."""
-    encoding = str(context._jvm.System.getProperty("sun.jnu.encoding"))  # type: ignore[union-attr]
+    encoding = str(jvm_of(context).System.getProperty("sun.jnu.encoding"))
     if encoding.upper() in ("UTF-8", "UTF8"):
         return
     for argument in sys.argv[1:]:
@@ -168,7 +169,7 @@ def spark_context(
         raise UsageError(
             "a Spark Connect session runs no Python tasks of its own; pass a session of the cluster itself"
         )
-    running = spark.sparkContext if spark else SparkContext._active_spark_context
+    running = spark.sparkContext if spark else running_context()
     if running is not None:
         ship_package(running)
         yield running
@@ -178,7 +179,7 @@ def spark_context(
     defaults = spark_defaults()
     _prepare_jvm(defaults)
     # Without a JVM to ask, a SparkConf is empty, and defaults set on it would override those of spark-submit.
-    SparkContext._ensure_initialized()
+    start_jvm()
     if _is_nameless():
         _name_user()
     conf = SparkConf()
@@ -219,7 +220,7 @@ def spark_context(
 
 def _stop(context: SparkContext) -> None:
     """Stop a context without waiting for its server of accumulators: that one looks once a second whether it is to end."""
-    server: Any = context._accumulatorServer
+    server = accumulator_server(context)
     if server is not None and isinstance(server.server_address, tuple):  # a Unix socket has a file to be removed
         wait = server.shutdown
         server.shutdown = lambda: Thread(target=wait, daemon=True).start()
@@ -235,7 +236,7 @@ def ship_package(context: SparkContext, package: Path = PACKAGE) -> None:
     if str(context.master).startswith("local") or not package.is_dir():
         return
     name = f"{package.name}.zip"
-    if name in (context._python_includes or ()):
+    if name in shipped_packages(context):
         return
     folder = tempfile.mkdtemp()  # until the driver ends: an executor that joins late fetches the zip then
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -251,8 +252,8 @@ def _application_name() -> str:
 
 def _quiet(context: SparkContext) -> None:
     """A user whose input is wrong reads one line, not a task's stack trace; --debug brings it back."""
-    assert context._jvm is not None
-    configurator = context._jvm.org.apache.logging.log4j.core.config.Configurator
-    off = context._jvm.org.apache.logging.log4j.Level.OFF
+    log4j = jvm_of(context).org.apache.logging.log4j
+    configurator = log4j.core.config.Configurator
+    off = log4j.Level.OFF
     for name in NOISY:
         configurator.setLevel(name, off)

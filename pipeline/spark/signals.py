@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 from pyspark import SparkContext
 
+from pipeline.spark.jvm import jvm_of, start_callbacks
+
 NAMES = ("INT", "TERM", "HUP")
 SAME_S = 1.0  # a terminal or a scheduler may signal both processes, one right after the other
 
@@ -25,10 +27,8 @@ def passed_on(context: SparkContext) -> Iterator[None]:
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         yield
         return
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    jvm: Any = context._jvm
-    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+    jvm = jvm_of(context)
+    start_callbacks(context)
     handler = _Handler()
     python = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     noting = {number: handler.noting(then) for number, then in python.items() if callable(then)}

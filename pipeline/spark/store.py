@@ -13,13 +13,14 @@ from pipeline.core.errors import UsageError
 from pipeline.core.storage.hdfs import HDFS_SETTINGS, PROXY_USER, is_hdfs_setting
 from pipeline.core.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
+from pipeline.spark.jvm import hadoop_configuration, jvm_of
 
 
 def open_store(context: SparkContext) -> Store:
     """Return a store with what Spark's Hadoop configuration knows of HDFS and S3, keys in credential files included.
 
     Raises UsageError for a setting that cannot be applied, and for a credential file that cannot be read."""
-    java = context._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
+    java = hadoop_configuration(context)
     prefixes = ("dfs.", "fs.viewfs.mounttable.", "fs.s3a.")
     names = [prefix + str(rest) for prefix in prefixes for rest in java.getPropsWithPrefix(prefix)]
     ours = [name for name in names if is_hdfs_setting(name) or is_s3a_setting(name)]
@@ -38,7 +39,7 @@ def open_store(context: SparkContext) -> Store:
 
 def proxied_user(context: SparkContext) -> str | None:
     """Return the user that spark-submit --proxy-user (or HADOOP_PROXY_USER) names, or None."""
-    jvm: Any = context._jvm
+    jvm = jvm_of(context)
     user = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser()
     if user.getRealUser() is not None:
         return str(user.getShortUserName())
@@ -57,7 +58,7 @@ def _credentials(context: SparkContext, java: Any) -> dict[str, str]:
     paths = [path for name in (S3A_PROVIDER_PATH, PROVIDER_PATH) if (path := java.get(name))]
     if not paths:
         return {}
-    jvm: Any = context._jvm
+    jvm = jvm_of(context)
     combined = jvm.org.apache.hadoop.conf.Configuration(java)
     combined.set(PROVIDER_PATH, ",".join(paths))
     found: dict[str, str] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 from pyspark import SparkContext
 
+from pipeline.spark.jvm import jvm_of
 from trainer.benchmark.systems.executors import find_executors
 
 LIBRARIES = ("pyspark", "numpy", "pyarrow", "torch", "pyzmq")
@@ -21,7 +22,6 @@ TRAINER = Path(__file__).resolve().parents[1]
 
 def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
     """Hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark adds to it."""
-    assert context._jvm is not None
     processor = platform.processor()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -32,7 +32,7 @@ def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "java": context._jvm.System.getProperty("java.version"),
+        "java": jvm_of(context).System.getProperty("java.version"),
         "master": context.master,
         "parallelism": context.defaultParallelism,
         "driver_memory": context.getConf().get("spark.driver.memory", "1g"),

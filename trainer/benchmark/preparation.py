@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import pipeline
 from pipeline.input.dataset import Dataset
+from pipeline.spark.jvm import scala_context
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.store import open_store
 from pipeline.strategies.stratified import Stratified
@@ -93,7 +94,7 @@ def delete_rows(execution: Execution, stored: StoredRows) -> None:
 
 def choose_sizes(context: SparkContext, problem: Problem) -> tuple[int, ...]:
     """Numbers of rows up to what the executors' memory holds as MLlib's cached points, to two digits, ascending."""
-    executors = context._jsc.sc().statusStore().executorList(True)
+    executors = scala_context(context).statusStore().executorList(True)
     memory = {executors.apply(at).id(): int(executors.apply(at).maxMemory()) for at in range(executors.size())}
     unused = memory.get("driver", 0) if len(memory) > 1 else 0  # the driver caches nothing beside executors
     largest = MEMORY_SHARE * (sum(memory.values()) - unused) / (8 * problem.features + OBJECT_BYTES)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import SparkContext
 
+from pipeline.spark.jvm import scala_context
 from pipeline.spark.store import open_store
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Executors:
 
     def count(self) -> int:
         """Return how many are registered now, at least 1."""
-        executors = self.context._jsc.sc().statusStore().executorList(True)
+        executors = scala_context(self.context).statusStore().executorList(True)
         names = [executors.apply(at).id() for at in range(executors.size())]
         return max(1, len(names) - names.count("driver"))
 

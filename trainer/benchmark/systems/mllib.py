@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.clustering.columns import matrix_to_vector
 from pipeline.core.errors import JobError
+from pipeline.spark.jvm import jvm_of, scala_context
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import BLOCK_ROWS, Configuration
 from trainer.benchmark.records import Measurement
@@ -45,12 +46,11 @@ def cache_points(context: SparkContext, folder: str, features: int, tasks: int) 
     """What problems.write_problem wrote as text, in as many parts as a job has tasks; dropped at the end.
 
     Raises JobError where memory does not hold them."""
-    assert context._jvm is not None
-    utils = context._jvm.org.apache.spark.mllib.util.MLUtils
+    utils = jvm_of(context).org.apache.spark.mllib.util.MLUtils
 
     def load() -> Any:
         """coalesce, since text alone would be cut by its blocks."""
-        return utils.loadLabeledPoints(context._jsc.sc(), f"{folder}/points", tasks).toJavaRDD().coalesce(tasks)
+        return utils.loadLabeledPoints(scala_context(context), f"{folder}/points", tasks).toJavaRDD().coalesce(tasks)
 
     read_s = _time_warm(load().count)
     cached = load().cache()
@@ -72,7 +72,7 @@ def _check_cached(context: SparkContext, rdd: int) -> None:
     """Raise JobError where a part does not fit: every mini-batch would read it again."""
     until = time.monotonic() + CACHE_REPORT_S
     while True:
-        infos = context._jsc.sc().getRDDStorageInfo()
+        infos = scala_context(context).getRDDStorageInfo()
         held, parts = next((i.numCachedPartitions(), i.numPartitions()) for i in infos if i.id() == rdd)
         if held == parts:
             return
@@ -124,8 +124,7 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
 
 def _build_learner(points: CachedPoints, configuration: Configuration) -> tuple[Any, Any]:
     """MLlib's learner, without an intercept, and the weights that it starts from."""
-    assert points.context._jvm is not None
-    mllib, given = points.context._jvm.org.apache.spark.mllib, configuration.hyperparameters
+    mllib, given = jvm_of(points.context).org.apache.spark.mllib, configuration.hyperparameters
     parameters = (given.step_size, configuration.max_mini_batches, given.decay, configuration.fraction)
     if configuration.model == "logistic":
         learner = mllib.classification.LogisticRegressionWithSGD(*parameters)

@@ -9,19 +9,20 @@ import numpy as np
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
+from pipeline.spark.jvm import jvm_of, scala_context
+
 STAGE_METRICS = ("stages", "wall_ms", "run_ms", "deserialise_ms", "result_bytes", "tasks")
 LATEST_JOBS = 20
 
 
 def count_jobs(context: SparkContext) -> int:
     """Jobs that the scheduler has been given so far."""
-    return int(context._jsc.sc().dagScheduler().numTotalJobs())
+    return int(scala_context(context).dagScheduler().numTotalJobs())
 
 
 def driver_cpu_s(context: SparkContext) -> float:
     """CPU seconds of the driver's threads so far, without those that run tasks: local mode has them in the same JVM."""
-    assert context._jvm is not None
-    threads = context._jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+    threads = jvm_of(context).java.lang.management.ManagementFactory.getThreadMXBean()
     infos = (info for info in threads.getThreadInfo(threads.getAllThreadIds()) if info is not None)
     ids = [info.getThreadId() for info in infos if not info.getThreadName().startswith("Executor task")]
     return float(sum(max(0, threads.getThreadCpuTime(number)) for number in ids)) / 1e9  # -1: it has ended
@@ -32,7 +33,7 @@ def measure_mini_batch(context: SparkContext) -> dict[str, float]:
 
     wall_ms: from the submission of a stage to its end; run_ms, deserialise_ms: of all its tasks. Empty where Spark's
     status store has none."""
-    status, found = context._jsc.sc().statusStore(), []
+    status, found = scala_context(context).statusStore(), []
     for job in range(max(0, count_jobs(context) - LATEST_JOBS), count_jobs(context)):
         with suppress(Py4JJavaError):  # it was dropped from the store, or its end has not arrived there
             ids = status.job(job).stageIds()

@@ -1,0 +1,57 @@
+"""Spark's JVM from Python: the one module that uses members of PySpark which it does not publish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark import SparkContext
+
+
+def running_context() -> SparkContext | None:
+    """Return the context of this process, or None if there is none."""
+    return SparkContext._active_spark_context
+
+
+def has_gateway() -> bool:
+    """True if this process has started a JVM, or was started by one that it has connected to."""
+    return SparkContext._gateway is not None
+
+
+def start_jvm() -> Any:
+    """Start a JVM, or connect to the one that started this process, and return its packages."""
+    SparkContext._ensure_initialized()
+    return SparkContext._jvm
+
+
+def jvm_of(context: SparkContext) -> Any:
+    """Return the packages of the JVM that a context runs in."""
+    return context._jvm
+
+
+def scala_context(context: SparkContext) -> Any:
+    """Return the org.apache.spark.SparkContext behind a context."""
+    java: Any = context._jsc
+    return java.sc()
+
+
+def hadoop_configuration(context: SparkContext) -> Any:
+    """Return the org.apache.hadoop.conf.Configuration of a context."""
+    java: Any = context._jsc
+    return java.hadoopConfiguration()
+
+
+def start_callbacks(context: SparkContext) -> None:
+    """Have this process answer calls from the JVM of a context."""
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+
+
+def accumulator_server(context: SparkContext) -> Any:
+    """Return the server that receives accumulators from tasks, or None."""
+    return context._accumulatorServer
+
+
+def shipped_packages(context: SparkContext) -> list[str]:
+    """Return the names of the zips that executors import from."""
+    return list(context._python_includes or ())
