@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -444,7 +445,8 @@ def refused(peer: zmq.Socket[bytes], address: str) -> None:
     monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | HANDSHAKE_FAILED)
     peer.linger = 0
     peer.connect(address)
-    peer.send_multipart([b"malformed, if it were heard"], zmq.NOBLOCK)
+    with suppress(zmq.Again):  # the connection may have ended already
+        peer.send_multipart([b"malformed, if it were heard"], zmq.NOBLOCK)
     assert monitor.poll(60_000)
     recv_monitor_message(monitor)
     assert not peer.poll(0)
