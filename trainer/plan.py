@@ -9,7 +9,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import aligned
 from pipeline.core.shardset.ratios import Ratios, shortened
 from trainer.config import Config, Facts
-from trainer.coordination.schedules import INVERSE_SQRT, drops, learning_rate
+from trainer.coordination.schedules import INVERSE_SQRT, drops
 
 FLOAT_BYTES = 4
 
@@ -121,24 +121,6 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
         return 1
     share = min(config.worker_batches(num_workers, ratios))
     return max(1, share // config.protocol.parts_of_a_step())
-
-
-def usual_batch(config: Config, facts: Facts) -> float | None:
-    """Return the mean mini-batch of a worker where workers draw different ones, by the set's ratios or --worker-batch
-    exact; else None."""
-    if config.data.sampling == "bernoulli":
-        return config.data.batch_size / facts.num_workers if facts.ratios else None
-    batches = config.worker_batches(facts.num_workers, facts.ratios)
-    return sum(batches) / facts.num_workers if len(set(batches)) > 1 else None
-
-
-def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
-    """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
-    steps = config.steps_per_epoch(facts.rows)
-    epochs = config.steps_per_worker(facts.rows) / steps
-    return (
-        learning_rate(config.optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs) / facts.num_workers
-    )
 
 
 def usable_cores() -> int:

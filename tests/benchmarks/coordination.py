@@ -48,13 +48,13 @@ def event_us(protocol: Protocol, workers: int, events: int) -> float:
     coordinator = Coordinator(protocol, Budget(workers, ENDLESS, ENDLESS), rate=lambda epoch: 0.1)
     for worker in range(workers):
         coordinator.join(0, worker, 1, 0.0)
-    queue = deque(reply for order in coordinator.advance(0.0) for reply in order.unblocked)
+    queue = deque(reply for order, _ in coordinator.advance(0.0) for reply in order.unblocked)
     measured = Measured(10, 1.0, 5, 0.1)
     begun = time.perf_counter()
     for event in range(events):
         worker, session, clock = queue.popleft()
         coordinator.push(0, worker, session, clock, float(event), measured)
-        for order in coordinator.advance(float(event)):
+        for order, _ in coordinator.advance(float(event)):
             queue.extend(order.unblocked)
         coordinator.records = []
     return (time.perf_counter() - begun) / events * 1e6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,10 @@ def test_what_a_checkpoint_holds_is_of_its_moment_however_late_it_is_written() -
         list(coordinator.advance(0.0))
         budget.position.memory["seen"].append(clock)
         coordinator.push(0, 0, 1, clock, 0.0, Measured(1, 0.0, 0, 0.1, seen=Seen(5, 0, 1)))
-        for order in coordinator.advance(0.0):
-            if order.snapshot:
-                taken.append(order.snapshot)
-                frozen.append(json.dumps(order.snapshot))
+        for _, snapshot in coordinator.advance(0.0):
+            if snapshot:
+                taken.append(snapshot)
+                frozen.append(json.dumps(asdict(snapshot)))
     assert len(taken) >= 3
-    assert [json.dumps(snapshot) for snapshot in taken] == frozen
+    assert [json.dumps(asdict(snapshot)) for snapshot in taken] == frozen
     assert len(set(frozen)) == len(frozen)

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -25,7 +25,7 @@ from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.momentum import heavy_ball
-from trainer.coordination.orders import Measured, Order, Record
+from trainer.coordination.orders import Measured, Order, Record, Snapshot
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.base import Protocol
@@ -138,8 +138,8 @@ class Simulation:
             self.coordinator.join(server, worker, self.lives[worker], now)
 
     def carry_out(self, now: float) -> None:
-        for order in self.coordinator.advance(now):
-            self.execute(order, now)
+        for order, snapshot in self.coordinator.advance(now):
+            self.execute(order, snapshot, now)
         for record in self.coordinator.records:
             if not record.accepted:
                 self.pushed.pop(record.worker, None)
@@ -160,7 +160,7 @@ class Simulation:
         self.coordinator.lose(worker)
         heapq.heappush(self.queue, Event(now + away, worker, JOIN, life=self.lives[worker]))
 
-    def execute(self, order: Order, now: float) -> None:
+    def execute(self, order: Order, snapshot: Snapshot | None, now: float) -> None:
         weights = [share.weight for share in order.shares]
         gradients = [self.pushed.pop(share.worker) for share in order.shares]
         for (begin, end), part in zip(self.bounds, self.slices, strict=True):
@@ -169,9 +169,8 @@ class Simulation:
                 part.accumulate(used, weights)
             else:
                 part.apply(used, order.learning_rate, weights)
-        if order.snapshot:
-            names = ("version", "accepted", "examples", "clocks", "memory", "passes", "epoch_sums")
-            position = json.dumps({name: order.snapshot[name] for name in names})
+        if snapshot:
+            position = json.dumps(asdict(snapshot.position))
             slices = [(part.values.copy(), part.momentum.copy()) for part in self.slices]
             self.saved = Saved(position, slices, self.run.records + self.coordinator.records)
             self.run.checkpoints.append(self.saved)

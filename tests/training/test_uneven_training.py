@@ -16,9 +16,10 @@ from trainer import Options, train
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Facts
 from trainer.coordination.weights import Weights
-from trainer.plan import check_shares, describe, plan, usual_batch
+from trainer.plan import check_shares, describe, plan
 from trainer.protocols.asp import ASP
 from trainer.protocols.bsp import BSP
+from trainer.rules import usual_batch
 from trainer.run_files import CHECKPOINTS
 from trainer.simulate import Simulated, simulate
 from trainer.simulation.profiles import parse_profile

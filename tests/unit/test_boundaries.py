@@ -24,7 +24,7 @@ PIPELINE = (
 )  # fmt: skip
 TRAINER = (
     "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",
-    "checkpoints", "runlog", "report", "leader", "server", "worker", "evaluation", "options", "launch", "cluster",
+    "checkpoints", "rules", "runlog", "report", "leader", "server", "worker", "evaluation", "options", "launch", "cluster",
     "simulation", "flags", "embed", "api", "simulate", "spark_job", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")

@@ -35,7 +35,7 @@ from trainer.coordination.clocks import Clocks
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
 from trainer.coordination.momentum import heavy_ball
-from trainer.coordination.orders import Measured, Order, Record, Share
+from trainer.coordination.orders import Measured, Order, Record, Share, Snapshot
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
@@ -192,9 +192,9 @@ class World:
         self.advance()
 
     def advance(self) -> None:
-        for order in self.coordinator.advance(self.now):
-            self._check(order)
-            order = order._replace(snapshot=None)
+        for order, snapshot in self.coordinator.advance(self.now):
+            self._check(order, snapshot)
+            order = order._replace(snapshot=False)  # there is no folder to write to
             self.slice_servers[0].execute(order)
             self.states.append(self.slice_servers[0].slice.values.copy())
             for server in range(1, self.servers):
@@ -223,7 +223,7 @@ class World:
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
-    def _check(self, order: Order) -> None:
+    def _check(self, order: Order, snapshot: Snapshot | None) -> None:
         before = self.orders[-1] if self.orders else Order(0, 0)
         self.orders.append(order)
         assert order.sequence == before.sequence + 1
@@ -248,14 +248,15 @@ class World:
             away = (Phase.ABSENT, Phase.JOINING, Phase.FINISHED)
             slowest = min((m.clock for m in members if m.phase not in away), default=0)
             assert all(clock - slowest <= bound for _, _, clock in order.unblocked)
-        if order.snapshot:
+        assert order.snapshot == (snapshot is not None)
+        if snapshot:
             unapplied = Counter(share.worker for share in self.summed)
             for worker, member in enumerate(members):
                 clock = member.clock - unapplied[worker]
                 if member.phase in (Phase.ABSENT, Phase.JOINING):
                     clock = self.protocol.clock_on_joining(clock, self.coordinator.view)
-                assert order.snapshot["clocks"][str(worker)] == clock
-            assert order.snapshot["version"] == order.version
+                assert snapshot.position.clocks[worker] == clock
+            assert snapshot.position.version == order.version
 
     def check(self) -> None:
         np.testing.assert_allclose(self.slice_servers[0].slice.values, self.applied, rtol=1e-6)

@@ -398,7 +398,7 @@ def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
         "accepted": [[0, 1.0]],
         "unblocked": [],
         "stop": [],
-        "snapshot": None,
+        "snapshot": False,
     }
     for op in (Op.ORDER, Op.LOAD, Op.HELLO, Op.HELD, Op.LOADED, Op.STATUS, Op.LOST, Op.END, Op.HEARTBEAT):
         peer.send_multipart([raw(op, 1, 2**62, 2**62), pack_json(order)])

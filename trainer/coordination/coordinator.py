@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any
 
 from trainer.coordination.budget import Budget
 from trainer.coordination.epoch_sums import EpochSums
 from trainer.coordination.ledger import Entry, Ledger
 from trainer.coordination.membership import Member, Membership, Phase
-from trainer.coordination.orders import Measured, Order, Record, Reply, Share
+from trainer.coordination.orders import Decision, Measured, Order, Record, Reply, Share, Snapshot
 from trainer.coordination.passes import Passes
 from trainer.coordination.queues import Queues
 from trainer.coordination.weights import Weights
@@ -186,16 +185,16 @@ class Coordinator:
 
     # --- what is done about it ----------------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> Iterator[Order]:
-        """Everything that can be decided now, order by order: what carrying out one shows may decide the next."""
+    def advance(self, now: float) -> Iterator[Decision]:
+        """Yield all that can be decided now, one after the other: the effect of an order may decide the next."""
         if self._started_at is not None:
             self.view.time = self._seconds + now - self._started_at
-        while order := self._next(now):
-            yield order
-            if not (self.ledger.waiting or self._queues.ready or self._snapshot_wanted or order.stop):
+        while decision := self._next(now):
+            yield decision
+            if not (self.ledger.waiting or self._queues.ready or self._snapshot_wanted or decision.order.stop):
                 return  # a push or a join brings the next
 
-    def _next(self, now: float) -> Order | None:
+    def _next(self, now: float) -> Decision | None:
         entries = self._sum() if self.ledger.waiting and not self.finished else []
         shares = self._shares(entries) if entries else ()
         rate = boundary = None
@@ -211,7 +210,8 @@ class Coordinator:
         if not (shares or rate is not None or unblocked or stop or snapshot):
             return None
         self.sequence += 1
-        return Order(self.sequence, self.version, shares, rate, unblocked, stop, cancelled, snapshot)
+        order = Order(self.sequence, self.version, shares, rate, unblocked, stop, cancelled, snapshot is not None)
+        return Decision(order, snapshot)
 
     def _arrive(self, gradient: Gradient, measured: Measured) -> None:
         if self.finished:
@@ -370,7 +370,7 @@ class Coordinator:
             member.is_through = True
             self.budget.through += 1
 
-    def _snapshot(self, boundary: int | None) -> dict[str, Any] | None:
+    def _snapshot(self, boundary: int | None) -> Snapshot | None:
         if boundary is None and not self._snapshot_wanted:
             return None
         wanted = self._snapshot_wanted and (self.finished or self.version != self._snapshot_version)
@@ -380,18 +380,9 @@ class Coordinator:
         position = self.budget.position
         self._snapshot_version = position.version
         position.clocks = {member.index: self._clock_to_go_on_at(member) for member in self.members}
-        return {
-            "version": position.version,
-            "accepted": position.accepted,
-            "examples": position.examples,
-            "epoch": self.budget.epoch,
-            "epoch_boundary": boundary,
-            "final": self.finished and self.diverged is None,
-            "clocks": {str(worker): clock for worker, clock in position.clocks.items()},
-            "memory": deepcopy(position.memory),  # a checkpoint is written while the run goes on
-            "passes": deepcopy(position.passes),
-            "epoch_sums": dict(position.epoch_sums),
-        }
+        # A checkpoint is written while the run goes on.
+        frozen = deepcopy(position)
+        return Snapshot(frozen, self.budget.epoch, boundary, self.finished and self.diverged is None)
 
     def _clock_to_go_on_at(self, member: Member) -> int:
         """Of a worker after a restart: what is in no update yet is done again, and who is away comes back as of now."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from trainer.coordination.budget import Position
 from trainer.coordination.passes import Seen
 
 
@@ -48,9 +50,18 @@ class Share(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What every server does next, in this order: add the gradients of ``shares`` to the sum of the next update; make the
-    update with ``learning_rate`` where that is given; write ``snapshot``; answer the workers of ``unblocked`` with the
-    parameters and those of ``stop`` with none. Those of ``cancelled`` are told to give up their step."""
+    """The next step of every server, in the order of these fields.
+
+    Attributes:
+        sequence: number of the order, without gaps.
+        version: updates made once the order is carried out.
+        shares: gradients that are added to the sum of the next update.
+        learning_rate: of the update that is made now; None makes none.
+        snapshot: whether the server writes its slice, for a checkpoint of this version.
+        unblocked: workers that are answered with the parameters.
+        stop: workers that are told to end.
+        cancelled: workers that are told to give up their step.
+    """
 
     sequence: int
     version: int
@@ -59,7 +70,7 @@ class Order(NamedTuple):
     unblocked: tuple[Reply, ...] = ()
     stop: tuple[Reply, ...] = ()
     cancelled: tuple[Reply, ...] = ()
-    snapshot: dict[str, Any] | None = None
+    snapshot: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict()
@@ -69,3 +80,27 @@ class Order(NamedTuple):
         """Raises TypeError or KeyError for what is not an order."""
         replies = {name: tuple(Reply(*reply) for reply in values[name]) for name in ("unblocked", "stop", "cancelled")}
         return cls(**values | replies | {"shares": tuple(Share(*share) for share in values["shares"])})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The progress of a run at a checkpoint, which only server 0 needs.
+
+    Attributes:
+        position: a copy that later orders do not change.
+        epoch: global epochs so far.
+        epoch_boundary: E if this is the end of epoch E.
+        final: whether the run ends here.
+    """
+
+    position: Position
+    epoch: float
+    epoch_boundary: int | None
+    final: bool
+
+
+class Decision(NamedTuple):
+    """An order to all servers and, for a checkpoint, the progress that server 0 writes beside the slices."""
+
+    order: Order
+    snapshot: Snapshot | None

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 
 from pipeline.core.seeds import Purpose, generator
+from trainer.config import Config
 from trainer.coordination.passes import Seen
 from trainer.data.augment import augment, normalise
 from trainer.data.follow import Following
-from trainer.data.shards import Rows
+from trainer.data.shards import Rows, Shards
 
 Ints = npt.NDArray[np.int64]
 
@@ -95,6 +96,29 @@ class Loader:
         self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
         self._order_of = lru_cache(maxsize=2)(lambda rows, turn: permutation(rows, seed, worker, turn))
         self.read_s = 0.0  # that the thread spent on the latest mini-batch
+
+    @classmethod
+    def of_run(
+        cls,
+        config: Config,
+        shards: Shards,
+        rows: Rows,
+        worker: int,
+        num_workers: int,
+        *,
+        follow: Following | None = None,
+    ) -> Loader:
+        """Return the mini-batches of one worker of a run. rows: those dealt to it."""
+        return cls(
+            rows,
+            shards.mean,
+            config.worker_batches(num_workers, shards.ratios_of(num_workers))[worker],
+            seed=config.run.seed,
+            worker=worker,
+            augment=config.data.augment,
+            fraction=config.fraction(shards.rows),
+            follow=follow,
+        )
 
     def prepare(self, clock: int) -> Batch:
         """The mini-batch at a clock, made here and now: a pure function of the clock."""

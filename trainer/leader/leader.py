@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pipeline.core.atomic import sync
@@ -17,16 +16,15 @@ from trainer.checkpoints.read import read_state
 from trainer.checkpoints.state import State
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, Facts
-from trainer.coordination.budget import Budget, Position
 from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import Phase
-from trainer.coordination.orders import Measured, Order
+from trainer.coordination.orders import Measured, Order, Snapshot
 from trainer.home.folders import Folders
 from trainer.home.segments import copy
 from trainer.leader.background import AtOnce, Work
 from trainer.leader.snapshots import Snapshots
-from trainer.plan import usual_batch, worker_rate
+from trainer.rules import build_coordinator
 from trainer.run_files import NEWS, PUSHES
 from trainer.runlog.events import append, log_event
 from trainer.runlog.journal import Journal
@@ -128,32 +126,7 @@ class Leader:
             return
         state = read_state(self.checkpoints, self.version)
         config, facts = self.config, self.facts
-        budget = Budget(
-            facts.num_workers,
-            config.steps_per_worker(facts.rows),
-            config.steps_per_epoch(facts.rows),
-            config.run.stop,
-            Position(
-                state.version,
-                state.accepted,
-                state.examples,
-                dict(state.clocks),
-                dict(state.memory),
-                state.passes,
-                dict(state.epoch_sums),
-            ),
-        )
-        coordinator = Coordinator(
-            config.protocol,
-            budget,
-            rate=partial(worker_rate, config, facts),
-            num_servers=config.processes.servers,
-            start_wait_s=config.processes.start_wait_s,
-            by_examples=config.data.sampling == "bernoulli",
-            usual_batch=usual_batch(config, facts),
-            epoch_snapshots=config.run.epoch_checkpoints,
-            seconds=state.seconds,
-        )
+        coordinator = build_coordinator(config, facts, state)
         convergence = Convergence(
             config.optimiser.tolerance,
             facts.num_workers,
@@ -316,12 +289,11 @@ class Leader:
         coordinator, journal, snapshots = training.coordinator, training.journal, training.snapshots
         if snapshots.is_full:
             return
-        for decided in coordinator.advance(now):
-            snapshot = self._complete(decided.snapshot, journal, now) if decided.snapshot else None
-            order = decided._replace(snapshot=snapshot)
+        for order, snapshot in coordinator.advance(now):
             if snapshot:
-                snapshots.begin(order.sequence, _state(snapshot), now)
-            journal.note(snapshot["epoch_boundary"] if snapshot else None, now)  # before it can be whole
+                self._snapshot_at = now
+                snapshots.begin(order.sequence, self._state(snapshot, journal.seconds(now)), now)
+            journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before it can be whole
             self.send_order(list(self.followers.values()), order)
             if order.learning_rate is not None and training.convergence.is_reached(
                 coordinator.budget.position.accepted
@@ -335,19 +307,17 @@ class Leader:
         position, seconds = training.coordinator.budget.position, training.journal.seconds(now)
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
-    def _complete(self, snapshot: dict[str, Any], journal: Journal, now: float) -> dict[str, Any]:
-        """A snapshot with what the coordinator does not know of a checkpoint's state."""
-        self._snapshot_at = now
-        return snapshot | {
-            "generation": self.generation,
-            "seconds": journal.seconds(now),
-            "num_servers": self.config.processes.servers,
-            "num_parameters": self.facts.num_parameters,
-            "num_buffers": self.facts.num_buffers,
-            "identity": self.config.identity(),
-        }
-
-
-def _state(snapshot: dict[str, Any]) -> State:
-    clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
-    return State(**{**snapshot, "clocks": clocks})
+    def _state(self, snapshot: Snapshot, seconds: float) -> State:
+        """Return the state of a checkpoint: its progress, and what the coordinator does not know of it."""
+        return State(
+            **vars(snapshot.position),
+            epoch=snapshot.epoch,
+            epoch_boundary=snapshot.epoch_boundary,
+            final=snapshot.final,
+            generation=self.generation,
+            seconds=seconds,
+            num_servers=self.config.processes.servers,
+            num_parameters=self.facts.num_parameters,
+            num_buffers=self.facts.num_buffers,
+            identity=self.config.identity(),
+        )

@@ -19,6 +19,7 @@ from trainer.coordination.orders import Order
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
 from trainer.leader.background import AtOnce, Work
+from trainer.rules import build_slice
 from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
 from trainer.transport.shared_memory import SharedVectors, open_memory
 
@@ -64,9 +65,7 @@ class SliceServer:
         self._answer: tuple[int, bytes] | None = None
 
     def _slice(self, values: Float32s, momentum: Float32s) -> ParameterSlice:
-        num_workers = self.facts.num_workers
-        rule, statistics = self.config.momentum_of(num_workers), self.config.pushed_statistics(num_workers)
-        return ParameterSlice(values, momentum, rule, num_workers, statistics)
+        return build_slice(self.config, self.facts.num_workers, values, momentum)
 
     def load(self, generation: int, version: int) -> None:
         """Start a generation from a whole checkpoint; workers of the one before must join again. Raises DataError."""
@@ -117,7 +116,7 @@ class SliceServer:
         self.sequence = order.sequence
         self._use(order)
         if order.snapshot:
-            self._write(order.sequence, order.snapshot)
+            self._write(order.sequence, order.version)
         for worker, session, clock in order.unblocked:
             self._reply(Op.PARAMETERS, worker, session, clock, order.version)
         for worker, session, clock in order.stop:
@@ -160,9 +159,9 @@ class SliceServer:
             self._answer = (version, self.slice.values.tobytes())
         return self._answer[1]
 
-    def _write(self, sequence: int, snapshot: dict[str, Any]) -> None:
+    def _write(self, sequence: int, version: int) -> None:
         """Have this moment's slice written; orders that follow change the original, not the copy."""
-        generation, version = self.generation, int(snapshot["version"])
+        generation = self.generation
         values, momentum = self.slice.values.copy(), self.slice.momentum.copy()
         self.work.submit(
             partial(self._written, generation, version, values, momentum), partial(self._tell, generation, sequence)

@@ -109,17 +109,8 @@ class RealCompute(Compute):
         device = pick_device(config.processes.device, 0)
         self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
         self.ratios, self.classifies = shards.ratios_of(num_workers), not built.targets
-        sizes = config.worker_batches(num_workers, self.ratios)
         self.loaders = [
-            Loader(
-                rows,
-                shards.mean,
-                sizes[worker],
-                seed=config.run.seed,
-                worker=worker,
-                augment=config.data.augment,
-                fraction=config.fraction(shards.rows),
-            )
+            Loader.of_run(config, shards, rows, worker, num_workers)
             for worker, rows in enumerate(deal(shards, num_workers, targets=built.targets))
         ]
 

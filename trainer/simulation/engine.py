@@ -219,7 +219,7 @@ class Engine:
     # --- what servers send --------------------------------------------------------------------------------------------
 
     def _send_order(self, followers: Sequence[Follower], order: Order) -> None:
-        self.has_snapshot = self.has_snapshot or order.snapshot is not None
+        self.has_snapshot = self.has_snapshot or order.snapshot
         for server in self.servers:
             server.execute(order)
 

@@ -13,10 +13,8 @@ from tqdm import tqdm
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, Facts
-from trainer.coordination.parameter_slice import ParameterSlice
-from trainer.coordination.weights import Weights
 from trainer.home.place import Place
-from trainer.plan import usual_batch, worker_rate
+from trainer.rules import build_slice, build_weights, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.read import CUTS, Event, iter_events, read_pushes
 from trainer.runlog.run_folder import read_record
@@ -142,15 +140,9 @@ def _replay(
     used: pd.DataFrame,
 ) -> Floats:
     config = spans[0][1]  # the others differ in the length of the run and in threads alone
-    part = ParameterSlice(
-        compute.start().copy(),
-        np.zeros(facts.num_parameters, np.float32),
-        config.momentum_of(facts.num_workers),
-        facts.num_workers,
-        config.pushed_statistics(facts.num_workers),
-    )
-    by_examples = config.data.sampling == "bernoulli"
-    weights = Weights(config.protocol, facts.num_workers, by_examples=by_examples, usual=usual_batch(config, facts))
+    momentum = np.zeros(facts.num_parameters, np.float32)
+    part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)
+    weights = build_weights(config, facts)
     wanted = Counter(used["version_pulled"].tolist())  # gradients by version that are still to be computed there
     held = {0: part.values.copy()}
     accepted, per_epoch = 0, facts.num_workers * config.steps_per_epoch(facts.rows)

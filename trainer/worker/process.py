@@ -46,25 +46,16 @@ def main(
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
     device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
-    size = config.worker_batches(facts.num_workers, facts.ratios)[worker]
-    loader = Loader(
+    followed = follow(
+        partial(place_of, config.run.output),
+        log,
+        worker,
+        shards,
         rows,
-        shards.mean,
-        size,
-        seed=config.run.seed,
-        worker=worker,
-        augment=config.data.augment,
-        fraction=config.fraction(facts.rows),
-        follow=follow(
-            partial(place_of, config.run.output),
-            log,
-            worker,
-            shards,
-            rows,
-            targets=built.targets,
-            looks=config.data.follow,
-        ),
+        targets=built.targets,
+        looks=config.data.follow,
     )
+    loader = Loader.of_run(config, shards, rows, worker, facts.num_workers, follow=followed)
     with loader:
         _work(config, worker, client, loader, step)
     client.close()

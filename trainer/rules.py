@@ -1,0 +1,74 @@
+"""The rules of one run, built from its configuration: the same for real servers, virtual time and replay."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trainer.checkpoints.slice_file import Float32s
+from trainer.checkpoints.state import State
+from trainer.config import Config, Facts
+from trainer.coordination.budget import Budget, Position
+from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.parameter_slice import ParameterSlice
+from trainer.coordination.schedules import learning_rate
+from trainer.coordination.weights import Weights
+
+
+def build_slice(config: Config, num_workers: int, values: Float32s, momentum: Float32s) -> ParameterSlice:
+    """Return a range of the model with the update rule of a run.
+
+    Args:
+        values: float32, the parameters of the range, then BatchNorm's running statistics.
+        momentum: float32, one element per parameter.
+    """
+    rule = config.momentum_of(num_workers)
+    return ParameterSlice(values, momentum, rule, num_workers, config.pushed_statistics(num_workers))
+
+
+def build_coordinator(config: Config, facts: Facts, state: State) -> Coordinator:
+    """Return the coordinator that continues a run from the state of a checkpoint."""
+    position = Position(
+        state.version,
+        state.accepted,
+        state.examples,
+        dict(state.clocks),
+        dict(state.memory),
+        state.passes,
+        dict(state.epoch_sums),
+    )
+    steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
+    return Coordinator(
+        config.protocol,
+        Budget(facts.num_workers, steps, steps_per_epoch, config.run.stop, position),
+        rate=partial(worker_rate, config, facts),
+        num_servers=config.processes.servers,
+        start_wait_s=config.processes.start_wait_s,
+        by_examples=config.data.sampling == "bernoulli",
+        usual_batch=usual_batch(config, facts),
+        epoch_snapshots=config.run.epoch_checkpoints,
+        seconds=state.seconds,
+    )
+
+
+def build_weights(config: Config, facts: Facts) -> Weights:
+    """Return how much each gradient of an update counts."""
+    by_examples = config.data.sampling == "bernoulli"
+    return Weights(config.protocol, facts.num_workers, by_examples=by_examples, usual=usual_batch(config, facts))
+
+
+def usual_batch(config: Config, facts: Facts) -> float | None:
+    """Return the mean mini-batch of a worker where workers draw different ones, by the set's ratios or --worker-batch
+    exact; else None."""
+    if config.data.sampling == "bernoulli":
+        return config.data.batch_size / facts.num_workers if facts.ratios else None
+    batches = config.worker_batches(facts.num_workers, facts.ratios)
+    return sum(batches) / facts.num_workers if len(set(batches)) > 1 else None
+
+
+def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
+    """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
+    steps = config.steps_per_epoch(facts.rows)
+    epochs = config.steps_per_worker(facts.rows) / steps
+    return (
+        learning_rate(config.optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs) / facts.num_workers
+    )
