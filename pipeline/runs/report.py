@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +15,8 @@ from pyspark import SparkContext
 from pipeline.core.errors import JobError
 from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.quality.metrics import Quality
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 
@@ -32,7 +34,7 @@ def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
         return report(context, shards)
     except Exception as error:
         line = " ".join(str(error).split())[:300]
-        print(f"warning: the shards are committed, but their report failed: {line}", file=sys.stderr)
+        logger.warning(f"warning: the shards are committed, but their report failed: {line}")
         return None
 
 

@@ -119,7 +119,7 @@ def test_in_any_order_of_takings_and_renewals_the_last_taker_alone_renews(
 
 
 def test_a_lease_that_is_renewed_while_somebody_waits_for_it_is_not_taken(
-    near: StorePlace, strangers: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    near: StorePlace, strangers: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leases, "EXPIRES_S", 60.0)
     holder = Lease(near / "lease")
@@ -127,9 +127,8 @@ def test_a_lease_that_is_renewed_while_somebody_waits_for_it_is_not_taken(
     monkeypatch.setattr(time, "sleep", lambda seconds: holder.renew())
     with pytest.raises(JobError, match="is in use by a run that has not ended"):
         Lease(near / "lease").take()
-    assert capsys.readouterr().err == (
-        f"{near} may still be in use by an earlier start; waiting 60 s to see whether it is\n"
-    )
+    line = f"{near} may still be in use by an earlier start; waiting 60 s to see whether it is"
+    assert caplog.messages == [line]
     assert holder.renew()
 
 

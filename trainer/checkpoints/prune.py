@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, states_and_names, versions
 from trainer.checkpoints.state import STATE, Evaluated, State, folder_of, rank
 from trainer.home.place import Place, delete_tree
+
+logger = logging.getLogger(__name__)
 
 WAITING = 50  # checkpoints that wait for the evaluator; a longer queue loses its oldest
 
@@ -80,5 +83,5 @@ def _remove(folder: Place) -> bool:
     try:
         delete_tree(folder)
     except OSError as error:
-        print(f"{folder} is not deleted yet: {error}", flush=True)
+        logger.warning(f"{folder} is not deleted yet: {error}")
     return True

@@ -6,6 +6,7 @@ metrics.jsonl it does not. Shapes: B images of a batch, C channels, H and W pixe
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 import time
@@ -39,6 +40,8 @@ from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
 from trainer.watchdog import kick, report
 
+logger = logging.getLogger(__name__)
+
 BATCH = 500  # images at a time; the result depends on it only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
 POLL_S = 0.5
@@ -65,7 +68,7 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
             report("")
         except OSError as error:  # a full disk, or one that hosts share: it may come back, as it does for checkpoints
             report(f"the evaluation or its model was not written: {error}")
-            print(f"evaluating will be tried again: {error}", flush=True)
+            logger.warning(f"evaluating will be tried again: {error}")
             if stopping:
                 return
         _wait(folders, news, stop)

@@ -11,7 +11,7 @@ one, and knows that it has lost. A renewal needs no DataNode, so none that dies 
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import threading
 import time
 import uuid
@@ -26,6 +26,8 @@ from pipeline.core.shardset.attempt import is_running, whoami
 from pipeline.core.storage.files import FileInfo
 from trainer.home.place import StorePlace, entries
 from trainer.run_files import LEASE
+
+logger = logging.getLogger(__name__)
 
 _mine: set[str] = set()  # the leases that this process holds
 
@@ -141,10 +143,8 @@ class Lease:
 
     def _watch(self, seen: Held) -> None:
         """Wait until the lease has expired. Raises JobError as soon as it is renewed."""
-        print(
-            f"{self.folder.parent} may still be in use by an earlier start; waiting {EXPIRES_S:.0f} s to see whether it is",
-            file=sys.stderr,
-            flush=True,
+        logger.warning(
+            f"{self.folder.parent} may still be in use by an earlier start; waiting {EXPIRES_S:.0f} s to see whether it is"
         )
         since = self.clock()
         while self.clock() - since < EXPIRES_S:

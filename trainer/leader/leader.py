@@ -3,6 +3,7 @@ supervisors."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +29,8 @@ from trainer.rules import build_coordinator
 from trainer.run_files import NEWS, PUSHES
 from trainer.runlog.events import append, log_event
 from trainer.runlog.journal import Journal
+
+logger = logging.getLogger(__name__)
 
 RETRY_FINAL_S = 5.0
 GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest are deleted and not evaluated"
@@ -104,7 +107,7 @@ class Leader:
             # The clock, since a server 0 that died may have been at a generation that no file tells of.
             found = go_back(self.checkpoints, at_least=max(self.generation + 1, self.microseconds()))
         except OSError as error:
-            print(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}", flush=True)
+            logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
             self._gather_again = cause
             return
         if not found:

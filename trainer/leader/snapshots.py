@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,8 @@ from trainer.checkpoints.write import WriteOutcome, write_state
 from trainer.home.place import Place
 from trainer.home.segments import Superseded
 from trainer.leader.background import Work
+
+logger = logging.getLogger(__name__)
 
 MOST = 2  # under way at a time: every server holds a copy of its slice for each
 SLOW_S = 60.0
@@ -109,7 +112,7 @@ class Snapshots:
         try:
             return Completed(given_up=tuple(prune(self.root)))
         except OSError as error:
-            print(f"old checkpoints are not deleted yet: {error}", flush=True)
+            logger.warning(f"old checkpoints are not deleted yet: {error}")
             return Completed()
 
     def _make_room(self) -> tuple[int, ...]:
@@ -118,7 +121,7 @@ class Snapshots:
         try:
             return tuple(prune(self.root, keep=1))
         except OSError as error:
-            print(f"old checkpoints are not deleted yet: {error}", flush=True)
+            logger.warning(f"old checkpoints are not deleted yet: {error}")
             return ()
 
     def _made_room(self, given_up: tuple[int, ...]) -> None:

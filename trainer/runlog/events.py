@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -14,6 +14,8 @@ from typing import Any
 
 from trainer.coordination.orders import Record
 from trainer.run_files import METRICS, PUSHES
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = (
     "generation,version,worker,clock,version_pulled,staleness,examples,loss,correct,seconds,accepted,step_s,read_s"
@@ -26,7 +28,7 @@ def append(path: Path, data: str) -> None:
     try:
         _append(path, data)
     except OSError as error:
-        print(f"{path} was not written: {error}", file=sys.stderr, flush=True)
+        logger.warning(f"{path} was not written: {error}")
 
 
 def _append(path: Path, data: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from types import NoneType
@@ -19,6 +19,8 @@ from trainer.checkpoints.state import rank
 from trainer.home.place import Place, blocks, line_blocks
 from trainer.run_files import METRICS
 from trainer.runlog.events import COLUMNS
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,7 +159,7 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     if damaged and (str(path), damaged) not in _told:
         _told.add((str(path), damaged))
         rows = "1 damaged row is" if damaged == 1 else f"{damaged:,} damaged rows are"
-        print(f"{path}: {rows} left out of its {parts.rows + damaged:,}", file=sys.stderr, flush=True)
+        logger.warning(f"{path}: {rows} left out of its {parts.rows + damaged:,}")
     counts = parts.surviving(logged_generations(path.parent / METRICS))
     arrays = {name: parts.take(name)[counts] for name in wanted}
     return pd.DataFrame(arrays, columns=wanted, copy=False)

@@ -3,6 +3,7 @@ another writes checkpoints."""
 
 from __future__ import annotations
 
+import logging
 import socket as sockets
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
 from trainer.transport.sockets import Secret, connect, offer, serve
 from trainer.watchdog import kick
+
+logger = logging.getLogger(__name__)
 
 INTRODUCED = (Op.JOIN, Op.HELLO, Op.STATUS, Op.LOST, Op.END)
 TICK_S = 0.2
@@ -124,7 +127,7 @@ class Server:
     def _wrote(self, generation: int, sequence: int, outcome: WriteOutcome) -> None:
         """This server's part of a checkpoint is written, or is not; the order's number travels in ``clock``."""
         if self.slice_server.trouble:
-            print(self.slice_server.trouble, flush=True)
+            logger.warning(self.slice_server.trouble)
         if self.leader:
             self.leader.wrote(0, generation, sequence, outcome)
         else:
@@ -145,7 +148,7 @@ class Server:
                 self._receive([frame.buffer for frame in frames], from_leader=socket is self.to_leader)
             except Malformed as error:
                 self.malformed += 1
-                print(f"dropped a malformed message: {error}", flush=True)
+                logger.warning(f"dropped a malformed message: {error}")
 
     def _receive(self, frames: Frames, *, from_leader: bool) -> None:
         if len(frames) != (2 if from_leader else 3):
