@@ -1,10 +1,10 @@
-"""One run's claim on an output: a folder that readers do not see, and a heartbeat by which others know that it lives.
+"""The claim of one run on an output: a folder that readers ignore, and a heartbeat that shows that the run is alive.
 
-  OUTPUT/_attempts/ID/beat   who works there; rewritten every few seconds
-  OUTPUT/_attempts/ID/...    task output and what else is not committed yet
+  OUTPUT/_attempts/ID/beat   the owner of the claim; rewritten every few seconds
+  OUTPUT/_attempts/ID/...    task output and other files that are not committed yet
 
-Whether a run lives decides only what is tidied away. A live run that was taken for dead loses its work and is told so; what
-is committed never depends on it."""
+The heartbeat only decides which files may be deleted. A live run that others take for dead loses its work and reports it;
+the correctness of a commit never depends on heartbeats."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 
 ATTEMPTS = "_attempts"
-# Longer than anything that a live driver waits for: a heartbeat may meet a dead DataNode too.
+# Longer than any wait of a live driver, whose heartbeat may have to wait for a dead DataNode too.
 LEASE_S = 2 * STALL_S + 60
 HEARTBEAT_S = 5.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew whenever a machine starts
 
 
 def whoami() -> dict[str, Any]:
-    """Return this process by boot of its machine, process-id namespace, process id and start.
+    """Return the identity of this process: boot of the machine, PID namespace, PID and start time.
 
-    Only then does 'no such process' mean dead, and a process of that number the same one. A host name does not do:
-    machines made from one image share it, and the first namespace has the same number on each of them."""
+    All four are needed to conclude from "no such process" that a run is dead. Host names are not unique, because
+    machines made from one image share them, and the first PID namespace has the same number on every machine."""
     boot = namespace = ""
     with suppress(OSError):
         boot = BOOT_ID.read_text().strip()
@@ -50,9 +50,9 @@ def whoami() -> dict[str, Any]:
 
 
 def is_running(owner: dict[str, Any]) -> bool | None:
-    """Tell whether a process runs on this machine; None where this machine cannot tell.
+    """Return whether a process is running, or None if it belongs to another machine or namespace.
 
-    A heartbeat of an older version names no boot: it is judged by its lease."""
+    Heartbeats of older versions contain no boot id; the caller then uses the age of the heartbeat."""
     here = whoami()
     if any(not here.get(key) or owner.get(key) != here[key] for key in ("boot", "namespace")):
         return None
@@ -62,16 +62,16 @@ def is_running(owner: dict[str, Any]) -> bool | None:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, and there
+        pass  # the process exists, and belongs to another user
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     state, started = _status(pid)
-    # One that has ended may wait for its parent to notice, which a container's first process may never do.
+    # A zombie waits for its parent to reap it, which the first process of a container may never do.
     return state not in ("Z", "X") and owner.get("started") in (None, started)
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """A process's state, and when it started, in the kernel's ticks; empty where nobody tells."""
+    """Return the state of a process and its start time in clock ticks, or empty strings if /proc has neither."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
@@ -80,8 +80,9 @@ def _status(pid: int) -> tuple[str, str]:
 
 
 def task_folder(store: Store, path: str) -> None:
-    """A folder of a task in that of its attempt. Raises JobError where the attempt is gone: a task outlives a killed driver
-    for a while, and must not bring back what others have tidied away."""
+    """Make the folder of a task inside its attempt.
+
+    Raises JobError if the attempt is gone. A task can outlive a killed driver, and must not recreate a deleted folder."""
     try:
         store.makedir(path)
     except FileNotFoundError:
@@ -96,9 +97,9 @@ def task_folder(store: Store, path: str) -> None:
 
 
 class Attempt:
-    """One run's claim on an output. Use as a context manager: leaving it removes the attempt's folder.
+    """The claim of one run on an output. A context manager, which removes the attempt's folder at its end.
 
-    sweeps: whether the folders of dead attempts are deleted."""
+    sweeps: whether to delete the folders of dead attempts at the start."""
 
     def __init__(
         self,
@@ -141,9 +142,9 @@ class Attempt:
                     raise
 
     def _check_commits_can_be(self) -> None:
-        """Raise UsageError where a local file system cannot put a file only where there is none, before any work.
+        """Raise UsageError, before any work, if a local file system has no put-if-absent.
 
-        An object store is asked before its first conditional put, and HDFS always can."""
+        An object store is tested before its first conditional put, and HDFS always supports it."""
         if is_remote(self.output):
             return
         probe = f"{self.folder}/probe"
@@ -182,7 +183,7 @@ class Attempt:
                 self._send_heartbeat()
 
     def alive(self, attempt_id: str) -> bool:
-        """Whether another attempt may still be at work. Times are compared on the file system's clock alone."""
+        """Return whether another attempt may still be running. Only times of the file system's clock are compared."""
         heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
         try:
             seen = self.store.info(heartbeat).modified_ms
@@ -192,13 +193,13 @@ class Attempt:
             return not _half_removed(self.store, folder) and self._age_s(folder) < self.lease_s
         running = is_running(owner)
         if running is not None:
-            return running  # however long its heart has not been heard: a computation may hold it up
+            return running  # regardless of the heartbeat's age, because a long computation can delay it
         self._send_heartbeat()
         now = self.store.info(f"{self.folder}/beat").modified_ms
         return (now - seen) / 1000 < self.lease_s
 
     def finish(self) -> None:
-        """Tell the others that this attempt has committed: if it is replaced, its files are anybody's to delete."""
+        """Mark this attempt as committed, so that a run that replaces its set may delete its files."""
         self._finished = True
         self._stop.set()  # a heartbeat under way would deny it
         if self._heartbeat.is_alive():
@@ -207,7 +208,7 @@ class Attempt:
             self._send_heartbeat()
 
     def may_commit(self, attempt_id: str) -> bool:
-        """Whether an attempt may be about to commit: it got as far as its first heartbeat, lives and has not yet."""
+        """Return whether an attempt may be about to commit: it is alive, has a heartbeat and has not committed yet."""
         try:
             owner = parse_object(self.store.read(f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"))
         except (FileNotFoundError, ValueError):
@@ -223,7 +224,7 @@ class Attempt:
         return (self.store.info(f"{self.folder}/beat").modified_ms - seen) / 1000
 
     def remove_abandoned(self) -> list[str]:
-        """Delete the folders of dead attempts; their ids."""
+        """Delete the folders of dead attempts and return their ids."""
         gone = []
         for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
             if entry.name == self.id:
@@ -238,9 +239,9 @@ class Attempt:
 
 @contextmanager
 def tried(store: Store, output: str) -> Iterator[Attempt]:
-    """Claim an output as a run does, to learn whether one could; no trace of that stays, nor of folders above it.
+    """Claim an output to test whether a run could, and leave no trace, not even of folders above it.
 
-    Raises OSError where nothing can be written there, and UsageError where commits cannot be."""
+    Raises OSError if the output cannot be written, UsageError if its file system allows no commits."""
     missing = _missing_folders(store, output)
     try:
         with Attempt(store, output, sweeps=False) as attempt:
@@ -251,7 +252,7 @@ def tried(store: Store, output: str) -> Iterator[Attempt]:
 
 
 def _missing_folders(store: Store, path: str) -> list[str]:
-    """Return the folders that making ``path`` would make, the innermost first. Object stores have none."""
+    """Return the folders that would have to be made for ``path``, innermost first. Object stores have no folders."""
     missing: list[str] = []
     while not is_object(path) and path.rpartition("/")[2] and not store.exists(path):
         missing.append(path)
@@ -260,12 +261,12 @@ def _missing_folders(store: Store, path: str) -> list[str]:
 
 
 def _half_removed(store: Store, folder: str) -> bool:
-    """Whether a removal was killed before its end: a live run's heartbeat is there before anything else, and stays."""
+    """Return whether the removal of an attempt was interrupted: a live run always has its heartbeat file."""
     return bool(store.list(folder)) and not store.exists(f"{folder}/beat")
 
 
 def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
-    """Whether an attempt may be at work, for somebody who only looks: by this machine's clock, and nothing is written."""
+    """Return whether an attempt may be running, without writing anything, by the clock of this machine."""
     folder = f"{output}/{ATTEMPTS}/{attempt_id}"
     try:
         seen, owner = store.info(folder).modified_ms, {}

@@ -1,21 +1,22 @@
-"""The commit: readers see the old set or the new one whole, whenever a driver dies or is frozen.
+"""The commit: readers see either the old set or the new one, complete, even if a driver dies or is suspended.
 
 Layout under OUTPUT:
-  _attempts/ID/...                    one run's work (attempt.py)
-  worker=NNN/part-CCCCC-vN-ID.parquet moved here just before the commit: for version N, by attempt ID
-  _assignment/part-CCCCC-vN-ID.parquet  which worker has which row
-  _manifests/N.json                   put there if absent: the commit (versions.py)
-  manifest.json                       a copy of the newest
+  _attempts/ID/...                      the working files of one run (attempt.py)
+  worker=NNN/part-CCCCC-vN-ID.parquet   moved here just before the commit, for version N, by attempt ID
+  _assignment/part-CCCCC-vN-ID.parquet  the worker of every row
+  _manifests/N.json                     created only if absent: this is the commit (versions.py)
+  manifest.json                         a copy of the newest version
 
-Everything rests on that one put. A run reads which version is the last, moves its files under names of the next one, and
-puts its manifest as that. Of several only one succeeds; the others keep its set, or move their files on to the number after
-it where they may replace it. Whoever deletes files of version N that no manifest lists has seen to it before that version N
-is taken, so a driver that was frozen in its commit and is thawed commits nothing of which a file is gone.
+The commit is a single put-if-absent. A run reads the number of the last version, moves its files to names of the next
+version, and puts its manifest under that number. Only one of several concurrent runs succeeds. The others return its set
+or, if they may replace it, move their files to the following number. Before a run deletes files of version N that no
+manifest lists, it takes the number N itself. A driver that resumes after it was suspended in its commit therefore cannot
+commit a set with missing files.
 
-A run killed before the put leaves the old set as it was; after it, the new set is in force and at most some files of the
-old one are left over, which the next run deletes. Readers go by the manifest. (A plain glob over worker=* may, for the
-seconds of a commit over an older set or until the next run after a kill, see files of both.) A reader who holds an old
-manifest while its files are deleted misses a file, and reads the manifest again."""
+A run that is killed before the put leaves the old set unchanged. After the put the new set is valid, and the next run
+deletes files of the old set that are left. Readers must use the manifest: a plain glob over worker=* can match files of
+both sets during a commit, or after a kill until the next run. A reader that holds an old manifest while its files are
+deleted gets a missing-file error and reads the manifest again."""
 
 from __future__ import annotations
 
@@ -56,8 +57,9 @@ Move = tuple[str, str]  # where a file is, and its path under OUTPUT without its
 
 
 def check_reports(store: Store, output: str) -> None:
-    """Raise UsageError if an output without a set holds a report: of a training run or a benchmark, which a set's own
-    would replace. Costs up to four requests."""
+    """Raise UsageError if an output without a set holds the report of a training run or benchmark.
+
+    A set's own report would replace it. Costs up to four requests."""
     held = next((name for name in DERIVED if store.exists(f"{output}/{name}")), None)
     if held and not any(store.exists(f"{output}/{name}") for name in (NAME, FOLDER)):
         raise UsageError(f"--output {output} holds a {held} that is not of a shard set; choose another folder")
@@ -72,12 +74,22 @@ def publish(
     supersedes: Callable[[ShardSet], bool],
     appends: bool = False,
 ) -> ShardSet:
-    """Move files into place and commit the manifest, whose paths have no stamps yet, over ``before``. appends: as one more
-    generation of that set, whose files stay (generations.py).
+    """Move files to their final names and commit the manifest.
 
-    Each step is tried again for a minute where a failure of the file system may pass: all the work is done by then.
-    Where another run has committed since ``before`` was read: its set is kept and returned when ``supersedes(theirs)`` is
-    false, and replaced otherwise. Raises JobError where this run was taken for dead, and its files were deleted."""
+    Steps that fail transiently are retried for a minute, because the run's results are complete by then. If another run
+    has committed since ``before`` was read, its set is replaced if ``supersedes(its set)``, else kept and returned.
+
+    Args:
+        attempt: the claim of this run.
+        manifest: its paths carry no stamps yet.
+        moves: current path and unstamped path under OUTPUT of every file.
+        before: the committed set that the run has seen, or None.
+        supersedes: whether this run may replace a given set.
+        appends: add the files to the set as one more generation, and keep its own (generations.py).
+
+    Raises:
+        JobError: another run took this one for dead and deleted its files.
+    """
     store, output = attempt.store, attempt.output
     places, moved = [origin for origin, _ in moves], set[str]()
     undo = True
@@ -121,16 +133,15 @@ def publish(
 
 
 def _listed(current: ShardSet | None) -> set[str]:
-    """Return the whole paths of a set's files.
+    """Return the full paths of a set's files.
 
-    A generation that this run has put may be listed by a later one of another run, although this run has not seen it
-    stand: files that are listed are never deleted."""
+    A later generation of another run may list files that this run has put, although this run does not know that its put
+    succeeded. Listed files are never deleted."""
     return {f"{current.uri}/{path}" for path in current.paths()} if current else set()
 
 
 def tidy(attempt: Attempt) -> int:
-    """Finish what a run has begun that was killed in its commit, and delete what killed runs have left beside the committed
-    set, or where there is none; returns how many files."""
+    """Finish the commit of a killed run, delete the files of killed runs, and return the number of deleted files."""
     store, output = attempt.store, attempt.output
     if is_behind(store, output):
         for name in DERIVED:
@@ -140,10 +151,10 @@ def tidy(attempt: Attempt) -> int:
 
 
 def sweep(attempt: Attempt) -> int:
-    """Delete the files that no set lists and no live run is about to commit; returns how many.
+    """Delete files that no set lists and no live run is about to commit; return their number.
 
-    The set is read after the files were listed, and the versions that the files are for are taken before any is deleted:
-    then nobody commits them any more, whether or not they live."""
+    The set is read after the files are listed. The version numbers of the files are taken before any file is deleted, so
+    that no run, alive or not, can commit them afterwards."""
     store, output = attempt.store, attempt.output
     while True:
         files, folders = owned(store, output)
@@ -160,8 +171,14 @@ def sweep(attempt: Attempt) -> int:
 
 @dataclass(frozen=True)
 class Owned:
-    """A file of this program's making. path: whole; relative: under OUTPUT; version, attempt: what it was moved for, by
-    whom; 0 and "" where its name does not tell."""
+    """A file that this program wrote.
+
+    Attributes:
+        path: the full path.
+        relative: the path under OUTPUT.
+        version: the version that it was moved for, 0 if its name does not contain one.
+        attempt: the id of the run that moved it, "" if its name does not contain one.
+    """
 
     path: str
     relative: str
@@ -170,8 +187,9 @@ class Owned:
 
 
 def owned(store: Store, output: str) -> tuple[list[Owned], list[str]]:
-    """Files of this program's making in a set's folders, and the folders, deepest first, which may be empty without them.
-    Links are not followed. One listing a folder."""
+    """Return the files that this program wrote in a set's folders, and the folders, deepest first.
+
+    Symbolic links are not followed. Costs one listing per folder."""
     files: list[Owned] = []
     folders: list[str] = []
 
@@ -193,7 +211,7 @@ def owned(store: Store, output: str) -> tuple[list[Owned], list[str]]:
 
 
 def unlisted(files: Iterable[Owned], committed: ShardSet | None, alive: Callable[[str], bool]) -> list[Owned]:
-    """Those that are not of the set and whose run does not live. alive(id): asked once for each attempt."""
+    """Return the files that neither the set nor a live run owns. alive(id) is called once per attempt."""
     keep = committed.paths() if committed else set()
     stray = [file for file in files if file.relative not in keep]
     live = {name for name in {file.attempt for file in stray} if name and alive(name)}
@@ -201,7 +219,7 @@ def unlisted(files: Iterable[Owned], committed: ShardSet | None, alive: Callable
 
 
 def has_leftovers(store: Store, committed: ShardSet) -> bool:
-    """Whether runs that were killed have left anything beside a committed set. One listing of each of its folders."""
+    """Return whether killed runs have left files beside a committed set. Costs one listing per folder."""
     uri = committed.uri
     if store.exists(f"{uri}/{ATTEMPTS}") or is_behind(store, uri):
         return True
@@ -209,7 +227,7 @@ def has_leftovers(store: Store, committed: ShardSet) -> bool:
 
 
 def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:
-    """Raise UsageError where a set of another configuration stands in the way."""
+    """Raise UsageError if a set of another configuration would have to be replaced without --overwrite."""
     if not overwrite:
         held = f"{committed.manifest['strategy']} for {committed.num_workers} workers"
         raise UsageError(
@@ -218,7 +236,7 @@ def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None
 
 
 def _move(store: Store, origins: list[str], targets: list[str]) -> None:
-    """Rename every file, and have the names last."""
+    """Rename every file, and make the new names durable."""
     folders = {target.rpartition("/")[0] for target in targets}
     with ThreadPoolExecutor(MOVERS) as pool:
         list(pool.map(with_retries(store.makedirs), sorted(folders)))

@@ -1,4 +1,4 @@
-"""Whether the files of a committed set are what its manifest says, by size and by content. No Spark."""
+"""Comparison of a committed set's files with its manifest, by size and by content. No Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 def content_digest(store: Store, paths: Sequence[str], run: Run) -> str:
-    """Of what some files hold, in their order, every one read: 16 hexadecimal digits."""
+    """Return a digest of the contents of some files in their order, as 16 hexadecimal digits. Reads every file."""
     digests = run(partial(_sha256, store), paths)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
@@ -29,7 +29,7 @@ def _sha256(store: Store, path: str) -> str:
 
 
 def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
-    """What is wrong with one file, read whole, as a line; None for nothing."""
+    """Read a whole file and return a line about its damage, or None."""
     path = f"{uri}/{file.path}"
     digest, size = hashlib.sha256(), 0
     try:
@@ -47,7 +47,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
 
 
 def all_damage(shards: ShardSet, run: Run) -> list[str]:
-    """What is wrong with the files of a set, every one read. run(fn, items): how to map over files."""
+    """Read every file of a set and return a line per damaged file. run(fn, items) maps a function over files."""
     found = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
     models = [f"{shards.uri}/{file['path']}" for file in (shards.manifest.get("model") or {}).get("files", [])]
     return [line for line in found if line] + [f"{path} is missing" for path in models if not shards.store.exists(path)]

@@ -1,7 +1,7 @@
-"""The manifest: what a committed shard set holds. No Spark, no torch, so that any reader can use it.
+"""The manifest of a committed shard set. Needs neither Spark nor torch, so that any reader can use it.
 
-``OUTPUT/manifest.json`` is what a reader goes by: files it does not list are not part of the set. It is a copy of the
-newest version (versions.py), which this project's own readers hold it against."""
+``OUTPUT/manifest.json`` defines the set: files that it does not list are not part of it. It is a copy of the newest
+version (versions.py), and this project's own readers check that it is up to date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.store import Store
 
 FORMAT_VERSION = 1
-# What readers take from a manifest, where it is there, and from some of its parts.
+# Types of the keys that readers use, of a manifest and of some of its parts. Keys may be absent.
 TYPES: dict[str, Any] = {
     "version": int,
     "rows": int,
@@ -47,7 +47,14 @@ FINGERPRINT = re.compile(r"\d+-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class ShardFile:
-    """path is relative to OUTPUT; rows counts copies too; sha256 of the file's bytes."""
+    """A file of a set.
+
+    Attributes:
+        path: relative to OUTPUT.
+        rows: includes copies.
+        bytes: size of the file.
+        sha256: digest of the file's bytes.
+    """
 
     path: str
     rows: int
@@ -62,7 +69,7 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class ShardSet:
-    """A committed set: where it is and its manifest, as parsed JSON."""
+    """A committed set: its store, the URI of its folder, and its manifest as parsed JSON."""
 
     store: Store
     uri: str
@@ -73,23 +80,23 @@ class ShardSet:
         return int(self.manifest["num_workers"])
 
     def files(self) -> list[ShardFile]:
-        """All shard files, worker by worker, in id order inside a worker."""
+        """Return all shard files, worker by worker, in the order of ids within a worker."""
         return [ShardFile.from_json(file) for worker in self.manifest["workers"] for file in worker["files"]]
 
     def eval_files(self) -> list[ShardFile]:
-        """Those of the evaluation rows, in id order; none where there are no such rows."""
+        """Return the files of the evaluation rows in the order of ids; empty without evaluation rows."""
         return [ShardFile.from_json(file) for file in (self.manifest.get("eval") or {}).get("files", [])]
 
     def assignment_files(self) -> list[ShardFile]:
-        """Which worker has which row, in id order; none in a set of an older version."""
+        """Return the files that map rows to workers, in the order of ids; empty for sets of older versions."""
         return [ShardFile.from_json(file) for file in (self.manifest.get("assignment") or {}).get("files", [])]
 
     def hashed_files(self) -> list[ShardFile]:
-        """Every file whose rows, size and digest the manifest tells."""
+        """Return every file for which the manifest has rows, size and digest."""
         return [*self.files(), *self.eval_files(), *self.assignment_files()]
 
     def paths(self) -> set[str]:
-        """Every file the set owns: shards, evaluation rows, the assignment and models."""
+        """Return the paths of all files of the set: shards, evaluation rows, assignment and models."""
         model = (self.manifest.get("model") or {}).get("files", [])
         return {file.path for file in self.hashed_files()} | {file["path"] for file in model}
 
@@ -99,7 +106,7 @@ def dumps(manifest: dict[str, Any]) -> bytes:
 
 
 def with_paths(manifest: dict[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
-    """A manifest whose files are elsewhere. place(path): the new path of a file under OUTPUT."""
+    """Return a manifest with other file paths. place(path): the new path of a file, relative to OUTPUT."""
 
     def moved(part: dict[str, Any] | None) -> dict[str, Any] | None:
         return part and {**part, "files": [{**file, "path": place(file["path"])} for file in part["files"]]}
@@ -114,9 +121,9 @@ def with_paths(manifest: dict[str, Any], place: Callable[[str], str]) -> dict[st
 
 
 def read_committed(store: Store, uri: str) -> ShardSet | None:
-    """The committed set at a place, or None. Raises DataError for a manifest that this version cannot read.
+    """Return the committed set at a URI, or None. Raises DataError for a manifest that this version cannot read.
 
-    manifest.json, unless a newer version was committed than it is a copy of. One read and one listing."""
+    Reads manifest.json and, if it is outdated, the newest version. Costs one read and one listing."""
     uri = store.resolve(uri)
     while True:
         copy = _read(store, uri, NAME)
@@ -124,11 +131,11 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
         if newest <= (version_of(copy.manifest) if copy else 0):
             return copy
         if found := _read(store, uri, path_of("", newest).lstrip("/")):
-            return found  # else a newer one has replaced it since
+            return found  # otherwise a newer version has replaced it meanwhile
 
 
 def _read(store: Store, uri: str, name: str) -> ShardSet | None:
-    """The set that a manifest at a path under OUTPUT tells of; None where there is none."""
+    """Return the set of the manifest at a path under OUTPUT, or None if there is no such file."""
     with unreadable_is_data_error(f"{uri}/{name}"):
         try:
             data = store.read(f"{uri}/{name}")
@@ -149,9 +156,9 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
 
 
 def _fault(manifest: dict[str, Any]) -> str | None:
-    """Return what is wrong with a manifest's values, workers and files; None if nothing is.
+    """Return the first fault in a manifest's values, workers and files, or None.
 
-    Readers and writers join paths to folders of their own, so a path that leads out of the set's folder is refused here."""
+    Readers and writers join its paths to their own folders, so paths that lead out of the set's folder are refused."""
     workers = manifest.get("workers")
     if not isinstance(workers, list) or not _is_count(manifest.get("num_workers")):
         return "num_workers or workers is missing"
@@ -170,7 +177,7 @@ def _fault(manifest: dict[str, Any]) -> str | None:
             counted = _is_count(file.get("rows")) and _is_count(file.get("bytes"))
             if name != "model" and not (counted and isinstance(file.get("sha256"), str) and file["sha256"]):
                 return f"{name} lists {path} without its rows, bytes and sha256"
-            # Rows of a shard are written plain. Readers make room for as many as are listed before they read any.
+            # Rows of a shard are not compressed, and readers allocate memory for the listed number before they read.
             if name not in ("model", "assignment") and file["rows"] > file["bytes"]:
                 return f"{name} lists {path} with {file['rows']} rows in {file['bytes']} bytes"
             if name == "model" and path.count("/") < 2:
@@ -179,7 +186,7 @@ def _fault(manifest: dict[str, Any]) -> str | None:
 
 
 def _mistyped(manifest: dict[str, Any]) -> str | None:
-    """Return the first value whose type is not what readers rely on, in words."""
+    """Return in words the first value that has another type than readers rely on, or None."""
     places = {"": manifest} | {f"{name}.": manifest[name] for name in PARTS if isinstance(manifest.get(name), dict)}
     for place, part in places.items():
         for key, hint in (PARTS[place.rstrip(".")] if place else TYPES).items():
@@ -196,12 +203,12 @@ def _is_count(value: object) -> bool:
 
 
 def _stays_inside(path: str) -> bool:
-    """True if a path is relative and leads nowhere but down."""
+    """True if a path is relative and cannot leave its folder."""
     return all(part not in ("", ".", "..") for part in path.split("/")) and not set(path) & set("\\\0\n:*?")
 
 
 def open_committed(store: Store, uri: str) -> ShardSet:
-    """The committed set at a place. Raises DataError where there is none."""
+    """Return the committed set at a URI. Raises DataError if there is none."""
     shards = read_committed(store, uri)
     if shards is None:
         refuse_single_shard(store, uri)
@@ -210,14 +217,14 @@ def open_committed(store: Store, uri: str) -> ShardSet:
 
 
 def refuse_single_shard(store: Store, uri: str) -> None:
-    """Raise DataError where a path is the folder of one worker in a committed set, which is what was meant."""
+    """Raise DataError with the right path if a URI is the folder of one worker in a committed set."""
     above, _, name = uri.rpartition("/")
     if name.startswith("worker=") and read_committed(store, above) is not None:
         raise DataError(f"{uri} is one shard of a set; give the folder of the set, {above}")
 
 
 def with_rows(shards: ShardSet) -> ShardSet:
-    """The set, if it has shards. Raises DataError for an assignment alone."""
+    """Return the set itself. Raises DataError if it holds an assignment without shards."""
     if shards.manifest.get("assignment_only"):
         raise DataError(
             f"{shards.uri} holds an assignment without shards; write them with spark-submit jobs/materialize.py"
@@ -227,12 +234,12 @@ def with_rows(shards: ShardSet) -> ShardSet:
 
 
 def missing_file(shards: ShardSet) -> str | None:
-    """The first listed file that is absent or of another size, as a line; None when all are there. O(files)."""
+    """Return a line about the first listed file that is missing or has another size, or None. O(files)."""
     return next(_missing(shards), None)
 
 
 def missing_files(shards: ShardSet) -> list[str]:
-    """All of them."""
+    """Return a line about every listed file that is missing or has another size. O(files)."""
     return list(_missing(shards))
 
 

@@ -1,4 +1,4 @@
-"""Shares of workers in ratios such as 4:2:1:1, where they are not equal. No Spark."""
+"""Unequal shares of workers, in ratios such as 4:2:1:1. No Spark."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 
 Ratios = tuple[int, ...]
-MOST_PARTS = 1 << 14  # of the ratios together, in lowest terms: a group's uneven end is a table of so many numbers
+MOST_PARTS = 1 << 14  # sum of the ratios in lowest terms: the length of the table that deals the end of a group
 
 
 def parse_ratios(text: str) -> Ratios:
-    """Of a text like ``4:2:1:1``. Raises UsageError."""
+    """Parse a text such as ``4:2:1:1``. Raises UsageError."""
     parts = text.split(":")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         shown = text if len(text) < 80 else f"{text[:80]}..."
@@ -27,7 +27,7 @@ def parse_ratios(text: str) -> Ratios:
 
 
 def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
-    """The same ratios in smaller numbers; None where all are equal. Raises UsageError where they cannot be dealt in."""
+    """Return the ratios in lowest terms, or None if all are equal. Raises UsageError for invalid ratios."""
     if len(ratios) != num_workers:
         raise UsageError(f"--ratios must name {num_workers} numbers, one a worker, got {len(ratios)}")
     shown = shortened(ratios)
@@ -45,12 +45,12 @@ def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
 
 
 def shortened(ratios: Sequence[int]) -> str:
-    """As people write them, the first few of many."""
+    """Return the ratios as text, at most the first 16."""
     return ":".join(map(str, ratios[:16])) + (":..." if len(ratios) > 16 else "")
 
 
 def rounded_down(size: int, ratios: Ratios) -> tuple[Ints, Ints]:
-    """The shares of so many rows, rounded down, and what is left of each, in parts of sum(ratios): int64 [workers]."""
+    """Return the shares of ``size`` rows, rounded down, and their remainders in units of 1/sum(ratios): int64 [workers]."""
     total, parts = sum(ratios), np.array(ratios, np.int64)
     rounds, rest = divmod(int(size), total)
     shares, left = np.divmod(rest * parts, total)
@@ -58,13 +58,19 @@ def rounded_down(size: int, ratios: Ratios) -> tuple[Ints, Ints]:
 
 
 def rounded_up(sizes: Ints, ratios: Ratios, carry: bool = False) -> npt.NDArray[np.bool_]:
-    """Whose share of each group is rounded up, bool [groups, workers]: as many as rows are left over after rounding down,
-    those of the largest remainders, of equal ones the lowest worker.
+    """Return whose share of each group is rounded up: bool [groups, workers].
 
-    sizes: int64 [groups]. carry: what rounding has cost a worker in the groups before is added to its remainder, so that its
-    rows over all groups come out close to its share too. An exact share stays. O(groups x workers log workers)."""
+    The rows that are left after rounding down go to the largest remainders, ties to the lowest worker. Exact shares are
+    not rounded. O(groups x workers log workers).
+
+    Args:
+        sizes: rows of each group, int64 [groups].
+        ratios: in lowest terms.
+        carry: add to each remainder what rounding has cost the worker in earlier groups, so that its total over all
+            groups is close to its share too.
+    """
     up = np.zeros((len(sizes), len(ratios)), np.bool_)
-    owed = np.zeros(len(ratios), np.int64)  # in parts of the sum of the ratios
+    owed = np.zeros(len(ratios), np.int64)  # in units of 1/sum(ratios)
     for group, size in enumerate(np.asarray(sizes).tolist()):
         down, remainders = rounded_down(size, ratios)
         may = np.flatnonzero(remainders)
@@ -76,7 +82,8 @@ def rounded_up(sizes: Ints, ratios: Ratios, carry: bool = False) -> npt.NDArray[
 
 
 def largest_remainder(sizes: Ints, ratios: Ratios, carry: bool = False) -> Ints:
-    """int64 [groups, workers]: every group cut in these ratios, each part its exact share rounded up or down; see
-    ``rounded_up``. Exact: in whole numbers."""
+    """Divide every group in these ratios by the largest-remainder method: int64 [groups, workers].
+
+    Each part is the exact share rounded up or down; see ``rounded_up``. Integer arithmetic, so exact."""
     down = [rounded_down(size, ratios)[0] for size in np.asarray(sizes).tolist()]
     return np.array(down, np.int64).reshape(len(sizes), len(ratios)) + rounded_up(sizes, ratios, carry)

@@ -1,4 +1,4 @@
-"""The Parquet columns of a shard: their schema, and how their bytes are read."""
+"""The Parquet schema of a shard, and the reading of its columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ SPARK_TYPES = {"int64": "long", "int32": "integer", "float": "float", "binary": 
 
 
 def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:
-    """id[, label][, coarse_label][, target], image[, copy][, neighbourhood]; the image column says its shape, dtype
-    and layout, to Arrow readers in the field's metadata and to Spark in the table's."""
+    """Return the schema id[, label][, coarse_label][, target], image[, copy][, neighbourhood].
+
+    Shape, dtype and layout of the images are in the field's metadata for Arrow and in the table's for Spark."""
     image = {"shape": json.dumps(list(layout.shape)), "dtype": layout.dtype, "layout": "CHW"}
     fields = [pa.field("id", pa.int64(), nullable=False)]
     if layout.labelled:
@@ -55,7 +56,7 @@ def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> 
 
 
 def no_labels(rows: int) -> npt.NDArray[np.int32]:
-    """What stands in memory for the labels of rows that have none."""
+    """Return placeholder labels, all 0, for rows without labels: int32 [rows]."""
     return np.zeros(rows, np.int32)
 
 
@@ -64,8 +65,9 @@ DTYPES = ("uint8", "float32")
 
 
 def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
-    """The column's metadata, as this project's writer and Spark's ``withMetadata`` leave it. Raises ValueError where Spark's
-    cannot be read."""
+    """Return a column's metadata as written by this project or by Spark's ``withMetadata``.
+
+    Raises ValueError if Spark's metadata cannot be parsed."""
     field = schema.field(column).metadata or {}
     if b"shape" in field:
         return {key.decode(): value.decode() for key, value in field.items()}
@@ -102,7 +104,7 @@ def _shape(value: Any) -> tuple[int, int, int]:
 
 @contextmanager
 def broken_is_data_error(path: str) -> Iterator[None]:
-    """What pyarrow, Pillow and JSON raise for a damaged file, as one line; a remote store's own failures pass."""
+    """Convert errors of pyarrow, Pillow and JSON about a damaged file to DataError. Errors of remote stores pass."""
     try:
         yield
     except (
@@ -126,14 +128,14 @@ def broken_is_data_error(path: str) -> Iterator[None]:
 
 
 def words_of(error: Exception) -> str:
-    """On one line. Pillow's own words for what is no image tell where in memory it was."""
+    """Return an error's message in one line. Pillow's message for an unknown image only has a memory address."""
     if isinstance(error, UnidentifiedImageError):
         return "it begins as an image file and Pillow reads none; save it as PNG"
     return " ".join(str(error).split())[:200]
 
 
 def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
-    """A binary column of equal lengths as uint8 [rows, size], without a copy."""
+    """Return a binary column of equal lengths as uint8 [rows, size], without a copy."""
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = values.cast(pa.large_binary())
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]

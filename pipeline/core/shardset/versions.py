@@ -1,11 +1,11 @@
-"""The numbered versions of a set. A number is taken once: by a file that is put where none is, or not at all. No Spark.
+"""The numbered versions of a set. Each number is taken at most once, by a put-if-absent of its file. No Spark.
 
-OUTPUT/_manifests/000042.json   a committed manifest; an empty file: a number that nobody may commit as any more
-OUTPUT/manifest.json            a copy of the newest, for readers of one file; behind it for a moment at most
+OUTPUT/_manifests/000042.json   a committed manifest; an empty file marks a number that can no longer be committed
+OUTPUT/manifest.json            a copy of the newest version, for readers of a single file; updated right after the commit
 
-link() on a local disk, a rename without overwriting on HDFS and a conditional PUT on S3 put a file if absent, so of any
-number of processes that commit as one number one succeeds, however long another was frozen. Numbers only grow: files below
-the newest manifest are deleted, what lies above it stays."""
+Put-if-absent is link() on a local disk, a rename without overwriting on HDFS, and a conditional PUT on S3. Of all
+processes that commit under one number exactly one succeeds, however long another was suspended. Numbers only grow: files
+with numbers below the newest manifest are deleted, files above it are kept."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from pipeline.core.storage.store import Store
 NAME = "manifest.json"
 FOLDER = "_manifests"
 _FILE = re.compile(r"(\d+)\.json")
-# What a version puts into the names of its files: its number and the attempt that wrote it.
+# The part of a file name that tells its version: the number, and the attempt that wrote the file.
 STAMP = r"(?:v(?P<version>\d+)-)?(?P<attempt>\w+)"
 _STAMPED_PART = re.compile(rf"(?P<part>/part-\d+)-{STAMP}(?=\.parquet$)")
 
 
 def stamped(path: str, stamp: str) -> str:
-    """The place of a file under OUTPUT once it is of a version: ``worker=000/part-00001.parquet``,
-    ``_model/pca/arrays.npz``."""
+    """Return the path under OUTPUT of a version's file.
+
+    path: without the stamp, such as ``worker=000/part-00001.parquet`` or ``_model/pca/arrays.npz``."""
     if path.startswith("_model/"):
         return f"_model/{stamp}/{path.removeprefix('_model/')}"
     stem, dot, suffix = path.rpartition(".")
@@ -34,14 +35,19 @@ def stamped(path: str, stamp: str) -> str:
 
 
 def unstamped(path: str) -> str:
-    """The place of a Parquet file whichever version it is of: equal rows have equal ones, whoever wrote them and when."""
+    """Return the path of a Parquet file without its stamp, which is the same in every version."""
     return _STAMPED_PART.sub(r"\g<part>", path)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """last: the highest number that is taken; newest: the highest that holds a manifest; 0 for none. older: paths of the
-    files below the newest."""
+    """The version numbers in use.
+
+    Attributes:
+        last: the highest number that is taken, 0 if none is.
+        newest: the highest number with a manifest, 0 if there is none.
+        older: paths of the files with numbers below ``newest``.
+    """
 
     last: int
     newest: int
@@ -49,7 +55,7 @@ class Taken:
 
 
 def taken(store: Store, uri: str) -> Taken:
-    """One listing. The number of manifest.json is not looked at: see ``last_taken``."""
+    """List the version numbers in use. Costs one listing, and does not read manifest.json: see ``last_taken``."""
     files = {}
     for entry in store.list(f"{uri}/{FOLDER}"):
         # A name that is not written as path_of() writes it would be counted and then not be found.
@@ -60,7 +66,7 @@ def taken(store: Store, uri: str) -> Taken:
 
 
 def last_taken(store: Store, uri: str) -> int:
-    """The highest number that is taken, be it by a manifest.json that was copied here without its versions."""
+    """Return the highest number that is taken, also by a manifest.json that was copied here without its versions."""
     return max(taken(store, uri).last, copied(store, uri))
 
 
@@ -69,9 +75,9 @@ def path_of(uri: str, number: int) -> str:
 
 
 def put(store: Store, staged: str, uri: str, number: int) -> bool:
-    """Have the content of a staged file be version ``number``; whether it is. False: the number was taken before.
+    """Commit a staged file as version ``number``; return False if the number was already taken.
 
-    Where a lost answer leaves it open, what stands there tells. Raises OSError where nothing does."""
+    If the answer of the store is lost, the content of the target tells who succeeded. Raises OSError if there is none."""
     data, target = with_retries(store.read)(staged), path_of(uri, number)
     with_retries(store.makedirs)(f"{uri}/{FOLDER}")
     if not with_retries(_take)(store, staged, target, data):
@@ -85,7 +91,7 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
 
 
 def _take(store: Store, staged: str, target: str, data: bytes) -> bool:
-    """Rename a staged manifest to a version's path, and tell whether its content stands there; may be tried again."""
+    """Rename a staged manifest to a version's path; return whether its content is there. Safe to retry."""
     try:
         store.rename(staged, target)
     except OSError as error:
@@ -101,9 +107,9 @@ def _take(store: Store, staged: str, target: str, data: bytes) -> bool:
 
 
 def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
-    """Take a number without a manifest, so that nobody commits as it any more. False: look again who has taken it.
+    """Take a number without a manifest, so that no run can commit it; return False if it was taken meanwhile.
 
-    scratch: a folder of one's own. Nothing is ever deleted at a number that others may take."""
+    scratch: a folder that only the caller uses."""
     staged = f"{scratch}/withheld-{number}"
     store.makedirs(scratch)
     store.delete(staged)
@@ -120,7 +126,7 @@ def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
 
 
 def copied(store: Store, uri: str) -> int:
-    """The number of the version that manifest.json is a copy of; 0 where it is none, or of none."""
+    """Return the version that manifest.json is a copy of, 0 if it is missing or carries no version."""
     try:
         return version_of(parse(store.read(f"{uri}/{NAME}")))
     except (FileNotFoundError, ValueError):
@@ -128,7 +134,7 @@ def copied(store: Store, uri: str) -> int:
 
 
 def is_behind(store: Store, uri: str) -> bool:
-    """Whether a run was killed between its commit and the copy."""
+    """Return whether a run was killed after its commit and before it updated manifest.json."""
     return taken(store, uri).newest > copied(store, uri)
 
 
@@ -138,8 +144,9 @@ def version_of(manifest: object) -> int:
 
 
 def copy_newest(store: Store, uri: str, scratch: str) -> None:
-    """Bring manifest.json up to the newest version, whoever writes an older one at the same moment, and delete the older
-    versions. scratch: a folder of one's own."""
+    """Update manifest.json to the newest version, also against concurrent writers, and delete older versions.
+
+    scratch: a folder that only the caller uses."""
     while (now := taken(store, uri)).newest > copied(store, uri):
         staged = f"{scratch}/{NAME}-{now.newest}"
         store.delete(staged)
