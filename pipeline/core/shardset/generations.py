@@ -1,10 +1,10 @@
-"""A set that grows by generations: rows that are appended together, each generation as the next version of the manifest.
+"""Sets that grow: each append adds a generation of rows, as the next version of the manifest.
 
-A version of such a set lists all files of the one before and those of one generation more, so readers see whole generations
-only, and what reads any other set reads this one. ``generations`` in the manifest says what each was made of: ``batch`` is
-the number that its source gave it, by which a batch that comes again is known. The number of the version that a file came
-with stands in its name, so entries of files are those of any other set. The manifest grows by about 230 bytes a file: a
-generation of a few thousand rows or less has one for each worker. No Spark."""
+A version lists all files of the previous version and those of one more generation, so readers only see complete
+generations, and every reader of shard sets can read a growing set. The key ``generations`` of the manifest describes each
+of them; ``batch`` is the number that the source gave it, by which a repeated batch is recognised. The name of a file
+contains the version that added it. The manifest grows by about 230 bytes per file, and a generation has at least one file
+per worker that gets rows. No Spark."""
 
 from __future__ import annotations
 
@@ -28,10 +28,23 @@ Set = TypeVar("Set", bound=ShardSet)
 
 @dataclass(frozen=True)
 class Generation:
-    """number: from 0; version: of the manifest, and of its files' names. batch: its number in its source; source: a digest
-    of what the batch was. rows, copies: of this generation; total: rows up to it; fingerprint: of these; mean: of each
-    channel over them. quarantined: records that were put aside; closes: whether a window ends with it; seconds: it took, up
-    to the commit; buckets: up to it."""
+    """One generation of a growing set.
+
+    Attributes:
+        number: counts from 0.
+        version: version of the manifest that added it.
+        batch: its number in the source.
+        source: digest of the batch's origin.
+        rows: rows of this generation, without copies.
+        copies: copies of this generation's rows.
+        total: rows up to and including this generation.
+        fingerprint: of those rows.
+        mean: of each channel over those rows.
+        quarantined: records that were put aside.
+        closes: whether a window ends with this generation.
+        seconds: from the start of the batch to its commit.
+        buckets: number of buckets up to and including this generation.
+    """
 
     number: int
     version: int
@@ -49,8 +62,9 @@ class Generation:
 
 
 def generations(shards: ShardSet) -> list[Generation]:
-    """Oldest first; none in a set that was made at once. Raises DataError where the manifest tells of them otherwise than it
-    was written."""
+    """Return the generations of a set, oldest first; empty for a set that was made at once.
+
+    Raises DataError if their entries in the manifest are malformed."""
     known = Generation.__dataclass_fields__
     try:
         return [
@@ -62,22 +76,25 @@ def generations(shards: ShardSet) -> list[Generation]:
 
 
 def last_batch(shards: ShardSet) -> int:
-    """The number of the batch that was committed last; -1 before the first."""
+    """Return the number of the batch that was committed last, -1 before the first."""
     return max((generation.batch for generation in generations(shards)), default=-1)
 
 
 def version_of_file(path: str) -> int:
-    """With which version of the set a file came; 0 where its name does not tell."""
+    """Return the version that added a file, 0 if its name contains none."""
     found = _VERSION.search(path)
     return int(found[1]) if found else 0
 
 
 def appended(before: dict[str, Any] | None, made: dict[str, Any]) -> dict[str, Any]:
-    """A set's manifest with a generation more. made: a manifest of that generation alone, its paths and its version final,
-    with one entry under ``generations``; before: None for the first.
+    """Return a set's manifest with one more generation. O(files).
 
-    What cannot be added up is taken as it is in ``made``: of the neighbourhoods, and of fitted models whatever it has anew.
-    O(files)."""
+    Values that cannot be summed, such as the neighbourhoods, are those of ``made``; models are merged by name.
+
+    Args:
+        before: manifest of the set, None for the first generation.
+        made: manifest of the new generation alone, with final paths and version and one entry in ``generations``.
+    """
     entry = made[KEY][0] | {"version": made["version"]}
     if before is None:
         return made | {KEY: [entry]}
@@ -97,8 +114,10 @@ def appended(before: dict[str, Any] | None, made: dict[str, Any]) -> dict[str, A
 
 
 def as_of(shards: Set, number: int) -> Set:
-    """The set as it was with generation ``number`` and none after it: its files, rows, fingerprint and means. Classes by
-    worker and sizes of neighbourhoods are those of the newest. Raises IndexError where there is no such one. O(files)."""
+    """Return the set as it was after generation ``number``: its files, rows, fingerprint and means. O(files).
+
+    Class counts per worker and sizes of neighbourhoods stay those of the newest generation. Raises IndexError if there is
+    no such generation."""
     last, manifest = generations(shards)[number], shards.manifest
 
     def kept(part: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +137,7 @@ def as_of(shards: Set, number: int) -> Set:
 
 
 def sum_of_fingerprints(texts: Sequence[str]) -> str:
-    """Of all rows together, as ``rows-hash``."""
+    """Return the fingerprint of all rows together, as ``rows-hash``."""
     parts = [text.partition("-") for text in texts]
     return f"{sum(int(rows) for rows, _, _ in parts)}-{sum(int(word, 16) for _, _, word in parts) % _WORD:016x}"
 
@@ -147,13 +166,13 @@ def _added(one: list[int], other: list[int]) -> list[int]:
 
 
 def _models(before: dict[str, Any] | None, made: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Those of both; of two of one name the newer."""
+    """Return the models of both manifests; of two with the same name the newer one."""
     by_name = {name_of_model(file["path"]): file for part in (before, made) if part for file in part["files"]}
     return {"files": list(by_name.values())} if by_name else None
 
 
 def name_of_model(path: str) -> str:
-    """``hash/arrays.npz`` of ``_model/v1-0123abcd/hash/arrays.npz``."""
+    """Return a model file's path without its version: ``hash/arrays.npz`` for ``_model/v1-0123abcd/hash/arrays.npz``."""
     return path.removeprefix(MODEL).partition("/")[2]
 
 

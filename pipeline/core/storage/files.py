@@ -1,4 +1,4 @@
-"""What a file system must offer."""
+"""The interface of a file system."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FileInfo:
 
 
 class RemoteReader(io.RawIOBase):
-    """A file of another machine being read; ``read``, ``seek`` and ``tell`` are the store's own."""
+    """Base class of readers of remote files; subclasses implement ``read``, ``seek`` and ``tell``."""
 
     def readable(self) -> bool:
         return True
@@ -54,8 +54,10 @@ class RemoteReader(io.RawIOBase):
 
 
 class Files(Protocol):
-    """What a file system must offer. ``rename`` is atomic; ``create`` fails where the file exists, and
-    what was written survives a loss of power once the file is closed, as far as the file system can promise that."""
+    """The operations of a file system.
+
+    ``rename`` is atomic. ``create`` fails if the file exists. The content of a closed file is durable, as far as the file
+    system guarantees it."""
 
     def info(self, path: str) -> FileInfo: ...
     def list(self, path: str) -> list[FileInfo]: ...

@@ -16,8 +16,8 @@ from pipeline.core.storage.files import FileInfo, RemoteReader
 from pipeline.core.storage.retries import STALL_S, within
 from pipeline.core.storage.uri import split_uri
 
-# What the client should do where nobody has configured it. Unset, an unreachable NameNode takes three minutes to report,
-# and a lost DataNode fails the write where no fourth one can stand in; HDFS restores the third replica by itself.
+# Defaults for settings that are not configured. hdfs-native's own take three minutes to report an unreachable NameNode, and
+# fail a write if no fourth DataNode can replace a lost one; HDFS restores the third replica by itself.
 HDFS_DEFAULTS = {
     "dfs.client.failover.max.attempts": "5",
     "dfs.client.failover.sleep.max.millis": "1000",
@@ -25,7 +25,7 @@ HDFS_DEFAULTS = {
 }
 
 UMASK = "fs.permissions.umask-mode"
-PROXY_USER = "sharding.proxy-user"  # the user for whom another one submitted the job; a setting of our own
+PROXY_USER = "sharding.proxy-user"  # our own setting: the user on whose behalf the job was submitted
 # Settings that HDFS's client or this module reads, by name and by the start of the name.
 HDFS_SETTINGS = (
     "fs.defaultFS",
@@ -39,9 +39,9 @@ _PREFIXES = (
     "dfs.data.transfer.", "fs.viewfs.mounttable.",
 )  # fmt: skip
 
-# What the client puts before the words of a NameNode.
+# The class name that the client puts in front of a NameNode's message.
 JAVA_CLASS = re.compile(r"^.*?org\.apache\.hadoop\.[\w.$]+[\"\s:,]+")
-# The client tells of servers with all that is known of them: kilobytes.
+# Descriptions of DataNodes in messages, which are kilobytes long.
 SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
 
 
@@ -56,7 +56,7 @@ def parse_umask(text: str) -> int:
     Raises UsageError for anything else."""
     if re.fullmatch(r"[0-7]{3,4}", text):
         return int(text, 8) & 0o777
-    umask = 0o022  # Hadoop's default, for those whom no clause names
+    umask = 0o022  # Hadoop's default, for classes of users that no clause names
     for clause in text.split(","):
         match = re.fullmatch(r"([ugoa]*)=([rwx-]*)", clause.strip())
         if not match:
@@ -69,18 +69,18 @@ def parse_umask(text: str) -> int:
 
 
 class HdfsFiles:
-    """HDFS through hdfs-native; one client a process and name service."""
+    """HDFS through hdfs-native, with one client per process and name service."""
 
     def __init__(self, authority: str, conf: tuple[tuple[str, str], ...]) -> None:
         from hdfs_native import Client
 
         self.root = f"hdfs://{authority}"
-        # A NameNode takes the permissions that a client asks for: to apply the umask is the client's part.
+        # NameNodes do not apply a umask to the permissions that a client requests.
         umask = parse_umask(dict(conf).get(UMASK, "022"))
         self.file_permission, self.folder_permission = 0o666 & ~umask, 0o777 & ~umask
-        # The user of an executor's process may be another one than its JVM acts as, which is who submitted the job.
+        # An executor's process may run as another user than its JVM acts as, which is the user who submitted the job.
         if proxied := dict(conf).get(PROXY_USER):
-            # The client reads the first with a Kerberos ticket, which is of the submitting user, and else the second.
+            # With the Kerberos ticket of the submitting user the client reads the first variable, otherwise the second.
             os.environ["HADOOP_PROXY_USER"] = os.environ["HADOOP_USER_NAME"] = proxied
         if "SPARK_USER" in os.environ:
             os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
@@ -93,19 +93,19 @@ class HdfsFiles:
             yield
         except (FileNotFoundError, PermissionError, FileExistsError):
             raise
-        except Exception as error:  # the client raises RuntimeError and OSError for what the servers say
+        except Exception as error:  # the client raises RuntimeError and OSError for errors of servers
             text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
             first = text.splitlines()[0] if text else type(error).__name__
             first = SERVERS.sub("", first)[:300]
             for signs, kind in (
                 (("FileNotFound",), FileNotFoundError),
                 (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
-                # a file that its writer has not closed yet, or did not live to close, exists too
+                # A file that its writer has not closed, or that its killed writer never will, exists too.
                 (("AlreadyExists", "AlreadyBeingCreated", "RecoveryInProgress"), FileExistsError),
             ):
                 if any(sign in first for sign in signs):
                     raise kind(f"{path}: {JAVA_CLASS.sub('', first)}") from error
-            if "QuotaExceeded" in first:  # waiting helps nobody
+            if "QuotaExceeded" in first:  # a permanent error, which must not be retried
                 raise OSError(errno.EDQUOT, f"{path}: {first}") from error
             advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
             raise OSError(f"{path}: {first}{advice}") from error
@@ -162,11 +162,11 @@ class HdfsFiles:
             self.client.delete(self._path(path), recursive=False)
 
     def sync_folder(self, path: str) -> None:
-        """The NameNode's journal is on its disks when it answers."""
+        """Do nothing: the NameNode's journal is durable when it answers."""
 
 
 class HdfsReader(RemoteReader):
-    """A file being read, whose failures are OSErrors too."""
+    """A reader whose errors are OSErrors."""
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
         self.files, self.path, self.inner = files, path, inner
@@ -184,13 +184,14 @@ class HdfsReader(RemoteReader):
 
 
 class HdfsWriter(io.RawIOBase):
-    """A file being written, whose failures are OSErrors too. What fails first is what is raised: the client's own
-    writer closes after a failed write, and reports only that this failed as well."""
+    """A writer whose errors are OSErrors, and which raises the first one.
+
+    The client's own writer closes after a failed write and only reports the error of closing."""
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
         self.files, self.path, self.inner = files, path, inner
-        # The client's writer never counts as closed, so its finaliser would close it again and wait more than a minute for a
-        # DataNode that died. To Python it is closed from the start; close() below ends it.
+        # The client's writer never reports that it is closed, so its finaliser would close it again and wait more than a
+        # minute for a dead DataNode. Python is told from the start that it is closed; close() below closes it.
         io.RawIOBase.close(inner)
 
     def writable(self) -> bool:

@@ -16,7 +16,7 @@ from pipeline.core.storage.files import FileInfo
 
 
 class DurableWriter(io.BufferedWriter):
-    """A file whose content is on the disk once it is closed."""
+    """A writer that flushes its content to the disk when it is closed."""
 
     def write(self, data: Any, /) -> int:
         with naming(self.name):
@@ -34,7 +34,7 @@ class DurableWriter(io.BufferedWriter):
 
 
 def rename_no_replace(source: str, target: str) -> None:
-    """Linux's renameat2 with RENAME_NOREPLACE. Raises FileExistsError, and OSError where there is no such call."""
+    """Rename by Linux's renameat2 with RENAME_NOREPLACE. Raises FileExistsError, and OSError if it is not supported."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         raise OSError(errno.ENOSYS, "no hard links here, and no rename that does not overwrite", target)
@@ -83,7 +83,7 @@ class LocalFiles:
 
     def makedirs(self, path: str) -> None:
         for _ in range(100):
-            with suppress(FileNotFoundError):  # a parent was empty, and somebody else has just removed it
+            with suppress(FileNotFoundError):  # another process has just removed an empty parent
                 return os.makedirs(path, exist_ok=True)
         return os.makedirs(path, exist_ok=True)
 
@@ -100,10 +100,9 @@ class LocalFiles:
             self._put_if_absent(source, target)
 
     def _put_if_absent(self, source: str, target: str) -> None:
-        """link() refuses an existing target, as rename does not. Where there are no hard links, Linux may have a rename that
-        does.
+        """Move a file unless the target exists, by link() or, without hard links, by renameat2.
 
-        Raises OSError on a file system with neither."""
+        rename() would overwrite. Raises OSError on a file system that supports neither."""
         try:
             os.link(source, target)
         except OSError as error:

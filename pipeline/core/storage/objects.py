@@ -1,9 +1,9 @@
-"""Objects of S3 as files, through obstore. gs://, abfs:// and az:// go the same way, and are untested.
+"""Objects of S3 as files, through obstore. gs://, abfs:// and az:// use the same code and are untested.
 
-An object store has no folders and no rename. A folder is what lies under a prefix: it is there as long as that is, it has no
-time of its own, and nothing makes or removes it. A file appears whole when it is closed, or not at all. Moving a file is a
-copy inside the store and a deletion, of which a process that is killed may leave the first. What is put where nothing may
-be, the commit's one primitive, is a conditional PUT (If-None-Match: *): of many one succeeds."""
+An object store has neither folders nor renames. A folder is the set of objects under a prefix: it exists as long as there
+are any, has no modification time, and is not made or removed. A file appears complete when it is closed, or not at all. A
+move is a copy inside the store and a deletion; a process that is killed in between leaves both files. Put-if-absent, on
+which commits rely, is a conditional PUT (If-None-Match: *), of which exactly one succeeds."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "abfs": "abfs", "abfss": "abfss", "az": "az"}
-SINGLE_PUT_BYTES = PART_BYTES = 8 << 20  # what is longer is uploaded in parts
-IN_MEMORY_BYTES = 64 << 10  # of a file being written, of which a task has hundreds; the rest is on the local disk
-FIRST_BYTES, AHEAD_BYTES = 128 << 10, 1 << 20  # read at once
-PUTS = 5  # tried where the store says that another writer was in the way, and nothing is there
-PARENT_S = 5.0  # for which a folder that was there is believed to be
-WRITER = "writer"  # the user metadata by which a put that succeeded, and whose answer was lost, is known again
+SINGLE_PUT_BYTES = PART_BYTES = 8 << 20  # longer files are uploaded in parts of this size
+IN_MEMORY_BYTES = 64 << 10  # of each open file, of which a task has hundreds; the rest is spooled to the local disk
+FIRST_BYTES = 128 << 10  # fetched when a file is opened
+AHEAD_BYTES = 1 << 20  # fetched at least by later requests
+PUTS = 5  # tries if the store reports a conflicting writer and there is no object
+PARENT_S = 5.0  # how long the existence of a folder is cached
+WRITER = "writer"  # key of the metadata that identify an object after a lost answer
 
 
 def is_object(uri: str) -> bool:
-    """Whether a URI is one of an object store."""
+    """True if a URI belongs to an object store."""
     return split_uri(uri)[0] in SCHEMES
 
 
 def object_uri(uri: str) -> str:
-    """The canonical form of an object's URI. Raises UsageError where it names no bucket, or holds credentials."""
+    """Return the canonical form of an object's URI. Raises UsageError if it has no bucket, or contains credentials."""
     scheme, authority, path = split_uri(uri)
     azure = SCHEMES[scheme].startswith("abfs")
     if not re.fullmatch(r"[\w.-]+@[\w.-]+" if azure else r"[\w.-]+", authority):
@@ -57,8 +58,11 @@ def object_uri(uri: str) -> str:
 
 
 class ObjectFiles:
-    """One bucket. Requests: info 1 (a folder: 2), open and read_range 1, list 1 for 1,000 entries, create 1 (beyond 8 MiB: 3
-    and 1 for each 8 MiB), delete 2, rename 2. One that overwrites moves no byte through this process, another all."""
+    """The files of one bucket.
+
+    Requests: info 1 (2 for a folder), open 1, read_range 1, list 1 per 1,000 entries, create 1 (3 and 1 per 8 MiB for more
+    than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the store; one that may not transfers the
+    content through this process."""
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         import obstore
@@ -66,7 +70,7 @@ class ObjectFiles:
         self.root, self.api = root, cast(Any, obstore)
         with told_plainly(root, root, root):
             self.client, self.place = client_of(root, dict(conf))
-        self._trusted: list[str] = []  # this place, once it has refused to overwrite
+        self._trusted: list[str] = []  # the store's address once it has honoured If-None-Match
         self._parents: dict[str, float] = {}
 
     def _errors(self, path: str) -> AbstractContextManager[None]:
@@ -85,7 +89,7 @@ class ObjectFiles:
         return FileInfo(f"{self.root}/{key}", 0, 0, True)
 
     def _below(self, key: str) -> bool:
-        """Whether anything lies under a prefix. One listing of up to 1,000 objects."""
+        """Return whether there is any object under a prefix. Costs one listing of up to 1,000 objects."""
         return any(map(bool, self.api.list(self.client, key or None, chunk_size=1)))
 
     def info(self, path: str) -> FileInfo:
@@ -103,7 +107,7 @@ class ObjectFiles:
         with self._errors(path):
             found = self.api.list_with_delimiter(self.client, key or None)
             folders = [self._folder(prefix) for prefix in found["common_prefixes"]]
-            # one of the folder's own name is an empty object "folder/", as consoles make
+            # An object with the folder's own name is an empty "folder/", as web consoles make it.
             files = [self._info(meta) for meta in found["objects"] if meta["path"] != key]
         if not (folders or found["objects"]) and not self.info(path).is_dir:
             raise NotADirectoryError(f"{path} is a file, not a folder")
@@ -116,9 +120,9 @@ class ObjectFiles:
         return self._get(path, offset, length)[0] if length > 0 else b""
 
     def _get(self, path: str, offset: int, length: int, tag: str | None = None) -> tuple[bytes, ObjectMeta | None]:
-        """Some bytes and what is known of the object, in one request; no bytes, and nothing known, beyond its end.
+        """Return a range of bytes and the object's metadata, by one request; empty and None beyond the end.
 
-        tag: of the object that is meant. Raises OSError where another one has replaced it."""
+        tag: the expected ETag. Raises OSError if the object was replaced."""
         with self._errors(path):
             try:
                 options: Any = {"range": (offset, offset + length)} | ({"if_match": tag} if tag else {})
@@ -130,7 +134,7 @@ class ObjectFiles:
                 raise
 
     def read_all(self, path: str) -> bytes:
-        """An object as it is at one moment, in one request."""
+        """Return the content of an object by one request, and so from one version of it."""
         with self._errors(path):
             return bytes(self.api.get(self.client, self._key(path)).bytes())
 
@@ -138,14 +142,14 @@ class ObjectFiles:
         return cast(BinaryIO, ObjectWriter(self, path))
 
     def put(self, path: str, data: bytes) -> None:
-        """Have an object hold this content, in one step, whether it is there or not."""
+        """Write an object atomically, whether it exists or not."""
         with self._errors(path):
             self.api.put(self.client, self._key(path), data)
 
     def put_new(self, path: str, data: bytes) -> None:
-        """Put an object where none is, in one step. Raises FileExistsError, and LastingError where the store overwrites."""
+        """Create an object atomically. Raises FileExistsError, and LastingError if the store ignores the condition."""
         self._put(path, data)
-        if not self._trusted:  # a store that ignores the condition would have commits overwrite each other
+        if not self._trusted:  # with a store that ignores the condition, commits would overwrite each other
             with suppress(FileExistsError):
                 self._put(path, data)
                 raise LastingError(
@@ -162,7 +166,7 @@ class ObjectFiles:
                     self.api.put(self.client, key, data, mode="create", attributes=mine, use_multipart=False)
                     return
                 except self.api.exceptions.AlreadyExistsError:
-                    with suppress(FileNotFoundError):  # S3 refuses one of two at once, and the other may be a deletion
+                    with suppress(FileNotFoundError):  # S3 refuses one of two concurrent requests, also beside a deletion
                         found = self.api.get(self.client, key, options={"head": True})
                         if found.attributes.get(WRITER) == writer:
                             return
@@ -170,7 +174,7 @@ class ObjectFiles:
             raise OSError(f"{path}: others write and delete it all the time")
 
     def put_parts(self, path: str, file: IO[bytes]) -> None:
-        """Upload a long file. That nothing is there is asked before, as a step of its own. A failure leaves no parts."""
+        """Upload a long file in parts. Existence is checked before, not atomically. A failed upload leaves no parts."""
         key = self._key(path)
         with self._errors(path):
             with suppress(FileNotFoundError):
@@ -179,17 +183,16 @@ class ObjectFiles:
             self.api.put(self.client, key, file, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
 
     def makedirs(self, path: str) -> None:
-        """Nothing: a folder is what lies in it."""
+        """Do nothing: object stores have no folders."""
 
     def makedir(self, path: str) -> None:
-        """Nothing, where anything lies in the folder that is to hold it. Raises FileNotFoundError otherwise. A listing, or
-        none where there was something a few seconds ago."""
+        """Raise FileNotFoundError if there is no object in the parent folder. Costs a listing, cached for PARENT_S."""
         parent = self._key(path).rpartition("/")[0]
         if parent and time.monotonic() - self._parents.get(parent, -PARENT_S) >= PARENT_S:
             with self._errors(path):
                 if not self._below(parent):
                     raise FileNotFoundError(path)
-            self._parents = {parent: time.monotonic()}  # a task asks of one
+            self._parents = {parent: time.monotonic()}  # a task only uses one
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
         if overwrite:
@@ -206,19 +209,19 @@ class ObjectFiles:
             below = [meta["path"] for some in self.api.list(self.client, key or None) for meta in some]
             self.api.delete(self.client, [each for each in below if each != key])
             if key:
-                with suppress(FileNotFoundError):  # Google's and Azure's stores say so
+                with suppress(FileNotFoundError):  # Google's and Azure's stores report a missing object
                     self.api.delete(self.client, key)
         self._parents.clear()
 
     def remove_empty(self, path: str) -> None:
-        """Nothing: what is empty is not there."""
+        """Do nothing: object stores have no empty folders."""
 
     def sync_folder(self, path: str) -> None:
-        """Nothing: what was put is safe when the store answers."""
+        """Do nothing: an object is durable once the store has answered."""
 
 
 class ObjectReader(RemoteReader):
-    """An object being read, with what follows read ahead. Where another one replaces it, reading on is an error."""
+    """A reader of an object, with read-ahead. Raises OSError if the object is replaced while it is read."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
         self.files, self.path, self._at, self._start = files, path, 0, 0
@@ -238,7 +241,7 @@ class ObjectReader(RemoteReader):
         size = left if size is None or size < 0 else min(size, left)
         inside = self._at - self._start
         if inside < 0 or inside + size > len(self._held):
-            if whole and self._at == 0:  # in one request, so that a manifest is of one moment
+            if whole and self._at == 0:  # by one request, so that a manifest is read from one version
                 data = self.files.read_all(self.path)
                 self._at = self._size = len(data)
                 return data
@@ -256,8 +259,9 @@ class ObjectReader(RemoteReader):
 
 
 class ObjectWriter(io.RawIOBase):
-    """An object being written: a local file until it is closed. One that is left by an exception, or forgotten, was never
-    there."""
+    """A writer that spools to a local file and uploads it when it is closed.
+
+    After an exception in its ``with`` block, or if it is never closed, no object is created."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
         self.files, self.path = files, path
@@ -296,13 +300,14 @@ class ObjectWriter(io.RawIOBase):
             self._discard()
 
 
-_users: list[int] = []  # the process whose threads carry obstore's requests
+_users: list[int] = []  # id of the process that owns obstore's threads
 
 
 @lru_cache(maxsize=16)
 def object_files(root: str, conf: tuple[tuple[str, str], ...], pid: int) -> ObjectFiles:
-    """The files of a bucket. Raises LastingError in a process forked from one that has used any: its requests would wait for
-    threads that it does not have."""
+    """Return the files of a bucket.
+
+    Raises LastingError in a process forked from one that used obstore: its requests would wait for threads of the parent."""
     if _users and _users[0] != pid:
         raise LastingError(
             f"{root}: process {pid} was forked from one that has used object stores; start it by spawn or forkserver"

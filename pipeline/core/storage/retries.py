@@ -1,4 +1,4 @@
-"""Which failures of a file system pass by themselves, and how long they are waited for."""
+"""Retries: which errors of a file system are transient, and for how long they are retried."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponen
 
 from pipeline.core.errors import DataError
 
-# hdfs-native sometimes waits for ever for a DataNode that died under its write; the slowest live one answers sooner. The
-# variable is for tests that kill DataNodes.
+# hdfs-native sometimes waits forever for a DataNode that died during a write; the slowest live one answers sooner. Tests
+# that kill DataNodes set the variable.
 STALL_S = float(os.environ.get("SHARDING_STALL_S", "90"))
 LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class LastingError(OSError):
-    """A failure of a file system that waiting does not mend: a bucket that is not there, a wrong region."""
+    """A permanent error of a file system, such as a missing bucket or a wrong region. It is not retried."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help: a lost DataNode or connection, but no missing file or right."""
+    """Return whether a retry may help, as after a lost connection, unlike after a missing file or permission."""
     final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError, LastingError)
     return isinstance(error, OSError) and not isinstance(error, final) and error.errno not in LASTING
 
 
 @contextmanager
 def unreadable_is_data_error(uri: str) -> Iterator[None]:
-    """Raise DataError, which names the place, where a file of a set cannot be read however often it is tried: no right to
-    it, another kind of file at its path, a path that leads nowhere. Other errors pass."""
+    """Raise DataError with the URI if a file of a set is permanently unreadable; other errors pass.
+
+    Causes are missing permissions, a folder in place of a file, and an invalid path."""
     lasting = (PermissionError, NotADirectoryError, IsADirectoryError, LastingError)
     try:
         yield
@@ -44,7 +45,7 @@ def unreadable_is_data_error(uri: str) -> Iterator[None]:
         raise DataError(f"{uri} cannot be read{user}: {reason}; correct it, and start again") from None
 
 
-# The NameNode sends writers to a dead DataNode until it misses its heartbeat: seconds to half a minute.
+# The NameNode offers a dead DataNode to writers until it misses a heartbeat, for seconds to half a minute.
 with_retries = retry(
     retry=retry_if_exception(is_transient), stop=stop_after_attempt(5), wait=wait_exponential(4, max=30), reraise=True
 )
@@ -54,13 +55,16 @@ _LEFT: list[threading.Thread] = []
 
 
 def are_left() -> bool:
-    """Whether threads that ``within`` has left behind are still at work. One of hdfs-native's that comes back while Python
-    ends aborts the process, so that a program has to end without ado then (os._exit)."""
+    """Return whether threads that ``within`` abandoned are still running.
+
+    A thread of hdfs-native that returns during Python's shutdown aborts the process; end it by os._exit then."""
     return any(thread.is_alive() for thread in _LEFT)
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """The result of work, or TimeoutError (an OSError) if it takes longer: then its thread is left behind. 0.1 ms."""
+    """Return the result of ``work``. Raises TimeoutError (an OSError) after ``seconds`` and abandons the thread.
+
+    Costs 0.1 ms."""
     results: list[Any] = []
     errors: list[BaseException] = []
 

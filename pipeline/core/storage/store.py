@@ -1,8 +1,8 @@
-"""Files on a local disk, on HDFS or in an object store behind one small interface, for the driver and for tasks alike.
+"""One interface to files on local disks, on HDFS and in object stores, for the driver and its tasks.
 
-A path without a scheme, or with ``file:``, is local; ``hdfs://`` goes through the native RPC client, which knows
-high-availability name services and Kerberos; ``s3://`` (and s3a, gs, abfs, az) goes through obstore. Failures are
-Python's own: FileNotFoundError, PermissionError, FileExistsError, and OSError (with the address) for everything else.
+Paths without a scheme or with ``file:`` are local. ``hdfs://`` uses the native RPC client, which supports high-availability
+name services and Kerberos. ``s3://`` (and s3a, gs, abfs, az) uses obstore. Errors are FileNotFoundError, PermissionError,
+FileExistsError, and for everything else OSError, whose message contains the address.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disk
 
 @dataclass(frozen=True)
 class Store:
-    """Every file system by URI; picklable, so that a task reaches what the driver reaches.
+    """Access to every file system by URI. Picklable, so that tasks reach the same files as the driver.
 
-    ``conf`` holds the Hadoop settings that executors may lack (name services, default file system, S3's keys); it is not
-    printed."""
+    ``conf`` holds Hadoop settings that executors may lack (name services, default file system, keys of S3). Its values are
+    never printed."""
 
     conf: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @cached_property
     def hdfs_conf(self) -> tuple[tuple[str, str], ...]:
-        """The settings without S3's keys, which are none of HDFS's business."""
+        """The settings for HDFS clients, without the keys of S3."""
         return tuple(setting for setting in self.conf if is_hdfs_setting(setting[0]) or setting[0].startswith("dfs."))
 
     @property
     def encrypts_spill(self) -> bool:
-        """Tell whether the user wants no temporary file of data in the clear on a local disk."""
+        """Whether temporary files on local disks must not contain unencrypted data."""
         return dict(self.conf).get(ENCRYPTED_SPILL) == "true"
 
     def resolve(self, uri: str) -> str:
-        """The canonical form of a path: absolute for local ones, ``hdfs://authority/path`` for HDFS, ``s3://bucket/path``."""
+        """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``."""
         scheme, authority, path = split_uri(uri)
         if not uri:
             raise UsageError("an empty path names no file or folder")
@@ -92,14 +92,14 @@ class Store:
         return True
 
     def list(self, uri: str) -> list[FileInfo]:
-        """The entries of a folder by name; an absent folder is empty."""
+        """Return the entries of a folder, ordered by name; a missing folder has none."""
         try:
             return sorted(self.files(uri).list(uri), key=lambda entry: entry.name)
         except FileNotFoundError:
             return []
 
     def walk(self, uri: str) -> builtins.list[str]:
-        """Every file below a folder, by path."""
+        """Return the paths of all files below a folder, ordered."""
         entries = self.list(uri)
         below = [path for entry in entries if entry.is_dir for path in self.walk(entry.path)]
         return sorted([entry.path for entry in entries if not entry.is_dir] + below)
@@ -112,14 +112,14 @@ class Store:
             return file.read()
 
     def read_range(self, uri: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only where the file ends."""
+        """Return ``length`` bytes from ``offset``, fewer only at the end of the file."""
         return self.files(uri).read_range(uri, offset, length)
 
     def create(self, uri: str) -> BinaryIO:
         return self.files(uri).create(uri)
 
     def write_new(self, uri: str, data: bytes) -> None:
-        """Write a file that does not exist yet, again where a server fails under it. Raises FileExistsError."""
+        """Write a new file; transient errors are retried. Raises FileExistsError."""
 
         def write() -> None:
             try:
@@ -133,29 +133,31 @@ class Store:
         with_retries(write)()
 
     def replace(self, uri: str, data: bytes) -> None:
-        """Have a file hold this content, with its folder where that is missing: readers see the old file or the new one,
-        whole, whatever is killed meanwhile. A draft beside it is left only by a kill. One put in an object store, else two
-        operations."""
+        """Replace the content of a file atomically, and make its folder if it is missing.
+
+        Readers see the complete old or new content, also if the process is killed, which can leave a temporary file
+        beside it. Costs one put in an object store, elsewhere two operations."""
         files = self.files(uri)
         if isinstance(files, ObjectFiles):
             return with_retries(files.put)(uri, data)
         self._staged(uri, data, lambda draft: self.rename(draft, uri, overwrite=True))
 
     def put_new(self, uri: str, data: bytes) -> None:
-        """Have a file hold this content where there is none; it is whole as soon as it is there. Raises FileExistsError,
-        unless what is there is the same. Costs as ``replace``."""
+        """Create a file atomically. Costs the same as ``replace``.
+
+        Raises FileExistsError if there is a file with other content."""
         try:
             if isinstance(self.files(uri), ObjectFiles):
                 return self.write_new(uri, data)
             self._staged(uri, data, lambda draft: self.rename(draft, uri))
         except OSError:
-            with suppress(OSError):  # what is there tells, if an answer was lost
+            with suppress(OSError):  # if the answer was lost, the content tells whether the write succeeded
                 if self.read(uri) == data:
                     return
             raise
 
     def _staged(self, uri: str, data: bytes, place: Callable[[str], None]) -> None:
-        """Write a draft beside a file, and put it in its place; no trace of it stays where that fails."""
+        """Write a temporary file beside the target and move it there with ``place``; delete it if that fails."""
         folder, _, name = uri.rpartition("/")
         draft = f"{folder}/.{name}.{uuid.uuid4().hex[:8]}.tmp"
         try:
@@ -174,37 +176,37 @@ class Store:
         self.files(uri).makedirs(uri)
 
     def makedir(self, uri: str) -> None:
-        """One folder, which may be there. Raises FileNotFoundError where that which is to hold it is not."""
+        """Make one folder unless it exists. Raises FileNotFoundError if its parent is missing."""
         self.files(uri).makedir(uri)
 
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         self.files(source).rename(source, target, overwrite)
 
     def sync_folder(self, uri: str) -> None:
-        """Have the names in a folder survive a loss of power, as the content of files that were closed does."""
+        """Make the names in a folder durable; the content of closed files already is."""
         self.files(uri).sync_folder(uri)
 
     def delete(self, uri: str) -> None:
-        """A file, or a folder with all that is in it."""
+        """Delete a file, or a folder with its content. A missing one is not an error."""
         self.files(uri).delete(uri)
 
     def remove_empty(self, uri: str) -> None:
-        """A folder that holds nothing; one that holds anything, or is not there, stays as it is."""
+        """Delete a folder if it is empty; otherwise, or if it is missing, do nothing."""
         with suppress(OSError):
             self.files(uri).remove_empty(uri)
 
 
 def configured_store() -> Store:
-    """A store for commands without Spark: HADOOP_CONF_DIR tells it of name services, the default file system and S3."""
+    """Return the store of a command without Spark, configured by HADOOP_CONF_DIR."""
     return Store(configured())
 
 
-# The environment variable by which a process hands its store's settings to those that it starts, as a JSON object.
+# The environment variable that passes a store's settings to child processes, as a JSON object.
 SETTINGS = "SHARDING_STORE_SETTINGS"
 
 
 def configured() -> tuple[tuple[str, str], ...]:
-    """What HADOOP_CONF_DIR has of a store's settings, over those that the process that started this one handed on."""
+    """Return the store's settings from HADOOP_CONF_DIR, which override those of the parent process."""
     conf = json.loads(os.environ.get(SETTINGS) or "{}") | hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
     provider_path = conf.pop(S3A_PROVIDER_PATH, "") or conf.get(PROVIDER_PATH, "")
     if provider_path and f"{PREFIX}access.key" not in conf:  # else a job on Spark has read it and handed its keys on
