@@ -1,4 +1,4 @@
-"""How far a run has come, and how far it goes."""
+"""The progress of a run, and its planned length."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any, Literal
 
 @dataclass
 class Position:
-    """How far the run has come: what has been applied. All of it is in every checkpoint.
+    """The progress of a run, as every checkpoint contains it.
 
-    clocks: by worker, gradients that were applied or refused; memory: the protocol's, in plain JSON; passes: what
-    trainer.coordination.passes remembers; epoch_sums: what trainer.coordination.epoch_sums does."""
+    Attributes:
+        version: updates so far.
+        accepted: gradients in those updates.
+        examples: examples of those gradients.
+        clocks: applied and refused gradients by worker.
+        memory: state of the protocol, in plain JSON.
+        passes: state of trainer.coordination.passes.
+        epoch_sums: state of trainer.coordination.epoch_sums.
+    """
 
     version: int = 0
     accepted: int = 0
@@ -24,19 +31,27 @@ class Position:
 
 @dataclass
 class Budget:
-    """steps: of each worker, in all. Under stop="global" n times so many accepted gradients end the run, under "local"
-    every worker ends after its own."""
+    """The planned length of a run and its position.
+
+    Attributes:
+        num_workers: n.
+        steps: steps per worker in the whole run.
+        steps_per_epoch: steps per worker in an epoch.
+        stop: "global" ends the run after n * steps accepted gradients; "local" ends each worker after its own steps.
+        position: progress so far.
+        through: workers that have done their own steps.
+    """
 
     num_workers: int
     steps: int
     steps_per_epoch: int
     stop: Literal["global", "local"] = "global"
     position: Position = field(default_factory=Position)
-    through: int = 0  # workers that have done their own steps
+    through: int = 0
 
     @property
     def total(self) -> int:
-        """Accepted gradients of a whole run under stop="global"."""
+        """Accepted gradients of the whole run under stop="global"."""
         return self.steps * self.num_workers
 
     @property
@@ -45,11 +60,11 @@ class Budget:
         return self.position.accepted / (self.num_workers * self.steps_per_epoch)
 
     def room(self, wanted: int) -> int:
-        """How many gradients the next update takes: the last one no more than are left."""
+        """Return the number of gradients of the next update: at most ``wanted`` and the rest of the budget."""
         return wanted if self.stop == "local" else max(0, min(wanted, self.total - self.position.accepted))
 
     def is_through(self, clock: int) -> bool:
-        """Whether a worker at that clock has done its own steps, where those count."""
+        """Return whether a worker at a clock has done its own steps; always False under stop="global"."""
         return self.stop == "local" and clock >= self.steps
 
     def is_spent(self) -> bool:
@@ -58,7 +73,7 @@ class Budget:
         return self.position.accepted >= self.total
 
     def use(self, gradients: int, examples: int) -> int | None:
-        """Count an update; returns the number of the epoch that it completes, if any."""
+        """Count an update and return the number of the epoch that it completes, or None."""
         before = int(self.epoch)
         self.position.version += 1
         self.position.accepted += gradients

@@ -1,4 +1,4 @@
-"""The clocks of the workers that take part, with the least and the greatest at hand."""
+"""The clocks of the members, with their minimum and maximum."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import heapq
 
 
 class Clocks:
-    """A clock by worker. Adding, removing and moving one cost O(log N) on average over a run, the extremes O(1)."""
+    """Clocks by worker. Changes cost O(log N) amortised, the minimum and maximum O(1)."""
 
     def __init__(self) -> None:
         self._clock: dict[int, int] = {}
-        self._workers: dict[int, dict[int, None]] = {}  # by clock, in the order in which they came to it
-        self._low: list[int] = []  # every clock that has workers, and some that have had
+        self._workers: dict[int, dict[int, None]] = {}  # workers by clock, in the order in which they reached it
+        self._low: list[int] = []  # a heap of all clocks with workers, and of some that have none any more
         self._high: list[int] = []  # the same, negated
 
     def put(self, worker: int, clock: int) -> None:
-        """Let a worker take part at a clock, or move it there."""
+        """Add a worker at a clock, or move it there."""
         if worker in self._clock:
             self.remove(worker)
         self._clock[worker] = clock
@@ -32,7 +32,7 @@ class Clocks:
         workers[worker] = None
 
     def remove(self, worker: int) -> None:
-        """A worker takes part no more; one that does not is left alone."""
+        """Remove a worker if it is there."""
         clock = self._clock.pop(worker, None)
         if clock is not None:
             workers = self._workers[clock]
@@ -41,17 +41,17 @@ class Clocks:
                 del self._workers[clock]
 
     def least(self) -> int:
-        """0 where nobody takes part."""
+        """Return the smallest clock, 0 without members."""
         while self._low and self._low[0] not in self._workers:
             heapq.heappop(self._low)
         return self._low[0] if self._low else 0
 
     def greatest(self) -> int:
-        """0 where nobody takes part."""
+        """Return the largest clock, 0 without members."""
         while self._high and -self._high[0] not in self._workers:
             heapq.heappop(self._high)
         return -self._high[0] if self._high else 0
 
     def slowest_worker(self) -> int | None:
-        """Of the workers of the least clock, the one that has had it for longest."""
+        """Return the worker that has had the smallest clock for the longest time, or None."""
         return next(iter(self._workers[self.least()]), None) if self._clock else None

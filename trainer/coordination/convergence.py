@@ -1,4 +1,4 @@
-"""When a run has reached its end before its budget: MLlib's stop rule."""
+"""MLlib's convergence rule, which can end a run before its budget is spent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Read = Callable[[], npt.NDArray[np.float32]]
 
 
 class Convergence:
-    """Converged is the first global mini-batch t >= 2 with |w_t - w_(t-1)| < tolerance * max(|w_t|, 1).
+    """The run has converged at the first global mini-batch t >= 2 with |w_t - w_(t-1)| < tolerance * max(|w_t|, 1).
 
     A global mini-batch is one accepted gradient of each worker: an update of a synchronous protocol, n updates of an
     asynchronous one, whose single updates are n times smaller. O(P) a mini-batch.
@@ -19,10 +19,10 @@ class Convergence:
     Args:
         tolerance: 0 for a run that never converges.
         num_workers: n.
-        read: returns the parameters [P] of now, which are those of the checkpoint that the run goes on from.
+        read: returns the current parameters [P]; at first those of the checkpoint from which the run continues.
         accepted: gradients of that checkpoint; 0 at the start of a run.
-        update_size: gradients of an update. If the last one ended a mini-batch, the next is compared with the checkpoint;
-            else the first whole mini-batch is compared with nothing, as at the start."""
+        update_size: gradients per update. If the last update before the checkpoint ended a mini-batch, the next one is
+            compared with the checkpoint; otherwise the first complete mini-batch is not compared, as at the start."""
 
     def __init__(
         self, tolerance: float, num_workers: int, read: Read, *, accepted: int = 0, update_size: int = 1
@@ -34,7 +34,7 @@ class Convergence:
             self._before = read().astype(np.float64)
 
     def is_reached(self, accepted: int) -> bool:
-        """Whether the update that brought the accepted gradients to so many ends the run."""
+        """Return whether the run has converged with the update after which ``accepted`` gradients are in the model."""
         mini_batches = accepted // self.num_workers
         if not self.tolerance or mini_batches == self._mini_batches or not mini_batches:
             return False

@@ -1,10 +1,10 @@
-"""The order of events: who takes part, which gradients are complete, which update comes next, who may go on.
+"""The coordinator: decides which gradients are complete, which update is next, and which workers start their next step.
 
-Server 0 owns one coordinator. It turns arrivals into a sequence of orders that every server, itself included, carries
-out one by one: so all slices have the same version whenever anybody reads them, a checkpoint is one state of one
-moment, and a protocol decides once for all servers. A gradient exists when every server holds its part; what a worker
-that died half-way left at some of them is never used. No sockets, no clock of its own: tests and ``trainer.simulate``
-drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients)."""
+Server 0 owns one coordinator. It turns events into a sequence of orders, which every server, including server 0, executes
+in sequence. All slices therefore have the same version whenever they are read, a checkpoint is consistent, and the
+protocol decides once for all servers. A gradient counts once every server holds its part of it; the parts of a worker that
+died while it pushed are never used. The coordinator has neither sockets nor a clock, so that tests and ``trainer.simulate``
+can drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.protocols.base import Gradient, Protocol, Release
 
 
 class RunView:
-    """What the protocol sees of a coordinator (trainer.protocols.base.View)."""
+    """The state of a run that a protocol may read (trainer.protocols.base.View)."""
 
     def __init__(self, budget: Budget, membership: Membership, ledger: Ledger, seconds: float) -> None:
         self.num_workers, self.time = budget.num_workers, seconds
@@ -41,9 +41,18 @@ class RunView:
 
 
 class Coordinator:
-    """rate(epoch) is the whole factor of a summed gradient (a/n). by_examples, usual_batch: see Weights.
-    epoch_snapshots: a checkpoint is written at the end of every epoch. seconds: of training before this start; a protocol's
-    time goes on from there."""
+    """Turns events of workers and servers into orders.
+
+    Args:
+        protocol: decides which gradients are used and which workers wait.
+        budget: the length of the run and its position.
+        rate: rate(epoch) is the factor of a sum of gradients, a/n.
+        num_servers: servers that must hold a gradient or join request before it counts.
+        start_wait_s: how long the first worker waits for the others at the start.
+        by_examples, usual_batch: see Weights.
+        epoch_snapshots: whether to write a checkpoint at the end of every epoch.
+        seconds: training time before this start, from which the protocol's clock continues.
+    """
 
     def __init__(
         self,
@@ -65,7 +74,7 @@ class Coordinator:
         self.ledger = Ledger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)
-        self._room = budget.room(self.size)  # gradients that the next update takes
+        self._room = budget.room(self.size)  # number of gradients of the next update
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
@@ -93,10 +102,10 @@ class Coordinator:
     def version(self) -> int:
         return self.budget.position.version
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def join(self, server: int, worker: int, session: int, now: float) -> None:
-        """A server holds a worker's join request. A later session of the same worker replaces the earlier one."""
+        """Note that a server holds a worker's join request. A later session of a worker replaces an earlier one."""
         member = self.members[worker]
         if session < member.session:
             return
@@ -115,14 +124,16 @@ class Coordinator:
                 self._note_through(member)
             if self.started or self.finished:
                 self._await_turn(member)
-            else:  # at the clock of the checkpoint, whoever comes first: their turns come when all are here
+            else:  # at the clock of the checkpoint; nobody starts before all are here
                 self.membership.move(member, Phase.READY)
 
     def push(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
     ) -> bool:
-        """A server holds its part of a gradient; server 0 adds what was measured. False: not of a step that is being
-        waited for (from before the worker was lost, or from a run before this one)."""
+        """Note that a server holds its part of a gradient; server 0 adds the measurements.
+
+        Returns False if the gradient does not belong to the worker's current step, but to one before it was lost or to
+        an earlier run."""
         member = self.members[worker]
         if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
             return False
@@ -136,19 +147,19 @@ class Coordinator:
         return True
 
     def give_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
-        """A worker was told that its gradient comes too late, and has not finished it. False as for ``push``."""
+        """Note that a worker has given up its step, whose gradient would come too late. Returns False as ``push``."""
         member = self.members[worker]
         if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
             return False
         self.membership.hear(worker, now)
-        if self.finished:  # nothing is counted any more, as with a push
+        if self.finished:  # after the end nothing is counted, as for a push
             self._await_turn(member)
         else:
             self._refuse((Gradient(worker, clock, member.pulled), measured))
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
-        """A heartbeat. False if this session does not take part, so the worker must join again."""
+        """Note a heartbeat. Returns False if the session is not a member, so that its worker must join again."""
         member = self.members[worker]
         if session != member.session or member.phase is Phase.ABSENT:
             return False
@@ -157,33 +168,33 @@ class Coordinator:
         return True
 
     def lose(self, worker: int) -> None:
-        """The worker is gone: a gradient of it that is not summed yet goes with it, and nobody waits for its clock."""
+        """Remove a worker, with its gradient if that is not summed yet. Other workers no longer wait for its clock."""
         member = self.members[worker]
         self._withdraw(member)
         if member.phase is not Phase.FINISHED:
             self.membership.move(member, Phase.ABSENT)
 
     def lose_silent(self, now: float, timeout_s: float) -> list[int]:
-        """Lose every worker that gave no heartbeat for so long; returns them."""
+        """Lose and return every worker whose last heartbeat is older than ``timeout_s``."""
         silent = self.membership.silent(now, timeout_s)
         for worker in silent:
             self.lose(worker)
         return silent
 
     def request_snapshot(self) -> None:
-        """The next order writes a checkpoint, if an update was made since the last."""
+        """Have the next order write a checkpoint if there was an update since the last one."""
         self._snapshot_wanted = True
 
     def converge(self) -> None:
-        """The run has reached its end before its budget: gradients that are on their way are not used any more."""
+        """End the run before its budget is spent. Gradients that arrive later are not used."""
         self._finish()
 
     def diverge(self) -> None:
-        """The parameters are no numbers any more: nobody goes on from them, and there is nothing to checkpoint."""
+        """End the run without a checkpoint, because its parameters are not finite."""
         self.finished, self._snapshot_wanted = True, False
         self._release_all()
 
-    # --- what is done about it ----------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> Iterator[Decision]:
         """Yield all that can be decided now, one after the other: the effect of an order may decide the next."""
@@ -192,7 +203,7 @@ class Coordinator:
         while decision := self._next(now):
             yield decision
             if not (self.ledger.waiting or self._queues.ready or self._snapshot_wanted or decision.order.stop):
-                return  # a push or a join brings the next
+                return  # the next decision needs another event
 
     def _next(self, now: float) -> Decision | None:
         entries = self._sum() if self.ledger.waiting and not self.finished else []
@@ -218,13 +229,13 @@ class Coordinator:
             self._await_turn(self.members[gradient.worker])
         elif abs(measured.loss) < float("inf"):
             self.ledger.arrive(gradient, measured)
-        else:  # a gradient of a loss that is no number would end every parameter
+        else:  # the gradient of an infinite or NaN loss would make all parameters NaN
             self.diverged = self._record((gradient, measured), self.version, accepted=False)
             self.finished = True
             self._release_all()
 
     def _sum(self) -> list[Entry]:
-        """The gradients that go into the sum now; their workers are done with them."""
+        """Return the gradients that are added to the sum now. Their workers may continue."""
         room = self._room - len(self.ledger.summed)
         if self.weights.holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
             return []
@@ -241,7 +252,7 @@ class Coordinator:
         return taken
 
     def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
-        """The gradients that are added to the sum now, with their factors."""
+        """Return the gradients that are added to the sum now with their factors."""
         version = self.version
         factors = self.weights.of(
             [version - gradient.version for gradient, _ in entries], [measured.examples for _, measured in entries]
@@ -251,7 +262,7 @@ class Coordinator:
         )
 
     def _is_complete(self) -> bool:
-        """Whether the next update has its gradients, or nobody is left who could push one for it."""
+        """Return whether the next update has its gradients, or no worker is left that could push one for it."""
         if self.finished:
             return False
         if len(self.ledger.summed) >= self._room:
@@ -259,7 +270,7 @@ class Coordinator:
         return not self.ledger.waiting and self.membership.all_wait_for_an_update()
 
     def _update(self) -> int | None:
-        """Count an update; returns the number of the epoch that it completes, if any."""
+        """Count an update and return the number of the epoch that it completes, or None."""
         version, entries = self.version + 1, self.ledger.close()
         boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
         self._room = self.budget.room(self.size)
@@ -281,7 +292,7 @@ class Coordinator:
         return boundary
 
     def _cancelled(self) -> tuple[Reply, ...]:
-        """The workers whose step was for the update that was just made."""
+        """Return the workers whose step was meant for the update that was just made."""
         if self.protocol.parts_of_a_step() == 1:
             return ()
         return tuple(m.reply() for m in self.members if m.phase is Phase.COMPUTING and m.pulled == self.version - 1)
@@ -294,7 +305,7 @@ class Coordinator:
         self._done_with(member)
 
     def _done_with(self, member: Member) -> None:
-        """A worker's gradient is used or refused: it may go on as soon as the protocol lets it."""
+        """Count a worker's gradient as used or refused, and queue the worker for its next step."""
         self.membership.tick(member)
         self.protocol.pushed(member.index, self.view)
         self._note_through(member)
@@ -305,7 +316,7 @@ class Coordinator:
         staleness = version - accepted - pulled
         return Record(version, worker, clock, pulled, staleness, measured, accepted)
 
-    # --- who may go on ------------------------------------------------------------------------------------------------
+    # --- release of workers -------------------------------------------------------------------------------------------
 
     def _await_turn(self, member: Member) -> None:
         self.membership.move(member, Phase.READY)
@@ -352,7 +363,7 @@ class Coordinator:
         return self.members[worker].phase is Phase.FINISHED
 
     def _start(self, now: float) -> bool:
-        """All workers begin together, unless one keeps the others waiting for too long; BSP needs it anyway."""
+        """Start the run once all workers are here, or ``start_wait_s`` after the first one came."""
         waited = now - self._first_join if self._first_join is not None else 0.0
         if not self.membership.in_phase[Phase.READY] or not (
             self.membership.all_are_here() or waited >= self.start_wait_s
@@ -365,7 +376,7 @@ class Coordinator:
         return True
 
     def _note_through(self, member: Member) -> None:
-        """Count a worker that has done its own steps, all of them applied."""
+        """Count a worker whose own steps are all done and applied."""
         if not member.is_through and not member.unapplied and self.budget.is_through(member.clock):
             member.is_through = True
             self.budget.through += 1
@@ -380,12 +391,14 @@ class Coordinator:
         position = self.budget.position
         self._snapshot_version = position.version
         position.clocks = {member.index: self._clock_to_go_on_at(member) for member in self.members}
-        # A checkpoint is written while the run goes on.
+        # The run continues while the checkpoint is written.
         frozen = deepcopy(position)
         return Snapshot(frozen, self.budget.epoch, boundary, self.finished and self.diverged is None)
 
     def _clock_to_go_on_at(self, member: Member) -> int:
-        """Of a worker after a restart: what is in no update yet is done again, and who is away comes back as of now."""
+        """Return a worker's clock after a restart from this checkpoint.
+
+        Gradients that are in no update yet are computed again; an absent worker rejoins at the current clock."""
         clock = member.clock - member.unapplied
         is_away = member.phase in (Phase.ABSENT, Phase.JOINING)
         return self.protocol.clock_on_joining(clock, self.view) if is_away else clock
@@ -399,7 +412,7 @@ class Coordinator:
         self._release_all()
 
     def _release_all(self) -> None:
-        """The run is over: nobody waits for anything any more."""
+        """Release every waiting worker, at the end of the run."""
         self._queues.clear()
         for member in self.members:
             if member.phase is Phase.PUSHED:

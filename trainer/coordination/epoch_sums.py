@@ -1,4 +1,4 @@
-"""What the accepted gradients of the current epoch add up to, for the epoch's mean loss and accuracy."""
+"""Sums over the accepted gradients of the current epoch, for its mean loss and accuracy."""
 
 from __future__ import annotations
 

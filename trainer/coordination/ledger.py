@@ -1,4 +1,4 @@
-"""Which gradients wait for their turn, and which are in the sum of the next update."""
+"""The gradients that wait to be summed, and those in the sum of the next update."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Entry = tuple[Gradient, Measured]
 
 
 class Ledger:
-    """Gradients that every server holds, each known by its worker and clock. One is used once it is in the sum: from then
-    on the fate of its worker does not matter, and the worker may push the next. O(1) a gradient.
+    """Gradients that every server holds, identified by worker and clock. O(1) per gradient.
 
-    in_worker_order: they are summed in the order of workers, not of their arrival."""
+    A gradient counts as used once it is in the sum: the loss of its worker no longer matters, and the worker may push the
+    next one. in_worker_order: sum gradients in the order of workers instead of their arrival."""
 
     def __init__(self, num_workers: int, *, in_worker_order: bool) -> None:
         self.num_workers, self.in_worker_order = num_workers, in_worker_order
@@ -28,11 +28,11 @@ class Ledger:
         self.waiting[gradient.worker] = gradient, measured
 
     def withdraw(self, worker: int) -> None:
-        """Drop what a worker pushed and what has not been summed."""
+        """Drop the gradient of a worker if it is not summed yet."""
         self.waiting.pop(worker, None)
 
     def take(self, is_passed: Callable[[int], bool]) -> Entry | None:
-        """The gradient whose turn it is. is_passed: whether a worker will push none for the next update."""
+        """Remove and return the next gradient to sum, or None. is_passed: whether a worker is skipped in this update."""
         if not self.in_worker_order:
             return self.waiting.pop(next(iter(self.waiting))) if self.waiting else None
         while self._turn < self.num_workers:
@@ -45,19 +45,19 @@ class Ledger:
         return None
 
     def add(self, entry: Entry) -> None:
-        """A gradient goes into the sum of the next update."""
+        """Add a gradient to the sum of the next update."""
         self.summed.append(entry)
         self._contributors[entry[0].worker] += 1
 
     def examples(self) -> list[int]:
-        """Of the gradients in the sum, in their order."""
+        """Return the number of examples of each gradient in the sum, in order."""
         return [measured.examples for _, measured in self.summed]
 
     def contributes(self, worker: int) -> bool:
         return worker in self._contributors
 
     def close(self) -> list[Entry]:
-        """The gradients of the update that is being made; the next one has none yet."""
+        """Return the gradients of the update that is made now, and start an empty sum."""
         summed, self.summed = self.summed, []
         self._contributors.clear()
         self._turn = 0

@@ -1,4 +1,4 @@
-"""Who takes part in a run: sessions, phases, signs of life."""
+"""The workers of a run: their sessions, phases and heartbeats."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from trainer.coordination.orders import Measured, Reply
 
 
 class Phase(IntEnum):
-    """Where a worker stands. ABSENT: never seen, or lost. JOINING: some servers have its wish. COMPUTING: it has
-    parameters. PUSHED: its gradient waits for its turn in the sum. READY: it waits to be allowed its next step. FINISHED:
-    it has done all its steps."""
+    """The phase of a worker; from COMPUTING on it is a member."""
 
-    ABSENT = 0
-    JOINING = 1
-    FINISHED = 2
-    COMPUTING = 3  # from here on a worker takes part
-    PUSHED = 4
-    READY = 5
+    ABSENT = 0  # not joined yet, or lost
+    JOINING = 1  # some servers hold its join request
+    FINISHED = 2  # has done all its steps
+    COMPUTING = 3  # has parameters and computes a gradient
+    PUSHED = 4  # its gradient waits to be summed
+    READY = 5  # waits for permission to start its next step
 
 
 @dataclass(slots=True)
 class Member:
-    """A worker as the coordinator knows it.
+    """The coordinator's state of one worker.
 
-    clock: its gradients that were used or refused; unapplied: those of them in the sum of an update that is not made yet;
-    pulled: the version that it computes at; held_by: the servers that have its wish to join, or its gradient; ticket:
-    grows with every turn, so that a queue can tell an old entry; waits_for_version: whether an update must come before
-    its next step; is_through: it has done its own steps."""
+    Attributes:
+        index: number of the worker.
+        clock: number of its gradients that were used or refused.
+        phase: see Phase.
+        session: grows with every start of the worker's process.
+        pulled: version of the parameters that it computes with.
+        unapplied: its gradients in the sum of the next update.
+        held_by: servers that hold its join request or gradient.
+        measured: measurements of its gradient.
+        ticket: grows with every change of phase, which makes older entries of queues void.
+        waits_for_version: whether its next step needs another update.
+        is_through: whether it has done its own steps.
+    """
 
     index: int
     clock: int = 0
@@ -48,17 +55,17 @@ class Member:
 
 
 class Membership:
-    """All workers, how many are in which phase, and the clocks of those that take part."""
+    """All workers of a run, the number in each phase, and the clocks of members."""
 
     def __init__(self, clocks: dict[int, int], num_workers: int) -> None:
         self.members = [Member(worker, clocks.get(worker, 0)) for worker in range(num_workers)]
         self.clocks = Clocks()
         self.in_phase = [num_workers, 0, 0, 0, 0, 0]  # workers by phase
         self.waiting_for_version = 0
-        self._heard: dict[int, float] = {}  # by worker, those heard of least lately first
+        self._heard: dict[int, float] = {}  # time of the last heartbeat by worker, oldest first
 
     def move(self, member: Member, phase: Phase) -> None:
-        """A worker changes its phase; a queue's entries about it are void from now on."""
+        """Change the phase of a worker, which makes its entries in queues void."""
         before = member.phase
         self.in_phase[before] -= 1
         self.in_phase[phase] += 1
@@ -78,17 +85,17 @@ class Membership:
         member.waits_for_version = waits
 
     def tick(self, member: Member) -> None:
-        """One more gradient of a worker was used or refused."""
+        """Count a gradient of a worker that was used or refused."""
         member.clock += 1
         self.clocks.put(member.index, member.clock)
 
     def hear(self, worker: int, now: float) -> None:
-        """A sign of life of a worker that takes part or wants to."""
+        """Note a heartbeat, or another message, of a worker."""
         self._heard.pop(worker, None)
         self._heard[worker] = now
 
     def silent(self, now: float, timeout_s: float) -> list[int]:
-        """The workers that gave no sign of life for so long. O(their number)."""
+        """Return the workers that were not heard of for ``timeout_s``. O(their number)."""
         found = []
         for worker, heard in self._heard.items():
             if now - heard <= timeout_s:
@@ -100,7 +107,9 @@ class Membership:
         return not (self.in_phase[Phase.ABSENT] or self.in_phase[Phase.JOINING])
 
     def all_wait_for_an_update(self) -> bool:
-        """Whether nobody will push before the next update: no step is being done, nobody is away, and all who have steps
-        left wait for another version, or for the turn of their gradient."""
+        """Return whether no worker will push before the next update.
+
+        That is the case if none is computing or absent, and all with steps left wait for another version or for the turn
+        of their gradient."""
         busy = self.in_phase[Phase.COMPUTING] + self.in_phase[Phase.ABSENT] + self.in_phase[Phase.JOINING]
         return not busy and self.in_phase[Phase.READY] == self.waiting_for_version

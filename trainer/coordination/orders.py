@@ -1,4 +1,4 @@
-"""What the coordinator says: orders to the servers, and records for the run's log."""
+"""The results of the coordinator: orders to the servers, and records for the run's log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from trainer.coordination.passes import Seen
 
 
 class Measured(NamedTuple):
-    """A worker's measurements of a step: mean loss, correct predictions, seconds of the step (waiting for its mini-batch
-    included), the seconds that another thread spent on making the mini-batch, and its rows, where they are hashed."""
+    """A worker's measurements of one step.
+
+    Attributes:
+        examples: size of the mini-batch.
+        loss: mean over the examples.
+        correct: number of correct predictions.
+        seconds: time of the step, including the wait for its mini-batch.
+        read_s: time that the loader's thread spent on the mini-batch.
+        seen: fingerprint of the mini-batch, if rows are hashed.
+    """
 
     examples: int
     loss: float
@@ -22,7 +30,7 @@ class Measured(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One pushed gradient in the run's log; staleness = version it was applied to - version it was computed at."""
+    """A pushed gradient in the run's log. staleness: version it was applied to minus version it was computed with."""
 
     version: int
     worker: int
@@ -34,7 +42,7 @@ class Record(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A worker that is answered: its session, and the clock of the step that it starts or would start."""
+    """The answer to a worker: its session, and the clock of its next step."""
 
     worker: int
     session: int
@@ -42,7 +50,7 @@ class Reply(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A gradient that is added to the next update's sum, with its factor."""
+    """A gradient that is added to the sum of the next update, with its factor."""
 
     worker: int
     clock: int
@@ -77,7 +85,7 @@ class Order(NamedTuple):
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Order:
-        """Raises TypeError or KeyError for what is not an order."""
+        """Parse an order. Raises TypeError or KeyError if it is malformed."""
         replies = {name: tuple(Reply(*reply) for reply in values[name]) for name in ("unblocked", "stop", "cancelled")}
         return cls(**values | replies | {"shares": tuple(Share(*share) for share in values["shares"])})
 

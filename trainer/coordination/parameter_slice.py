@@ -1,4 +1,4 @@
-"""One server's part of the model: a contiguous range of the flat vector, its momentum, and the update rule."""
+"""The part of the model on one server: a contiguous range of the flat vector, its momentum, and the update rule."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from trainer.coordination.momentum import Momentum
 
 Vector = npt.NDArray[np.floating[Any]]
 
-CHUNK = 1 << 15  # floats worked on at a time: parameters, momentum and scratch stay in the second-level cache
+CHUNK = 1 << 15  # floats per step, so that parameters, momentum and scratch fit into the second-level cache
 
 
 @dataclass
 class ParameterSlice:
-    """values: parameters, then BatchNorm's running statistics, of this range; momentum: one element a parameter.
+    """A range of the model with its update rule. Not thread-safe: a server has one thread.
 
-    statistics: what workers push of theirs. changes: what a step made of those it began with, of which each of num_workers
-    counts for 1/n, so that together they move them as one process would; whole: the statistics themselves, whose mean over
-    an update's gradients replaces those from before.
+    Gradients may be added to the sum of the next update as they arrive; ``values`` only changes with the update.
 
-    Gradients may be added to the sum of the next update as they come; ``values`` changes with the update only.
-    Not safe for use by several threads: a server has one."""
+    Attributes:
+        values: parameters of the range, then BatchNorm's running statistics.
+        momentum: one element per parameter.
+        rule: the momentum rule.
+        num_workers: n.
+        statistics: what workers push of BatchNorm's statistics. "changes": the change by one step, of which each counts
+            1/n, so that all workers together move them like one process. "whole": the statistics themselves, whose mean
+            over the gradients of an update replaces the old ones.
+    """
 
     values: Vector
     momentum: Vector
     rule: Momentum
     num_workers: int
     statistics: Literal["changes", "whole"]
-    _sum: Vector | None = field(default=None, init=False, repr=False)  # like values; its memory stays for the next one
+    _sum: Vector | None = field(default=None, init=False, repr=False)  # like values; reused by the next update
     _summed: int = field(default=0, init=False, repr=False)  # gradients in it
 
     @property
@@ -40,9 +45,9 @@ class ParameterSlice:
         return len(self.momentum)
 
     def accumulate(self, pushed: Sequence[Vector], weights: Sequence[float]) -> None:
-        """Add weighted gradients to the sum of the next update, in the given order. They are read once.
+        """Add weighted gradients to the sum of the next update, in the given order. Reads each gradient once.
 
-        pushed: for every gradient a vector like ``values``: gradients of the parameters, then ``statistics``."""
+        pushed: a vector like ``values`` per gradient: the gradient of the parameters, then ``statistics``."""
         if not pushed:
             return
         if self._sum is None or self._sum.dtype != self.values.dtype:
@@ -54,10 +59,10 @@ class ParameterSlice:
         self._summed += len(pushed)
 
     def apply(self, pushed: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
-        """One update of all protocols: u = rate * sum of weighted gradients, which goes through momentum by its rule.
+        """Make an update: u = rate * sum of weighted gradients, applied by the momentum rule.
 
-        pushed: the gradients that come last, as in ``accumulate``. Where they are all, one pass over memory does it,
-        whatever their number; the result is the same bit for bit."""
+        pushed: the last gradients of the update, as in ``accumulate``. If they are all of its gradients, the update takes
+        one pass over memory, with bit-identical results."""
         if self._summed:
             self.accumulate(pushed, weights)
             assert self._sum is not None
@@ -74,7 +79,7 @@ class ParameterSlice:
             self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))
 
     def _step(self, span: slice, update: Vector) -> None:
-        """update is overwritten where momentum looks ahead."""
+        """Apply an update to a span. The look-ahead rule overwrites ``update``."""
         self.momentum[span] *= self.rule.decay
         self.momentum[span] += update
         if not self.rule.at_once:
@@ -93,7 +98,7 @@ class ParameterSlice:
         return slice(self.num_parameters, len(self.values))
 
     def _merge_statistics(self, total: Vector, count: int) -> None:
-        """total: the sum of what so many gradients brought."""
+        """Merge statistics into ``values``. total: their sum over ``count`` gradients."""
         if self.statistics == "whole":
             self.values[self._statistics] = total / count
         else:
@@ -101,7 +106,7 @@ class ParameterSlice:
 
 
 def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float) -> Vector:
-    """rate * sum of weighted vectors; a single one of weight 1, which is every update of asp and ssp, in one pass."""
+    """Return rate * sum of weighted vectors. A single vector of weight 1, as under asp and ssp, takes one pass."""
     if len(vectors) == 1 and weights[0] == 1:
         return vectors[0] * rate
     total = np.empty_like(vectors[0])
@@ -111,7 +116,7 @@ def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float
 
 
 def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float], *, begun: bool) -> None:
-    """Add weighted vectors to a sum, in order; begun: whether it has any yet."""
+    """Add weighted vectors to a sum, in order. begun: whether the sum already contains any."""
     for vector, weight in zip(vectors, weights, strict=True):
         if begun:
             total += vector * weight if weight != 1 else vector

@@ -1,4 +1,4 @@
-"""Which rows a run has trained: the fingerprint of every pass of all workers over the set, from accepted gradients alone."""
+"""The fingerprint of the rows that each pass over the set has trained, computed from accepted gradients only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ WORD = 1 << 64
 
 
 class Seen(NamedTuple):
-    """The rows of a mini-batch by their hashes, modulo 2^64: the sum over all of them, and over those that begin a pass
-    which the mini-batch leaves unfinished, where it ends ``passes`` of them (0 of most, more than 1 of a tiny shard)."""
+    """The rows of a mini-batch, as sums of their hashes modulo 2^64.
+
+    Attributes:
+        fingerprint: over all rows of the mini-batch.
+        begun: over the rows after the last end of a pass in the mini-batch.
+        passes: ends of passes in the mini-batch, mostly 0, more than 1 for a tiny shard.
+    """
 
     fingerprint: int
     begun: int
@@ -17,7 +22,7 @@ class Seen(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """Passes that every worker has ended, ``first`` to ``last``, counted from 1, with the sum of what they trained."""
+    """Passes ``first`` to ``last``, counted from 1, that all workers have ended, and the fingerprint of their rows."""
 
     first: int
     last: int
@@ -25,17 +30,18 @@ class Whole(NamedTuple):
 
 
 class Passes:
-    """held: what there is to remember, in plain JSON: every checkpoint has it, so that a gradient that was taken back is not
-    counted. O(1) a gradient; O(workers + passes that the fastest worker is ahead by) in all."""
+    """Sums the fingerprints of gradients by pass. O(1) per gradient; memory O(workers + passes between them).
+
+    held: the state in plain JSON, which is in every checkpoint, so that gradients that a roll-back undoes do not count."""
 
     def __init__(self, num_workers: int, held: dict[str, Any]) -> None:
         self.num_workers, self.held = num_workers, held
-        self.whole: list[Whole] = []  # until somebody takes them
+        self.whole: list[Whole] = []  # until take() returns them
         for name, empty in (("sums", {}), ("ended", {}), ("at", {}), ("last", [0, 0])):
             held.setdefault(name, empty)
 
     def use(self, worker: int, seen: Seen) -> None:
-        """A gradient of a worker goes into an update."""
+        """Count a gradient that goes into an update."""
         name, held = str(worker), self.held
         total = held["sums"][name] = (held["sums"].get(name, 0) + seen.fingerprint) % WORD
         if not seen.passes:
@@ -47,7 +53,7 @@ class Passes:
             self._end(ended)
 
     def miss(self, worker: int, seen: Seen) -> None:
-        """A gradient of a worker was refused: its rows are trained in a later pass only."""
+        """Count a refused gradient, whose rows this pass has not trained."""
         self.use(worker, Seen(0, 0, seen.passes))
 
     def _end(self, number: int) -> None:
@@ -58,6 +64,6 @@ class Passes:
         self.held["at"] = {at: entry for at, entry in self.held["at"].items() if int(at) > number}
 
     def take(self) -> list[Whole]:
-        """The passes that have become whole since the last call."""
+        """Return the passes that all workers have ended since the last call."""
         taken, self.whole = self.whole, []
         return taken

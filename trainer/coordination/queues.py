@@ -1,4 +1,4 @@
-"""Workers that wait for their next step, by what they wait for."""
+"""Queues of workers that wait for permission to start their next step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from trainer.protocols.base import Release
 
 
 class Queues:
-    """Workers that wait for their next step, as (worker, ticket): by the version that they need, by the least clock that
-    they need, and those that need nothing more. An entry whose ticket is not the worker's any more is void."""
+    """Waiting workers as (worker, ticket): by the version or the smallest clock that they need, and those that are ready.
+
+    An entry is void once the worker's ticket has changed."""
 
     def __init__(self) -> None:
         self.ready: list[tuple[int, int]] = []

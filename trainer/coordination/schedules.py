@@ -1,28 +1,33 @@
-"""Learning-rate recipes: the epochs at which the rate falls to a tenth, or the decay of MLlib's gradient descent."""
+"""Learning-rate recipes: drops to a tenth at given epochs, or the decay of MLlib's gradient descent."""
 
 from __future__ import annotations
 
 import math
 
 AUTO, INVERSE_SQRT = "auto", "inverse-sqrt"
-SHARES = (0.75, 0.9)  # of a run, after which auto lets the rate fall; earlier, short runs stop before they have learned
-# The thesis prints drops that disagree by an epoch or two between its chapters 4 and 6 (82 and 133 against 81; 90 and 135);
-# these are the ones that TensorFlow's official ResNet, which it ran, has.
+SHARES = (0.75, 0.9)  # of a run, after which "auto" drops the rate; earlier drops stop short runs from learning
+# The drops printed in chapters 4 and 6 of the thesis differ by an epoch or two (82 and 133 or 81; 90 and 135). These are the
+# ones of TensorFlow's official ResNet, which the thesis used.
 RECIPES: dict[str, tuple[float, ...]] = {AUTO: (), "ch6": (91, 136), "ch4": (82, 133), "constant": (), INVERSE_SQRT: ()}
 
 
 def drops(recipe: str, epochs: float) -> tuple[float, ...]:
-    """The epochs at which the rate falls in a run of so many. Raises KeyError for a name that RECIPES does not hold."""
+    """Return the epochs at which the rate drops in a run of ``epochs`` epochs. Raises KeyError for an unknown recipe."""
     at = tuple(share * epochs for share in SHARES) if recipe == AUTO else RECIPES[recipe]
     return tuple(epoch for epoch in at if epoch < epochs)
 
 
 def learning_rate(recipe: str, base: float, epoch: float, mini_batches: float, epochs: float) -> float:
-    """The rate at a global epoch (accepted gradients / gradients an epoch, so a fraction) and after so many global
-    mini-batches, both counted from 0, in a run of so many epochs.
+    """Return the learning rate at a point of a run. Raises KeyError for an unknown recipe.
 
-    A drop holds from its epoch on; inverse-sqrt is base / sqrt(t) in the t-th mini-batch, as in MLlib. Raises KeyError for a
-    name that RECIPES does not hold."""
+    Args:
+        recipe: a key of RECIPES. A drop applies from its epoch on; inverse-sqrt is base / sqrt(t) in the t-th mini-batch,
+            as in MLlib.
+        base: the rate at the start.
+        epoch: global epoch (accepted gradients / gradients per epoch), a fraction, counted from 0.
+        mini_batches: global mini-batches so far.
+        epochs: length of the run.
+    """
     if recipe == INVERSE_SQRT:
         return base / math.sqrt(1 + mini_batches)
     fallen = sum(epoch >= drop for drop in drops(recipe, epochs))

@@ -1,4 +1,4 @@
-"""The factors of gradients in their update's sum."""
+"""The factor of each gradient in the sum of its update."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from trainer.protocols.base import Protocol
 
 
 class Weights:
-    """by_examples: an update of several gradients weighs each by its number of examples, so that it is the mean over all
-    of them; such numbers differ under Bernoulli sampling. usual: the mean mini-batch of a worker, where workers draw
-    different ones on purpose: every gradient then counts by its number of examples over it, be it alone in its update, so
-    that every example counts the same; without effect where by_examples sees to that. holds: whether the gradients of an
-    update must be there before the first factor is known."""
+    """Computes the factors of gradients from their staleness and number of examples.
+
+    Args:
+        protocol: gives the factor by staleness.
+        num_workers: N.
+        by_examples: weigh the gradients of one update by their numbers of examples, which differ under Bernoulli
+            sampling, so that the update is the mean over all examples.
+        usual: mean mini-batch of the workers if they draw different numbers on purpose. Every gradient is then weighed by
+            its examples over ``usual``, so that all examples count the same. Ignored if by_examples applies.
+
+    Attributes:
+        holds: whether all gradients of an update must have arrived before the first factor is known.
+    """
 
     def __init__(self, protocol: Protocol, num_workers: int, *, by_examples: bool, usual: float | None = None) -> None:
         self.protocol, self.num_workers = protocol, num_workers
@@ -21,7 +29,7 @@ class Weights:
         self.holds = self._counts and protocol.in_worker_order
 
     def of(self, staleness: Sequence[int], examples: Sequence[int]) -> list[float]:
-        """The factor of each gradient, by its staleness and its number of examples."""
+        """Return the factor of each gradient, from its staleness and number of examples."""
         factors = [self.protocol.weight(value, self.num_workers) for value in staleness]
         if self.usual is not None:
             return [factor * (count / self.usual) for factor, count in zip(factors, examples, strict=True)]
@@ -31,8 +39,9 @@ class Weights:
         return [factor * (count / mean) for factor, count in zip(factors, examples, strict=True)]
 
     def correction(self, examples: Sequence[int]) -> float:
-        """The factor of a whole sum: what its gradients' factors lack, where they were summed before the mean number of
-        examples was known."""
+        """Return the factor of the whole sum.
+
+        It is not 1 if gradients were summed before the mean number of examples was known."""
         return 1.0 / _mean(examples) if self._counts and not self.holds else 1.0
 
 

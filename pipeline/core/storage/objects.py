@@ -166,7 +166,9 @@ class ObjectFiles:
                     self.api.put(self.client, key, data, mode="create", attributes=mine, use_multipart=False)
                     return
                 except self.api.exceptions.AlreadyExistsError:
-                    with suppress(FileNotFoundError):  # S3 refuses one of two concurrent requests, also beside a deletion
+                    with suppress(
+                        FileNotFoundError
+                    ):  # S3 refuses one of two concurrent requests, also beside a deletion
                         found = self.api.get(self.client, key, options={"head": True})
                         if found.attributes.get(WRITER) == writer:
                             return
