@@ -1,4 +1,4 @@
-"""Asynchronous parallel: every gradient is an update, nobody waits."""
+"""Asynchronous parallel (ASP): every gradient is applied when it arrives, and no worker waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.protocols.base import Protocol
 
 @dataclass(frozen=True)
 class ASP(Protocol):
-    """With equally fast workers the staleness concentrates at n - 1."""
+    """Asynchronous parallel. With equally fast workers the staleness is about n - 1."""
 
     name: ClassVar[str] = "asp"
     summary: ClassVar[str] = "every gradient is applied as it comes"

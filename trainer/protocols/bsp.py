@@ -1,4 +1,4 @@
-"""Bulk synchronous parallel: one update takes one gradient of every worker."""
+"""Bulk synchronous parallel (BSP): every update takes one gradient of each worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from trainer.protocols.base import NOW, Protocol, Release, View
 
 @dataclass(frozen=True)
 class BSP(Protocol):
-    """Gradients are summed in worker order, so the result does not depend on who came first. A lost worker is waited
-    for: it draws the same mini-batch again, so the run's numbers do not show that it was away. Staleness is 0."""
+    """Bulk synchronous parallel. Staleness is 0.
+
+    Gradients are summed in worker order, so the result does not depend on the order of arrival. The others wait for a lost
+    worker, which draws the same mini-batch again, so failures do not change the result either."""
 
     name: ClassVar[str] = "bsp"
     summary: ClassVar[str] = "one update takes a gradient of every worker"

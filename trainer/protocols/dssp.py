@@ -1,4 +1,6 @@
-"""Dynamic stale synchronous parallel: SSP whose bound follows the workers' speeds (Zhao et al. 2019, algorithms 1 and 2)."""
+"""Dynamic stale synchronous parallel (DSSP): SSP with a bound that adapts to the workers' speeds.
+
+Source: Zhao et al. 2019, algorithms 1 and 2."""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ from trainer.protocols.ssp import SSP
 
 @dataclass(frozen=True)
 class DSSP(SSP):
-    """A worker that reaches the lower bound and is the fastest is given extra steps: as many as let it end nearest to a
-    push of the slowest worker, which both are predicted from their last two pushes. Nobody starts a step more than
-    ``staleness_upper_bound`` ahead: the paper's algorithm alone can overshoot. Equal bounds are SSP.
+    """SSP with a bound between ``staleness_bound`` and ``staleness_upper_bound``. Equal bounds are SSP.
 
-    Its memory holds the times of each worker's last two pushes and its extra steps: O(N)."""
+    The fastest worker gets extra steps when it reaches the lower bound: the number after which its push is predicted to
+    be closest to one of the slowest worker. The prediction extrapolates the last two pushes of both. No worker starts a
+    step more than the upper bound ahead, which the paper's algorithm alone does not guarantee. The protocol's memory holds
+    the times of the last two pushes and the extra steps of each worker: O(N)."""
 
     name: ClassVar[str] = "dssp"
     summary: ClassVar[str] = "like ssp, with a bound between two that follows the workers' speeds"
@@ -57,7 +60,7 @@ class DSSP(SSP):
         return Release(slowest=view.clock(worker) - self.staleness_bound)
 
     def _extra_steps(self, worker: int, view: View) -> int:
-        """How many more steps of this worker end nearest to a push of the slowest one."""
+        """Return after how many more steps this worker's push is closest to one of the slowest worker."""
         slowest = view.slowest_worker()
         mine, other = _pace(worker, view), _pace(slowest, view) if slowest is not None else None
         if mine is None or other is None:
@@ -81,6 +84,6 @@ def _memory(view: View) -> dict[str, Any]:
 
 
 def _pace(worker: int, view: View) -> tuple[float, float] | None:
-    """(time of its last push, seconds since the one before); None before its second push."""
+    """Return (time of a worker's last push, seconds between its last two pushes), None before its second push."""
     last, before = view.memory["last"][worker], view.memory["before"][worker]
     return None if before is None else (last, last - before)

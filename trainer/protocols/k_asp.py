@@ -1,4 +1,4 @@
-"""k-ASP: an update takes gradients of k different workers, computed at any version (Dutta et al. 2018, K-async SGD)."""
+"""k-ASP: an update takes gradients of k distinct workers, computed with any version (Dutta et al. 2018, K-async SGD)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from trainer.protocols.base import NOW, Protocol, Release, View, check_distinct,
 
 @dataclass(frozen=True)
 class KASP(Protocol):
-    """A worker whose gradient is in the next update waits for it. The gradients of the others are kept and count later,
-    with staleness. k = 1 is ASP, k = n makes every update one of all workers."""
+    """K-async SGD. k = 1 is ASP; with k = n every update has a gradient of each worker.
+
+    A worker waits until the update that contains its gradient is made. Gradients of the other workers are used in later
+    updates, with staleness."""
 
     name: ClassVar[str] = "k-asp"
     summary: ClassVar[str] = "an update takes gradients of K workers, fresh or stale"
     synchronous: ClassVar[bool] = False
 
-    k: int | None = option(None, "gradients an update", metavar="K", least=1, shown="half of the workers")
+    k: int | None = option(None, "gradients per update", metavar="K", least=1, shown="half of the workers")
 
     def check(self, num_workers: int) -> None:
         check_distinct(self.k, num_workers)

@@ -1,4 +1,4 @@
-"""k-batch-ASP: an update takes any k gradients, computed at any version (Dutta et al. 2018, K-batch-async SGD)."""
+"""k-batch-ASP: an update takes any k gradients, computed with any version (Dutta et al. 2018, K-batch-async SGD)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from trainer.protocols.base import Protocol, k_of
 
 @dataclass(frozen=True)
 class KBatchASP(Protocol):
-    """A worker pulls what there is and goes on at once, so several gradients of a fast one may be in an update."""
+    """K-batch-async SGD. Workers continue at once with the current parameters, so an update may contain several gradients
+    of a fast worker."""
 
     name: ClassVar[str] = "k-batch-asp"
     summary: ClassVar[str] = "an update takes any K gradients, fresh or stale; nobody waits"
     synchronous: ClassVar[bool] = False
 
-    k: int | None = option(None, "gradients an update", metavar="K", least=1, shown="half of the workers")
+    k: int | None = option(None, "gradients per update", metavar="K", least=1, shown="half of the workers")
 
     def update_size(self, num_workers: int) -> int:
         return k_of(self.k, num_workers)

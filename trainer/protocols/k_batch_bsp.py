@@ -1,4 +1,4 @@
-"""k-batch-BSP: an update takes the first k gradients at the newest version (Dutta et al. 2018, K-batch-sync SGD)."""
+"""k-batch-BSP: an update takes the first k gradients of the newest version (Dutta et al. 2018, K-batch-sync SGD)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from trainer.protocols.base import Gradient, Protocol, View, k_of
 
 @dataclass(frozen=True)
 class KBatchBSP(Protocol):
-    """A worker that has pushed starts another mini-batch at the same version, so several gradients of a fast one may be
-    in an update. What is still being computed when the update is made is cancelled. Staleness is 0."""
+    """K-batch-sync SGD. Staleness is 0.
+
+    A worker that has pushed computes another mini-batch with the same version, so an update may contain several gradients
+    of a fast worker. Steps that are unfinished when the update is made are cancelled."""
 
     name: ClassVar[str] = "k-batch-bsp"
     summary: ClassVar[str] = "an update takes the first K fresh gradients, several of a fast worker"
     synchronous: ClassVar[bool] = True
 
-    k: int | None = option(None, "gradients an update", metavar="K", least=1, shown="half of the workers")
+    k: int | None = option(None, "gradients per update", metavar="K", least=1, shown="half of the workers")
     cancel: Literal["push", "preempt"] = option(
         "push",
         "how a gradient ends that comes too late for its update: refused when it is pushed, or given up between"

@@ -11,8 +11,9 @@ from trainer.protocols.k_batch_bsp import KBatchBSP
 
 @dataclass(frozen=True)
 class KBSP(KBatchBSP):
-    """A worker whose gradient is in the next update waits for it; the steps of the n - k others are cancelled.
-    Staleness is 0. k = n is BSP, but for the order in which gradients are summed."""
+    """K-sync SGD. Staleness is 0. k = n is BSP except for the order in which gradients are summed.
+
+    A worker waits until the update that contains its gradient is made; the steps of the other n - k are cancelled."""
 
     name: ClassVar[str] = "k-bsp"
     summary: ClassVar[str] = "an update takes the gradients of the K fastest workers"

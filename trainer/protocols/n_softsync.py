@@ -12,8 +12,10 @@ from trainer.protocols.base import Protocol
 
 @dataclass(frozen=True)
 class NSoftsync(Protocol):
-    """w -= (a/c) * sum of g / max(staleness, 1) over c = floor(n/m) gradients of any workers; nobody waits. On equally fast
-    workers the mean staleness is about m. The rate a is not divided by n here: the division by staleness does that."""
+    """w -= (a/c) * sum of g / max(staleness, 1) over c = floor(n/m) gradients of any workers. No worker waits.
+
+    With equally fast workers the mean staleness is about m. Unlike in other protocols the rate a is not divided by n,
+    because gradients are divided by their staleness."""
 
     name: ClassVar[str] = "n-softsync"
     summary: ClassVar[str] = "an update takes N/M gradients, each divided by its staleness"

@@ -1,4 +1,4 @@
-"""Stale synchronous parallel: asynchronous, but nobody runs more than a bound ahead of the slowest (Ho et al. 2013)."""
+"""Stale synchronous parallel (SSP): asynchronous with a bound on the lead over the slowest worker (Ho et al. 2013)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainer.protocols.base import Protocol, Release, View
 
 @dataclass(frozen=True)
 class SSP(Protocol):
-    """A worker may start a step iff its clock is at most ``staleness_bound`` ahead of the slowest worker's.
+    """A worker may start a step if its clock is at most ``staleness_bound`` ahead of the slowest worker's.
 
-    Updates are applied on arrival, so a worker that may start reads all updates of clocks up to its own
-    less staleness_bound and 1, and its own. A bound of 0 is a barrier; a lost or finished worker holds nobody back."""
+    Updates are applied on arrival. A worker that starts step c therefore sees all updates of clocks up to
+    c - staleness_bound - 1, and all of its own. A bound of 0 is a barrier. Lost and finished workers do not count."""
 
     name: ClassVar[str] = "ssp"
     summary: ClassVar[str] = "like asp, but nobody runs far ahead"
@@ -34,5 +34,5 @@ class SSP(Protocol):
         return Release(slowest=view.clock(worker) - self.staleness_bound)
 
     def clock_on_joining(self, clock: int, view: View) -> int:
-        # Where it was away, the others have gone on without it: its old clock would hold them all back at once.
+        # The others have continued without the lost worker, and its old clock would stop them all at once.
         return max(clock, view.slowest())
