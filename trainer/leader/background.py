@@ -1,4 +1,4 @@
-"""Work that would keep a server from answering, done beside it."""
+"""Background work of a server, which must answer its peers meanwhile."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """Does one piece of work after the other, in their order, and then calls done(outcome) in its owner's thread."""
+    """Executes calls in order, and then calls done(result) in the owner's thread."""
 
     def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None: ...
 
 
 class AtOnce:
-    """Work is done where it is submitted: for virtual time, where it takes none."""
+    """Executes calls immediately: for virtual time, in which they take no time."""
 
     def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
         done(work())
 
 
 class Background:
-    """Work is done by a thread. Its owner calls ``collect`` when ``fileno`` can be read."""
+    """Executes calls in a thread. The owner calls ``collect`` when ``fileno`` is readable."""
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
@@ -40,7 +40,7 @@ class Background:
         return self._bell
 
     def collect(self) -> None:
-        """Call what is due; blocks where nothing is. Raises what a piece of work raised."""
+        """Call ``done`` of the calls that have ended; blocks if there are none. Raises the exception of a call."""
         for _ in os.read(self._bell, 64):
             self._done.get()()
 

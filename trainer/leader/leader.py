@@ -1,5 +1,4 @@
-"""What server 0 does beside holding its slice: run the coordinator, bring all servers to one checkpoint, and answer
-supervisors."""
+"""The control plane on server 0: runs the coordinator, brings all servers to one checkpoint, and answers supervisors."""
 
 from __future__ import annotations
 
@@ -38,7 +37,13 @@ GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest 
 
 @dataclass
 class Follower:
-    """Another server; session: grows with every start of its process; loaded: the generation that it has loaded."""
+    """Another server.
+
+    Attributes:
+        identity: of its connection.
+        session: grows with every start of its process.
+        loaded: the generation that it has loaded.
+    """
 
     identity: bytes
     session: int
@@ -47,7 +52,7 @@ class Follower:
 
 @dataclass(frozen=True)
 class Training:
-    """What server 0 has while all servers hold one generation: who decides, when it converges, what is logged and kept."""
+    """The state of server 0 while all servers hold the same generation."""
 
     coordinator: Coordinator
     convergence: Convergence
@@ -56,9 +61,16 @@ class Training:
 
 
 class Leader:
-    """send_order and send_load reach every server, this one included; until all have loaded, nobody is coordinated.
-    read: the parameters that this server holds; microseconds: a clock that has grown since any earlier start, for the
-    numbers of generations; work: completes checkpoints and deletes old ones."""
+    """The control plane of a run. No worker is coordinated until all servers have loaded the same checkpoint.
+
+    Args:
+        config, facts: the run.
+        folders: where the run is kept and logged.
+        send_order, send_load: send to all given followers, and execute on this server.
+        read: returns the parameters of this server's slice.
+        microseconds: a clock that is later than at any earlier start, for the numbers of generations.
+        work: completes checkpoints and deletes old ones in the background.
+    """
 
     def __init__(
         self,
@@ -87,8 +99,9 @@ class Leader:
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def hello(self, identity: bytes, index: int, session: int) -> None:
-        """A follower is there. One that was started anew takes everybody back to the last checkpoint, and so does one
-        that connected anew (its identity tells): orders, or its words about gradients, may have been on their way."""
+        """Register a follower, and roll back to the last checkpoint if it was restarted or has reconnected.
+
+        After a reconnection, which changes the identity, orders and messages about gradients may have been lost."""
         known = self.followers.get(index)
         if known and (known.session, known.identity) == (session, identity):
             return
@@ -97,14 +110,14 @@ class Leader:
         self.gather(f"the connection to server {index} broke" if broken else f"server {index} was started again")
 
     def gather(self, cause: str = "") -> None:
-        """Once all servers are there, have them load the newest whole checkpoint. Raises JobError without one."""
+        """Have all servers load the newest complete checkpoint, once all are connected. Raises JobError without one."""
         if len(self.followers) < self.config.processes.servers - 1:
             return
         if self.training:
             self._left, self.training = self.training.coordinator.version, None
         self._gather_again = None
         try:
-            # The clock, since a server 0 that died may have been at a generation that no file tells of.
+            # The clock is the lower bound, because a server 0 that died may have used a generation that no file records.
             found = go_back(self.checkpoints, at_least=max(self.generation + 1, self.microseconds()))
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
@@ -120,9 +133,9 @@ class Leader:
         self.send_load(list(self.followers.values()), self.generation, self.version)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
-        """A server has the checkpoint; when all have it the run goes on from there."""
+        """Note that a server has loaded the checkpoint, and continue the run once all have."""
         if self.training or not generation or generation != self.generation:
-            return  # late words about another generation, perhaps to the server 0 of before
+            return  # a late message about another generation, perhaps to an earlier server 0
         if index:
             self.followers[index].loaded = generation
         if any(follower.loaded != self.generation for follower in self.followers.values()):
@@ -157,8 +170,9 @@ class Leader:
         )
 
     def _secure_log(self) -> None:
-        """What a checkpoint counts lasts before the checkpoint can be found. Raises OSError, and Superseded where another
-        start leads the run."""
+        """Make the log durable up to a checkpoint before that becomes visible.
+
+        Raises OSError, and Superseded if a later start leads the run."""
         if not self.folders.is_local:
             copy(self.folders)
         else:
@@ -166,12 +180,12 @@ class Leader:
                 sync(self.log / PUSHES)
 
     def _tell_evaluator(self) -> None:
-        """Spares an evaluator of this host the looking where each look is several operations of a store."""
+        """Notify the evaluator on this host, so that it need not poll a remote store."""
         if not self.folders.is_local:
             append(self.log / NEWS, ".")
 
     def wrote(self, server: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
-        """A server has written its part of the checkpoint of an order, or says why not."""
+        """Note that a server has written its slice of a checkpoint, or failed to."""
         if not self.training or generation != self.generation:
             return
         self.training.snapshots.wrote(server, sequence, outcome)
@@ -179,7 +193,7 @@ class Leader:
             self.training.coordinator.diverge()
 
     def _given_up(self, deleted: tuple[int, ...]) -> None:
-        """Checkpoints were deleted before the evaluator came to them."""
+        """Log that checkpoints were deleted before they were evaluated."""
         if not self._has_warned:
             self._has_warned = True
             log_event(self.log, "warning", message=GIVEN_UP)
@@ -196,21 +210,21 @@ class Leader:
     def pushed(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
     ) -> bool:
-        """False: nobody waits for this gradient, its worker must join again."""
+        """Note that a server holds a gradient. Returns False if its worker must join again."""
         if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
         return True
 
     def gave_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
-        """A worker ended a step early, as it was told to. False as for ``pushed``."""
+        """Note that a worker has given up a step as told. Returns False as ``pushed``."""
         if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
-        """Whether that session takes part; True while nobody can tell."""
+        """Note a heartbeat and return whether the session is a member; True while no checkpoint is loaded."""
         return not self.training or self.training.coordinator.alive(worker, session, now)
 
     def lost(self, worker: int, now: float) -> None:
@@ -219,16 +233,16 @@ class Leader:
             self._advance(self.training, now)
 
     def end(self, now: float) -> None:
-        """Write a checkpoint of this moment: the supervisor is about to stop the run."""
+        """Write a checkpoint now, because the supervisor is about to stop the run."""
         if self.training:
             self.training.coordinator.request_snapshot()
             self._advance(self.training, now)
 
     def tick(self, now: float) -> None:
-        """What is due by the clock: silent workers, checkpoints, log lines."""
+        """Handle everything that is due by time: silent workers, checkpoints and log lines."""
         timeout_s = self.config.processes.heartbeat_timeout_s
         if now - self._ticked > timeout_s / 4:
-            self._patient_until = now + timeout_s  # this server stood still: what it was told meanwhile is still unread
+            self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
         self._ticked = now
         if self._gather_again is not None:
             self.gather(self._gather_again)
@@ -238,7 +252,7 @@ class Leader:
             self.keep(now)
 
     def keep(self, now: float) -> None:
-        """Write the checkpoints and log lines that are due by the clock."""
+        """Write the checkpoints and log lines that are due."""
         if not self.training:
             return
         coordinator, snapshots = self.training.coordinator, self.training.snapshots
@@ -251,7 +265,7 @@ class Leader:
         self.training.journal.flush(now)
 
     def status(self, now: float) -> dict[str, Any]:
-        """What a supervisor is told; only ``ready``, ``finished``, ``diverged`` while no checkpoint is loaded."""
+        """Return the status for supervisors; only ready, finished and diverged while no checkpoint is loaded."""
         if not self.training:
             return {"ready": False, "finished": False, "diverged": None}
         coordinator, journal = self.training.coordinator, self.training.journal
@@ -273,12 +287,12 @@ class Leader:
         }
 
     def trouble(self, now: float) -> str | None:
-        """Why the last checkpoint is not there."""
+        """Return why the last checkpoint is missing, or None."""
         return self.training.snapshots.trouble(now) if self.training else None
 
     def _diverged(self, training: Training) -> str | None:
         bad = training.coordinator.diverged
-        if bad and not bad.version_pulled:  # no update has touched the parameters that it was computed at
+        if bad and not bad.version_pulled:  # it was computed with the initial parameters
             return (
                 f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check how the model begins and"
                 " what its rows hold"
@@ -288,7 +302,9 @@ class Leader:
         return training.snapshots.broken
 
     def _advance(self, training: Training, now: float) -> None:
-        """Workers wait while servers have too many checkpoints to write: none of an epoch's end is left out."""
+        """Send the orders that can be decided now.
+
+        Workers wait while too many checkpoints are being written, so that none at the end of an epoch is skipped."""
         coordinator, journal, snapshots = training.coordinator, training.journal, training.snapshots
         if snapshots.is_full:
             return

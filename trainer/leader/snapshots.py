@@ -1,4 +1,4 @@
-"""The checkpoints of one generation while servers write them: each its part, then server 0 the state that makes it whole."""
+"""The checkpoints that are being written: all servers write their slices, then server 0 the state that completes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ SLOW_S = 60.0
 
 @dataclass
 class UnderWay:
-    """missing: the servers that have not written their part; begun: seconds, on the clock of the caller."""
+    """A checkpoint that is being written.
+
+    Attributes:
+        state: the state to write last.
+        begun: start, in seconds on the caller's clock.
+        missing: servers that have not written their slices yet.
+    """
 
     state: State
     begun: float
@@ -31,16 +37,30 @@ class UnderWay:
 
 
 class Completed(NamedTuple):
-    """What became of a checkpoint whose parts are all there; given_up: older ones that will not be evaluated any more."""
+    """The result of completing a checkpoint.
+
+    Attributes:
+        trouble: why it was not completed, or None.
+        given_up: versions of older checkpoints that were deleted before their evaluation.
+    """
 
     trouble: str | None = None
     given_up: tuple[int, ...] = ()
 
 
 class Snapshots:
-    """A checkpoint is called by the sequence number of its order. log: writes what a checkpoint counts, and secure, beside
-    the training, has it last: both are called before the checkpoint can be found; told: when it is whole. is_current:
-    whether this generation still is the run's; given_up: told of checkpoints that were deleted before their evaluation."""
+    """The checkpoints of one generation, identified by the sequence numbers of their orders.
+
+    Args:
+        root: folder of checkpoints.
+        secure: makes the log durable, in the background, before a checkpoint becomes visible.
+        num_servers: slices of a checkpoint.
+        work: runs slow operations in the background.
+        log: writes the log up to a checkpoint before that becomes visible.
+        is_current: whether the run still has this generation.
+        told: called once a checkpoint is complete.
+        given_up: called with versions that were deleted before their evaluation.
+    """
 
     def __init__(
         self,
@@ -63,15 +83,15 @@ class Snapshots:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further checkpoint may begin before one is written."""
+        """Whether a checkpoint must be completed before the next one may begin."""
         return len(self.under_way) >= MOST
 
     def begin(self, sequence: int, state: State, now: float) -> None:
-        """All servers are about to be told to write their parts."""
+        """Begin a checkpoint, before servers are told to write their slices."""
         self.under_way[sequence] = UnderWay(state, now, set(range(self.num_servers)))
 
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
-        """A server has written its part, or has not. The last one's word has the state written."""
+        """Note the result of a server's slice. After the last one the state is written."""
         found = self.under_way.get(sequence)
         if not found:
             return
@@ -93,14 +113,14 @@ class Snapshots:
                 self.work.submit(self._make_room, self._made_room)
 
     def trouble(self, now: float) -> str | None:
-        """Why the last checkpoint is not there, for people."""
+        """Return in words why the last checkpoint is missing, or None."""
         slow = next((found for found in self.under_way.values() if now - found.begun > SLOW_S), None)
         if slow:
             return f"the checkpoint of version {slow.state.version} is not written after {SLOW_S:g} s"
         return self._trouble
 
     def _complete(self, state: State) -> Completed:
-        """What may take a disk's time: make a checkpoint whole, and delete older ones."""
+        """Complete a checkpoint and delete older ones. Runs in the background, because disks can be slow."""
         if not self.is_current():
             return Completed()
         try:
@@ -116,8 +136,9 @@ class Snapshots:
             return Completed()
 
     def _make_room(self) -> tuple[int, ...]:
-        """Delete what the end of the run does not need: a full disk may have room for its last checkpoint then. Returns the
-        versions that will not be evaluated any more."""
+        """Delete all checkpoints but the last, to make room on a full disk for the final one.
+
+        Returns the versions that were deleted before their evaluation."""
         try:
             return tuple(prune(self.root, keep=1))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""One server's work: hold a slice and what workers pushed of it, carry out orders, answer."""
+"""The data plane of a server: holds its slice and the pushed gradients, executes orders, and answers workers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,14 @@ Wrote = Callable[[int, int, WriteOutcome], None]
 
 @dataclass
 class Peer:
-    """A worker as one server knows it; ``pushed``: the clock of its gradient that no order has used yet, and this server's
-    part of it."""
+    """A server's state of one worker.
+
+    Attributes:
+        identity: of its connection.
+        session: of its process.
+        memory: the vectors that it shares with this host, or None.
+        pushed: clock and this server's part of its gradient that no order has used yet, or None.
+    """
 
     identity: bytes
     session: int
@@ -42,7 +48,16 @@ class Peer:
 
 
 class SliceServer:
-    """send(identity, header, body) answers a peer. work: writes checkpoints; wrote: told of each, in the caller's thread."""
+    """Executes the orders of the coordinator on one slice.
+
+    Args:
+        config, facts: the run.
+        index: number of this server.
+        root: folder of checkpoints.
+        send: send(identity, header, body) answers a peer.
+        work: writes checkpoints in the background.
+        wrote: called in the caller's thread with the result of every slice.
+    """
 
     def __init__(
         self,
@@ -57,7 +72,7 @@ class SliceServer:
         self.config, self.facts, self.index, self.root, self.send = config, facts, index, root, send
         self.work, self.wrote = work or AtOnce(), wrote
         self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
-        self.slice = self._slice(np.empty(0, np.float32), np.empty(0, np.float32))  # until one is loaded
+        self.slice = self._slice(np.empty(0, np.float32), np.empty(0, np.float32))  # until a checkpoint is loaded
         self.peers: dict[int, Peer] = {}
         self.generation = 0
         self.sequence = 0
@@ -68,7 +83,7 @@ class SliceServer:
         return build_slice(self.config, self.facts.num_workers, values, momentum)
 
     def load(self, generation: int, version: int) -> None:
-        """Start a generation from a whole checkpoint; workers of the one before must join again. Raises DataError."""
+        """Load a checkpoint and start a generation; workers of the previous one must join again. Raises DataError."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
         self.slice = self._slice(values, momentum)
         self.generation, self.sequence, self._answer = generation, 0, None
@@ -77,7 +92,7 @@ class SliceServer:
         self.peers = {}
 
     def join(self, identity: bytes, header: Header, body: memoryview) -> None:
-        """A worker's join request, with or without a handle to its shared memory. Raises Malformed."""
+        """Handle a worker's join request, with or without a handle to its shared memory. Raises Malformed."""
         if not 0 <= header.index < self.facts.num_workers:
             raise Malformed(f"worker {header.index}")
         known = self.peers.get(header.index)
@@ -93,8 +108,9 @@ class SliceServer:
         return None
 
     def push(self, identity: bytes, header: Header, body: memoryview) -> bool:
-        """A worker's gradient. False if it is of another session or generation: then it is told to join again.
-        Raises Malformed."""
+        """Store a worker's gradient. Raises Malformed.
+
+        Returns False, and tells the worker to join again, if it belongs to another session or generation."""
         peer = self.peers.get(header.index)
         if not peer or peer.session != header.session or self.generation != header.generation:
             self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, self.generation), None)
@@ -110,7 +126,7 @@ class SliceServer:
         return True
 
     def execute(self, order: Order) -> None:
-        """Carry out the next order. Raises RuntimeError if one was missed: then the server must start anew."""
+        """Execute the next order. Raises RuntimeError if one was lost; the server must be restarted then."""
         if order.sequence != self.sequence + 1:
             raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")
         self.sequence = order.sequence
@@ -125,7 +141,7 @@ class SliceServer:
             self._reply(Op.CANCEL, worker, session, clock, order.version)
 
     def parameters(self) -> npt.NDArray[np.floating[Any]]:
-        """Those of this slice as they are now, without a copy."""
+        """Return a view of the slice's current parameters."""
         return self.slice.values[: self.slice.num_parameters]
 
     def _use(self, order: Order) -> None:
@@ -145,7 +161,7 @@ class SliceServer:
     def _reply(self, op: Op, worker: int, session: int, clock: int, version: int) -> None:
         peer = self.peers.get(worker)
         if not peer or peer.session != session:
-            return  # it has joined again meanwhile and is owed a later answer
+            return  # it has joined again meanwhile, and gets a later answer
         flags, body = 0, None
         if op is Op.PARAMETERS and peer.memory:
             flags = IN_MEMORY
@@ -160,7 +176,7 @@ class SliceServer:
         return self._answer[1]
 
     def _write(self, sequence: int, version: int) -> None:
-        """Have this moment's slice written; orders that follow change the original, not the copy."""
+        """Write a copy of the slice in the background, which later orders do not change."""
         generation = self.generation
         values, momentum = self.slice.values.copy(), self.slice.momentum.copy()
         self.work.submit(
@@ -174,9 +190,9 @@ class SliceServer:
     def _written(
         self, generation: int, version: int, values: Float32s, momentum: Float32s
     ) -> tuple[WriteOutcome, str | None]:
-        """A part that cannot be written is reported and missed; training goes on, older checkpoints stay."""
+        """Write a slice and return the result. After a failure training continues, and older checkpoints are kept."""
         if generation != self.generation:
-            return WriteOutcome.FAILED, None  # of a history that was left meanwhile
+            return WriteOutcome.FAILED, None  # a roll-back has started another generation
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
             return WriteOutcome.NOT_FINITE, None
         folder, servers = folder_of(self.root, version), self.config.processes.servers
