@@ -1,4 +1,4 @@
-"""Files on a local disk that appear whole or not at all, and errors that name them."""
+"""Atomic and durable writes to local files, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Make the error of a full disk, or of a quota, name a path: write() and fsync() raise it without one."""
+    """Add a path to errors about a full disk or quota, which write() and fsync() raise without one."""
     try:
         yield
     except OSError as error:
@@ -24,9 +24,10 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file by one with this content: after a crash there is the old one or the new one, whole.
+    """Replace the content of a file. After a crash it has the complete old or new content.
 
-    Raises OSError (a full disk) and leaves no trace of the attempt; what a killed one left, the next removes."""
+    Raises OSError, for instance if the disk is full, and leaves no temporary file. One that a killed process left is
+    removed by the next call."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -43,7 +44,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content last, or the names in a folder, which fsync of its files does not cover. Raises OSError."""
+    """Make a file's content durable, or the names in a folder, which fsync of its files does not. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):

@@ -1,4 +1,4 @@
-"""The ways a job ends: every error that a user can mend carries its exit code and reads as one line."""
+"""Errors that a user can fix. Each has an exit code, and its message is one line."""
 
 
 class JobError(Exception):
@@ -8,20 +8,20 @@ class JobError(Exception):
 
 
 class Diverged(JobError):
-    """A training run whose loss or parameters are no numbers any more."""
+    """The loss or the parameters of a training run are not finite (exit 1)."""
 
 
 class UsageError(JobError):
-    """The command line asks for something that cannot be done (exit 2)."""
+    """The command line asks for something impossible (exit 2)."""
 
     exit_code = 2
 
 
 class UnsuitableError(UsageError):
-    """A strategy's parameters do not suit the rows, as turned out once these were looked at."""
+    """A strategy's parameters do not fit the rows, which was only found when these were read (exit 2)."""
 
 
 class DataError(JobError):
-    """The input, or a committed shard set, breaks its contract (exit 3)."""
+    """The input or a committed shard set is broken (exit 3)."""
 
     exit_code = 3

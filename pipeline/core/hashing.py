@@ -1,4 +1,4 @@
-"""Hashes that are the same on every machine."""
+"""Hash functions with equal results on every machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.core.arrays import Ints
 
 
 def splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Steele et al. 2014, a bijective mixer of 64-bit words."""
+    """Mix 64-bit words bijectively (Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         z = values + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -21,14 +21,15 @@ def splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def keyed_hash(values: Ints, key: int) -> npt.NDArray[np.uint64]:
-    """A seeded 64-bit hash of each value."""
+    """Return a 64-bit hash of each value that depends on a key."""
     salt = splitmix64(np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64))
     return splitmix64(np.asarray(values).astype(np.uint64) ^ salt)
 
 
 def is_drawn(ids: Ints, rows: int, wanted: int, key: int) -> npt.NDArray[np.bool_]:
-    """Whether the keyed hash of an id is among about the ``wanted`` lowest of all ``rows``: the same rows for any
-    partitioning."""
+    """Draw about ``wanted`` of ``rows`` ids, those with the smallest keyed hashes: bool [ids].
+
+    The same ids are drawn for any partitioning."""
     if wanted >= rows:
         return np.ones(len(ids), np.bool_)
     drawn: npt.NDArray[np.bool_] = keyed_hash(ids, key) < np.uint64((wanted << 64) // rows)
@@ -42,10 +43,10 @@ def row_hashes(
     targets: npt.NDArray[np.float32] | None,
     images: npt.NDArray[Any],
 ) -> npt.NDArray[np.uint64]:
-    """A hash of every row of a set: id, labels, target and pixels. images [rows, ...]. About 0.7 microseconds a CIFAR row.
+    """Return a hash of each row over id, labels, target and pixels: uint64 [rows]. About 0.7 us per CIFAR row.
 
-    Their sum modulo 2^64 is a set's fingerprint: equal for equal sets, however they are cut or ordered. It notices a lost,
-    doubled, relabelled or altered row."""
+    The sum modulo 2^64 is the fingerprint of a set. It is equal for equal sets in any order and partitioning, and differs
+    if a row is lost, duplicated, relabelled or altered. images: [rows, ...]."""
     with np.errstate(over="ignore"):
         seeds = splitmix64(ids.astype(np.uint64))
         seeds = splitmix64(seeds + labels.astype(np.uint64))

@@ -1,4 +1,4 @@
-"""Values of JSON files that others write, or a disk damages: parsed, and held against the types that readers rely on."""
+"""Parsing of untrusted or damaged JSON, and checks of its values against the types that readers rely on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST = 1 << 63  # whole numbers lie in int64
 
 
 def parse(text: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value of a JSON text. constant: what NaN and the infinities become, by name; numbers if None.
+    """Return the value of a JSON text. Raises ValueError, also for too deep nesting.
 
-    Raises ValueError, also for a text that is nested too deeply."""
+    constant: converts the names of NaN and the infinities; None makes numbers of them."""
     try:
         return json.loads(text, parse_constant=constant)
     except RecursionError:
@@ -24,7 +24,7 @@ def parse(text: bytes | str, constant: Callable[[str], Any] | None = None) -> An
 
 
 def parse_object(text: bytes | str) -> dict[str, Any]:
-    """Return the object of a JSON text by its keys. Raises ValueError for any other value."""
+    """Return the object in a JSON text as a dict. Raises ValueError for any other value."""
     value = parse(text)
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}, not an object")
@@ -32,7 +32,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """True if a value is of a type as it is written in an annotation. Numbers are finite, and whole ones lie in int64."""
+    """True if a value has the type of an annotation. Numbers must be finite, and integers must fit into int64."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -54,8 +54,9 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def build(kind: type[T], values: object) -> T:
-    """Return a dataclass of an object's values. Raises ValueError, naming the first key that is missing, unknown or of
-    another type, and what the dataclass itself raises."""
+    """Return a dataclass made of an object's values.
+
+    Raises ValueError with the first key that is missing, unknown or of another type, and errors of the dataclass."""
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     hints = get_type_hints(kind)

@@ -1,7 +1,7 @@
-"""Random numbers derived from a run's seed: every use has a purpose of its own, and this is the list of them.
+"""Random number generators derived from a run's seed, with a distinct purpose for every use.
 
-Two uses of one purpose would share their numbers. numpy pads a seed sequence with zeros, so [s, 3, w] and [s, 3, w, 0] are
-the same one: every sequence here is [seed, purpose, worker, number], and only the purpose keeps uses apart."""
+Two uses with the same purpose would get the same numbers. numpy pads seed sequences with zeros, so that [s, 3, w] and
+[s, 3, w, 0] are equal; every sequence here is [seed, purpose, worker, number]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @unique
 class Purpose(IntEnum):
-    """What random numbers are for. A number, once used, keeps its meaning: changing it changes every run's results."""
+    """The purposes of random numbers. The number of a purpose must never change, because that changes all results."""
 
     INITIALISATION = 0  # a model's first parameters
     ORDER = 1  # the order of a worker's rows in pass ``number``
@@ -30,15 +30,15 @@ class Purpose(IntEnum):
 
 
 def sequence(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.SeedSequence:
-    """The seed sequence of one use."""
+    """Return the seed sequence of one use."""
     return np.random.SeedSequence([seed, int(purpose), worker, number])
 
 
 def generator(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> np.random.Generator:
-    """A numpy generator for one use."""
+    """Return a numpy generator for one use."""
     return np.random.default_rng(sequence(seed, purpose, worker, number))
 
 
 def word(seed: int, purpose: Purpose, worker: int = 0, number: int = 0) -> int:
-    """64 bits to seed another library's generator with."""
+    """Return 64 bits that seed the generator of another library."""
     return int(sequence(seed, purpose, worker, number).generate_state(1, np.uint64)[0])

@@ -1,15 +1,15 @@
-"""Specs: frozen dataclasses whose fields are flags, TOML keys, manifest entries and identity at once.
+"""Specs: frozen dataclasses whose fields define flags, TOML keys, manifest entries and the identity of a run.
 
-A parameter is declared once, beside the code that uses it:
+A parameter is declared once, in the class that uses it:
 
     @dataclass(frozen=True)
     class SSP(Protocol):
         name: ClassVar[str] = "ssp"
         staleness_bound: int = option(3, "steps that a worker may be ahead of the slowest", metavar="S", least=0)
 
-The flag --staleness-bound, its help, its check, the key staleness_bound of a TOML file, the entry in a saved
-configuration and the part in what makes two runs equal all follow from that line. A registry is a dict from names to
-such classes: a member is one file and one line in its registry."""
+This line defines the flag --staleness-bound, its help and its check, the TOML key staleness_bound, the entry in saved
+configurations, and its part in the comparison of two runs. A registry is a dict from names to such classes; a new member
+is one file and one line in its registry."""
 
 from __future__ import annotations
 
@@ -28,12 +28,21 @@ OPTION = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says beside its type and default. flag: where it differs from the field's name.
+    """The properties of a field beside its type and default.
 
-    least, most: inclusive bounds; above, below: exclusive ones; infinity and NaN lie in no range. check: whether a value
-    is admitted, where bounds cannot say it. expected: what is admitted, in words, where bounds and check do not say it.
-    parse: from the flag's text, where the type cannot tell. may_change: whether a resumed run may have another value.
-    recorded: whether params() holds it; a field that only fills others is not. shown: the default in words."""
+    Attributes:
+        help: text for --help.
+        metavar: placeholder of the value in --help.
+        flag: name of the flag, by default made of the field's name.
+        least, most: inclusive bounds. Infinity and NaN are never in range.
+        above, below: exclusive bounds.
+        check: returns whether a value is valid, in addition to the bounds.
+        expected: valid values in words, if bounds and check do not tell.
+        parse: converts the flag's text, if the type is not enough.
+        may_change: whether a resumed run may have another value.
+        recorded: whether params() contains the field.
+        shown: the default in words.
+    """
 
     help: str
     metavar: str | None = None
@@ -50,7 +59,7 @@ class Option:
     shown: str | None = None
 
     def admits(self, value: Any) -> bool:
-        """Whether a value lies in the range and passes the check."""
+        """Return whether a value is within the bounds and passes the check."""
         bounded = any(bound is not None for bound in (self.least, self.most, self.above, self.below))
         return (
             (not bounded or math.isfinite(value))
@@ -62,7 +71,7 @@ class Option:
         )
 
     def range(self) -> str:
-        """What is admitted, in words."""
+        """Return the valid values in words."""
         if self.expected is not None:
             return self.expected
         if (self.above, self.below) == (0, None):
@@ -74,17 +83,17 @@ class Option:
 
 
 def option(default: Any = MISSING, help: str = "", **about: Any) -> Any:
-    """A dataclass field that is a flag too; about: the other fields of Option. Without a default the flag is required."""
+    """Return a dataclass field that is also a flag. Without a default the flag is required. about: fields of Option."""
     metadata = {OPTION: Option(help, **about)}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A group of parameters that checks itself on construction. Raises UsageError, naming flag, value and range."""
+    """A group of parameters, checked on construction. Raises UsageError with flag, value and range."""
 
     name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""  # one clause for --help
+    summary: ClassVar[str] = ""  # a clause for --help
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -99,11 +108,11 @@ class Spec:
                 raise UsageError(f"{flag_of(item)} must be {about.range()}, got {value!r}")
 
     def params(self) -> dict[str, Any]:
-        """The recorded fields as plain values, in their order."""
+        """Return the recorded fields by name, as plain values."""
         return {item.name: getattr(self, item.name) for item, about in _options(type(self)) if about.recorded}
 
     def identity(self) -> dict[str, Any]:
-        """Those that a resumed run must agree on."""
+        """Return the recorded fields that a resumed run must not change."""
         return {
             i.name: getattr(self, i.name)
             for i, about in _options(type(self))
@@ -111,7 +120,7 @@ class Spec:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """``params``, after the name of a registry's member."""
+        """Return ``params`` and, for a member of a registry, its name."""
         return ({"name": self.name} if self.name else {}) | self.params()
 
 
@@ -119,28 +128,29 @@ S = TypeVar("S", bound=Spec)
 
 
 def registry(*members: type[S]) -> dict[str, type[S]]:
-    """Members by name, in the order in which people read them."""
+    """Return a registry of members by name, in the given order."""
     named = {member.name: member for member in members}
     assert len(named) == len(members), "two members have one name"
     return named
 
 
 def find(members: Mapping[str, type[S]], flag: str, name: str) -> type[S]:
-    """The member of a name. Raises UsageError."""
+    """Return the member with a name. Raises UsageError if there is none."""
     if not isinstance(name, str) or name not in members:
         raise UsageError(f"{flag} must be {_one_of(tuple(members))}, got {name!r}")
     return members[name]
 
 
 def from_json(members: Mapping[str, type[S]], flag: str, values: Mapping[str, Any]) -> S:
-    """The member that ``to_json`` wrote. Raises UsageError for an unknown name, KeyError for none, ValueError for an unknown
-    parameter, or one of another type."""
+    """Return the member that ``to_json`` wrote.
+
+    Raises UsageError for an unknown name, KeyError without a name, ValueError for an unknown or mistyped parameter."""
     rest = dict(values)
     return build(find(members, flag, rest.pop("name")), rest)
 
 
 def summaries(members: Mapping[str, type[Spec]]) -> str:
-    """``asp: every gradient is applied as it comes; bsp: ...`` for the help of the flag that chooses."""
+    """Return the help of the flag that chooses a member: ``asp: every gradient is applied as it comes; bsp: ...``."""
     return "; ".join(f"{name}: {member.summary}" for name, member in members.items())
 
 
@@ -151,7 +161,7 @@ def add_flags(
     only: Iterable[str] | None = None,
     leave_out: Iterable[str] = (),
 ) -> None:
-    """A flag for every field of a spec (``only`` some, or but some), with the field's default."""
+    """Add a flag for every field of a spec, with the field's default. only, leave_out: names of fields."""
     hints = get_type_hints(kind)
     for item, about in _options(kind):
         if item.name not in leave_out and (only is None or item.name in only):
@@ -163,16 +173,16 @@ def add_flags(
 def add_member_flags(
     group: argparse._ActionsContainer, members: Mapping[str, type[Spec]], *, leave_out: Iterable[str] = ()
 ) -> None:
-    """A flag for every field of a registry's members; those that share one have one flag, whose help names them.
+    """Add a flag for every field of a registry's members. Members that share a field share its flag.
 
-    Its default is None: each member has its own."""
+    The default of the flags is None, because members may have different defaults."""
     owners_by_field: dict[str, dict[str, Field[Any]]] = {}
     for name, member in members.items():
         for item, _ in _options(member):
             if item.name not in leave_out:
                 owners_by_field.setdefault(item.name, {})[name] = item
     for field_name, owners in owners_by_field.items():
-        # --no-X is needed as soon as one member has X on, or takes it from elsewhere
+        # The flag needs its --no-X form if X is not off by default for all of its members.
         owner, item = next(
             (pair for pair in owners.items() if pair[1].default is not False), next(iter(owners.items()))
         )
@@ -182,7 +192,7 @@ def add_member_flags(
 
 
 def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
-    """``(default 3)``, or ``(default 3 of asp, 5 of ssp)`` where members differ."""
+    """Return ``(default 3)``, or ``(default 3 of asp, 5 of ssp)`` if the defaults of members differ."""
     shown = {name: _shown(item, item.metadata[OPTION], "") for name, item in owners.items()}
     if len(set(shown.values())) == 1:
         default = next(iter(shown.values()))
@@ -192,14 +202,14 @@ def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
 
 
 def from_flags(kind: type[S], args: argparse.Namespace) -> S:
-    """A spec out of the flags of its fields. Raises UsageError."""
+    """Return a spec made of the flags of its fields. Raises UsageError."""
     return kind(**{item.name: getattr(args, item.name) for item, _ in _options(kind) if hasattr(args, item.name)})
 
 
 def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.Namespace) -> S:
-    """The member that ``flag`` names, out of its own flags; what a TOML file says of others does not matter.
+    """Return the member that ``flag`` names, made of its own flags. Settings of other members in a TOML file are ignored.
 
-    Raises UsageError where the command line gives a parameter that the member does not have."""
+    Raises UsageError if the command line itself has a flag that the member does not have."""
     name = getattr(args, flag.removeprefix("--").replace("-", "_"))
     member = find(members, flag, name)
     own = {item.name for item, _ in _options(member)}
@@ -217,7 +227,7 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
 
 
 def _said(item: Field[Any], value: Any) -> str:
-    """A flag as it was written on the command line."""
+    """Return a flag in the form in which it was written on the command line."""
     if isinstance(value, bool):
         return flag_of(item) if value else f"--no-{flag_of(item).removeprefix('--')}"
     return f"{flag_of(item)} {value}"
@@ -233,7 +243,7 @@ def _options(kind: type[Spec]) -> list[tuple[Field[Any], Option]]:
 
 
 def _shown(item: Field[Any], about: Option, value: str) -> str:
-    """A default in words; value: what stands for it where a TOML file may change it, if not the default itself."""
+    """Return a default in words. value: argparse's placeholder for it, if a TOML file may change it."""
     if about.shown is not None:
         return about.shown
     if item.default is MISSING or item.default is None or item.default is False:
@@ -264,7 +274,7 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: s
 
 
 def _plain(hint: Any) -> Any:
-    """The type without ``| None``."""
+    """Return a type without ``| None``."""
     if get_origin(hint) in (Union, types.UnionType):
         rest = [kind for kind in get_args(hint) if kind is not type(None)]
         return rest[0] if len(rest) == 1 else hint

@@ -1,1 +1,1 @@
-"""What all reports share: pages, the look of figures, text tables."""
+"""The parts that all reports share: pages, the style of figures, text tables."""

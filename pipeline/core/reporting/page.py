@@ -1,4 +1,4 @@
-"""An HTML page that opens offline, and the figures on it."""
+"""Self-contained HTML pages with embedded figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.core.reporting import plots
 
 
 class EmbeddedFigure(NamedTuple):
-    """A figure for the page: its data: URI and what it shows, for those who cannot see it."""
+    """A figure for a page: its data URI and its alternative text."""
 
     uri: str
     alt: str
@@ -25,7 +25,7 @@ def embed_figure(figure: Figure, alt: str) -> EmbeddedFigure:
 
 
 def plain(value: object) -> str:
-    """A value of a manifest or a table as short readable text."""
+    """Return a value of a manifest or table as short text."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -38,8 +38,9 @@ def plain(value: object) -> str:
 
 
 def template(package: str, name: str) -> Any:
-    """A template of a package (a folder or a zip), which may extend base.html: every value escaped, an unknown name an
-    error."""
+    """Return a template of a package (a folder or zip), which may extend base.html.
+
+    Values are escaped, and unknown names are errors."""
     environment = Environment(
         loader=ChoiceLoader(
             [FunctionLoader(_source_in(package)), FunctionLoader(_source_in("pipeline.core.reporting"))]

@@ -1,4 +1,4 @@
-"""How every figure looks, and how one gets onto a page."""
+"""The style of all figures, and their conversion to SVG."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save figures inside this block: the report's look, whatever the user's matplotlibrc says."""
+    """Apply the style of reports to figures drawn in the block, independent of the user's matplotlibrc."""
     with rc_context():
         rcdefaults()
         rcParams.update(STYLE)
