@@ -92,7 +92,7 @@ def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None
     assert_trained(output, with_evaluation=True)
 
 
-@pytest.fixture(params=["standalone-hdfs", "standalone-s3", "yarn-hdfs"])
+@pytest.fixture(params=["standalone-s3", "yarn-hdfs"])
 def target(request: pytest.FixtureRequest) -> Target:
     """Return a cluster and a store, and what a job of the demo environment needs there."""
     cluster, store = request.param.split("-")

@@ -297,7 +297,7 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 
 
 def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone, hdfs: Hdfs, tmp_path: Path) -> None:
-    chosen = ("--quick", "--models", "linear", "--systems", "mllib,ps-sync", "--year-rows", 4000, "--batches", 2000)
+    chosen = ("--quick", "--models", "linear", "--systems", "ps-sync", "--year-rows", 4000, "--batches", 2000)
     command = (*chosen, "--output", tmp_path, "--data", f"{hdfs.uri}/benchmark")
     homes: set[str] = set()  # of the executors under which a process of training was seen
     with ThreadPoolExecutor(1) as background:
@@ -312,6 +312,6 @@ def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone,
     assert len(homes) == 2, homes
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["machine"]["servers_on"] == "executors"
-    assert {record["system"] for record in results["records"]} == {"mllib", "ps-sync"}
+    assert {record["system"] for record in results["records"]} == {"ps-sync"}
     assert not [record["error"] for record in results["records"] if record["error"]]
     assert not STORE.exists(f"{hdfs.uri}/benchmark/training")

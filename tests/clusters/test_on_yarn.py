@@ -37,17 +37,16 @@ def packed(target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
-def test_yarn_makes_the_same_shards(
-    yarn: Yarn, hdfs: Hdfs, small_input: str, small_set: Source, tmp_path: Path, deploy_mode: str
+def test_yarn_makes_the_same_shards_in_cluster_mode(
+    yarn: Yarn, hdfs: Hdfs, small_input: str, small_set: Source, tmp_path: Path
 ) -> None:
-    output = f"{hdfs.uri}/yarn/{deploy_mode}"
+    output = f"{hdfs.uri}/yarn/cluster"
     earlier = set((yarn.folder / "containers").glob("application_*/*"))
     arguments = ["--input", small_input, "--output", output, "--workers", 3, *LAYOUT, *FIT]
     env = {**QUIET, "HADOOP_CONF_DIR": str(yarn.conf_dir)}
-    zipped = packed(tmp_path / "build" / "packages.zip") if deploy_mode == "cluster" else None
-    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode=deploy_mode, py_files=zipped, env=env)
-    printed = done.stdout + done.stderr + (yarn.container_logs() if deploy_mode == "cluster" else "")
+    zipped = packed(tmp_path / "build" / "packages.zip")
+    done = spark_submit(JOB, *arguments, master="yarn", deploy_mode="cluster", py_files=zipped, env=env)
+    printed = done.stdout + done.stderr + yarn.container_logs()
     assert done.returncode == 0, printed
     assert f"{output}: committed" in printed
     assert f"{output}/report.html" in printed

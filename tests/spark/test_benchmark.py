@@ -42,6 +42,7 @@ def stored(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
     return folder
 
 
+@pytest.mark.full
 def test_both_sides_read_the_same_numbers(spark: SparkSession, stored: str) -> None:
     data = open_rows(spark.sparkContext, stored)
     features, classes = read_arrays(data, 0, data.rows, real=False)

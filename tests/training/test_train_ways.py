@@ -16,7 +16,6 @@ import pytest
 
 from tests.clusters import Hdfs
 from tests.support.configs import make_config
-from tests.support.tiers import only
 from tests.support.trainer_runs import ROOT
 from trainer import Options, Result, train
 from trainer.checkpoints.read import newest, read_state, read_vector
@@ -60,7 +59,8 @@ def vector(result: Result) -> tuple[npt.NDArray[np.float32], int]:
     return read_vector(root, version), read_state(root, version).num_parameters
 
 
-@pytest.mark.parametrize("model", only(["cnn"], ["resnet20", "cnn"]))
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["resnet20", "cnn"])
 def test_running_statistics_change_nothing_that_is_trained(runs: Any, model: str) -> None:
     """Gradients are taken with a mini-batch's own statistics, so all three ways end at the same parameters, bit for bit."""
     ways = {way: vector(runs(model=model, batch_norm=way)) for way in ("ema", "last", "recalibrate")}

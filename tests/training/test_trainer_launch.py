@@ -113,6 +113,7 @@ def test_a_role_that_outlives_its_fork_server_is_still_watched(start: Start, und
     assert run.result()["restarts"] == {"worker": 2, "server": 0, "evaluator": 0}
 
 
+@pytest.mark.full
 def test_a_killed_preparation_is_tried_again(start: Start) -> None:
     run = start("--steps", 5)
     first = run.send("prepare")
@@ -330,6 +331,7 @@ def test_patience_lasts_as_long_as_something_changes_and_a_while_longer() -> Non
     assert waits.is_over(6, 134.1)
 
 
+@pytest.mark.full
 def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -> None:
     """As schedulers send it."""
     run = start(

@@ -75,13 +75,20 @@ class OnceFaultyStore(Store):
 
 
 @pytest.mark.parametrize(
-    "lost", [pytest.param(False, marks=pytest.mark.full, id="refused"), pytest.param(True, id="lost-answer")]
+    ("lost", "each"),
+    [
+        pytest.param(False, 1, marks=pytest.mark.full, id="refused"),
+        pytest.param(True, 1, marks=pytest.mark.full, id="lost-answer"),
+        pytest.param(True, 5, id="lost-answer-of-every-fifth"),
+    ],
 )
-def test_a_failure_that_passes_ends_no_commit(lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_passes_ends_no_commit(
+    lost: bool, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fail each operation of a commit once: the work of hours is staged by then."""
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of commits, whose power is not cut
-    for at in count():
+    for at in count(0, each):
         output = str(tmp_path / str(at))
         commit(STORE, output, "old", 2)
         files = contents("new", 2)
