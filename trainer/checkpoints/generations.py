@@ -1,5 +1,7 @@
-"""Which histories a run has left. Servers that go on from a checkpoint are a new generation; what earlier ones wrote beyond
-that version is void, even where it could not be deleted, or comes from a slow disk only afterwards."""
+"""Generations: the histories of a run between roll-backs.
+
+Servers that load a checkpoint start a new generation. Everything that earlier generations wrote beyond that version is
+void, even if it could not be deleted, or if a slow disk completes it only later."""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ GENERATIONS = "generations.json"
 
 @dataclass(frozen=True)
 class Generations:
-    """begun: (generation, the version that it went on from), both ascending. One that a later one began before is left out:
-    the later one voids at least as much."""
+    """The generations of a run.
+
+    begun: (generation, version at which it began), both ascending. A generation is left out if a later one began at an
+    earlier version, which voids at least as much."""
 
     begun: tuple[tuple[int, int], ...] = ()
 
@@ -25,7 +29,7 @@ class Generations:
         return self.begun[-1][0] if self.begun else 0
 
     def count(self, generation: int, version: int) -> bool:
-        """Whether what that generation did at that version is in the history of the run."""
+        """Return whether a version of a generation belongs to the run's history."""
         return all(version <= start for later, start in self.begun if later > generation)
 
     def begin(self, generation: int, version: int) -> Generations:
@@ -33,7 +37,7 @@ class Generations:
 
 
 def read_generations(root: Place) -> Generations:
-    """Raises DataError where the file is damaged, OSError where it cannot be read."""
+    """Read the generations of a run. Raises DataError if the file is damaged, OSError if it cannot be read."""
     path = root / GENERATIONS
     try:
         begun = parse(path.read_bytes())
@@ -47,6 +51,6 @@ def read_generations(root: Place) -> Generations:
 
 
 def write_generations(root: Place, generations: Generations) -> None:
-    """Raises OSError."""
+    """Write the generations of a run. Raises OSError."""
     make(root)
     write_whole(root / GENERATIONS, json.dumps(generations.begun).encode())

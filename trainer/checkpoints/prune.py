@@ -1,4 +1,4 @@
-"""Deleting checkpoints. What cannot be deleted now (a file system that hosts share may refuse it) is left to a later try."""
+"""Deletion of checkpoints. Files that cannot be deleted now, as on some shared file systems, are left to a later try."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.home.place import Place, delete_tree
 
 logger = logging.getLogger(__name__)
 
-WAITING = 50  # checkpoints that wait for the evaluator; a longer queue loses its oldest
+WAITING = 50  # most checkpoints that wait for the evaluator; of more the oldest are deleted
 
 
 def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
-    """Delete what is older than the newest sound checkpoint, except the newest ``keep`` sound ones, the best evaluated one
-    up to each of these, and the newest ``waiting`` whole ones that wait for the evaluator.
+    """Delete old checkpoints, and return the versions of those that still waited for the evaluator. O(checkpoints).
 
-    Returns the versions that were deleted though they waited. One process at a time may do it. Raises OSError where the
-    folder cannot be read. O(checkpoints)."""
+    Kept are the newest ``keep`` sound checkpoints, the best evaluated one up to each of these, and the newest ``waiting``
+    complete ones that wait for the evaluator. Only one process may prune at a time. Raises OSError if the folder cannot
+    be read."""
     found = states_and_names(root)
     states = [state for state, _ in found]
     sound = [state for state, names in found if is_sound(root, state, names)]
@@ -39,10 +39,10 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
 
 
 def go_back(root: Place, at_least: int) -> tuple[int, int] | None:
-    """(version, generation) that the run goes on with: the newest sound checkpoint, and a new generation, of at least that
-    number, for which all beyond that version is void. None without a sound checkpoint.
+    """Roll back to the newest sound checkpoint and return (version, new generation), or None if there is none.
 
-    Raises OSError where the folder cannot be read, or what is void could be neither deleted nor written down."""
+    at_least: lower bound for the number of the generation. Raises OSError if the folder cannot be read, or if later
+    checkpoints can be neither deleted nor recorded as void."""
     version = newest(root, verify=True)
     if version is None:
         return None
@@ -58,24 +58,25 @@ def go_back(root: Place, at_least: int) -> tuple[int, int] | None:
 
 
 def discard_after(root: Place, version: int) -> None:
-    """Delete every checkpoint, finished or not, beyond a version that the run goes back to. Raises OSError where the
-    folder cannot be read."""
+    """Delete every checkpoint after a version, complete or not. Raises OSError if the folder cannot be read."""
     for later in versions(root):
         if later > version:
             _remove(folder_of(root, later))
 
 
 def _best(measured: dict[int, Evaluated], recent: Iterable[State]) -> set[int]:
-    """Return the best version, the earliest of equals, up to each of ``recent``: if the run goes back to that one, its
-    model is the best again."""
+    """Return the best version, the earliest of equals, up to each of ``recent``.
+
+    After a roll-back to one of these, its best version is the best of the run again."""
     ranks = {version: rank(mark.accuracy, mark.loss) for version, mark in measured.items()}
     upto = [[version for version in ranks if version <= state.version] for state in recent]
     return {max(found, key=lambda version: (ranks[version], -version)) for found in upto if found}
 
 
 def _remove(folder: Place) -> bool:
-    """The state goes first: without it the rest is neither whole nor waiting, wherever a kill or an error leaves it.
-    Returns whether the checkpoint is no more, which files that could not be deleted do not change."""
+    """Delete a checkpoint and return whether it is void.
+
+    The state is deleted first. Without it the checkpoint is incomplete, even if other files cannot be deleted."""
     try:
         (folder / STATE).unlink(missing_ok=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading checkpoints: which versions are whole or sound, their states and their slices."""
+"""Reading of checkpoints: complete versions, sound versions (complete and undamaged), their states and slices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _content = remembered(lambda place, size: place.read_bytes())
 
 
 def read_state(root: Place, version: int) -> State:
-    """Raises DataError, naming the file, where it is missing, broken or of another version."""
+    """Read the state of a version. Raises DataError with the file if it is missing, broken or of another version."""
     return _state(root, version, listed(folder_of(root, version)))
 
 
@@ -37,8 +37,9 @@ def _state(root: Place, version: int, names: Listed) -> State:
 
 
 def read_slice(place: Place, version: int, generation: int, names: Listed) -> StoredSlice:
-    """Open a slice and check all but its elements. O(1) in its size. names: of its folder. Raises DataError, naming the
-    file."""
+    """Open a slice and check everything but its elements. O(1) in its size. Raises DataError with the file.
+
+    names: the entries of its folder."""
     try:
         header = header_of(place, _entry(place, names))
         known = known_of(header)
@@ -56,14 +57,14 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
 
 
 def read_slices(root: Place, version: int) -> tuple[State, list[StoredSlice]]:
-    """The state and every slice of a checkpoint, checked to fit together. O(servers). Raises DataError."""
+    """Open the state and all slices of a checkpoint, and check that they fit together. O(servers). Raises DataError."""
     names = listed(folder_of(root, version))
     state = _state(root, version, names)
     return state, _slices(root, state, names)
 
 
 def slices_of(root: Place, state: State) -> list[StoredSlice]:
-    """The slices of the checkpoint that has this state, as ``read_slices`` gives them."""
+    """Open the slices of the checkpoint with a given state. Raises DataError."""
     return _slices(root, state, listed(folder_of(root, state.version)))
 
 
@@ -82,9 +83,10 @@ def _slices(root: Place, state: State, names: Listed) -> list[StoredSlice]:
 
 
 def read_slice_range(root: Place, version: int, begin: int, end: int) -> tuple[Float32s, Float32s]:
-    """Values [end-begin] and the momentum of the parameters among them, however many servers wrote them.
+    """Read values [end-begin] of the flat vector, and the momentum of the parameters among them.
 
-    Reads only what it returns. Raises DataError; ValueError for a range outside the vector."""
+    Any number of servers may have written the checkpoint. Only the range is read. Raises DataError, and ValueError for a
+    range outside the vector."""
     state, slices = read_slices(root, version)
     if not 0 <= begin <= end <= state.total:
         raise ValueError(f"[{begin}, {end}) is no range of {state.total} elements")
@@ -93,17 +95,17 @@ def read_slice_range(root: Place, version: int, begin: int, end: int) -> tuple[F
 
 
 def read_vector(root: Place, version: int) -> Float32s:
-    """All values of a checkpoint, float32 [P+Q]: parameters, then BatchNorm's statistics. Raises DataError."""
+    """Read all values of a checkpoint, float32 [P+Q]: parameters, then BatchNorm's statistics. Raises DataError."""
     return vector_of(root, read_state(root, version))
 
 
 def vector_of(root: Place, state: State) -> Float32s:
-    """The same of the checkpoint that has this state, not of another generation's that has taken its place."""
+    """Read all values of the checkpoint with a given state. Raises DataError if another generation has replaced it."""
     return np.concatenate([part.values(0, part.total) for part in slices_of(root, state)])
 
 
 def listed(folder: Place) -> Listed:
-    """What is in a folder, by name. One listing."""
+    """Return the entries of a folder by name. Costs one listing."""
     return {entry.name: entry for entry in entries(folder)}
 
 
@@ -115,7 +117,7 @@ def _entry(place: Place, names: Listed) -> FileInfo:
 
 
 def versions(root: Place) -> list[int]:
-    """Every version that has a folder, finished or not, ascending."""
+    """Return all versions with a folder, complete or not, in ascending order."""
     return _versions(listed(root))
 
 
@@ -124,18 +126,19 @@ def _versions(names: Listed) -> list[int]:
 
 
 def whole(root: Place) -> list[int]:
-    """The versions whose state and slices are all there, ascending; what the slices hold is not looked at."""
+    """Return the complete versions in ascending order. The content of slices is not checked."""
     return [state.version for state in whole_states(root)]
 
 
 def whole_states(root: Place) -> list[State]:
-    """Their states. Elsewhere than on a local disk a listing, one a checkpoint, and a read of each state that is new. Raises
-    OSError where the folder cannot be read."""
+    """Return the states of the complete versions in ascending order. Raises OSError if the folder cannot be read.
+
+    On a remote store it costs a listing, one more per checkpoint, and a read per new state."""
     return [state for state, _ in states_and_names(root)]
 
 
 def states_and_names(root: Place) -> list[tuple[State, Listed]]:
-    """The same, each with what is in the checkpoint's folder."""
+    """Return the states of the complete versions, each with the entries of its folder. Costs as ``whole_states``."""
     names, found = listed(root), []
     generations = _generations(root, names)
     for version in _versions(names):
@@ -146,7 +149,7 @@ def states_and_names(root: Place) -> list[tuple[State, Listed]]:
 
 
 def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | None = None) -> int | None:
-    """The newest whole version, or None. With ``verify`` the newest sound one: a broken one is skipped and told of."""
+    """Return the newest complete version or None; with ``verify`` the newest sound one. warn: called for broken ones."""
     names = listed(root)
     generations = _generations(root, names)
     for version in reversed(_versions(names)):
@@ -162,28 +165,28 @@ def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | N
 
 
 def is_whole(root: Place, state: State) -> bool:
-    """Whether this is, now, the state of a whole checkpoint: neither discarded, nor of a history that was left."""
+    """Return whether the checkpoint with a given state is still there, complete and not void."""
     names = listed(folder_of(root, state.version))
     return _whole_state(root, state.version, read_generations(root), names) == state
 
 
 def marked_states(root: Place) -> list[tuple[State, Evaluated | None]]:
-    """The states of whole checkpoints, each with what the evaluator left there. Costs as ``whole_states``."""
+    """Return the states of complete checkpoints with their evaluations. Costs as ``whole_states``."""
     return [(state, evaluation_of(root, state, names)) for state, names in states_and_names(root)]
 
 
 def unevaluated(root: Place) -> list[State]:
-    """The whole checkpoints that wait for the evaluator: ends of epochs and of the run, oldest first."""
+    """Return the complete checkpoints that wait for the evaluator, oldest first: ends of epochs and of the run."""
     return waiting_of(marked_states(root))
 
 
 def waiting_of(marked: Iterable[tuple[State, Evaluated | None]]) -> list[State]:
-    """Those of some."""
+    """Return the states that wait for the evaluator."""
     return [state for state, mark in marked if state.is_for_evaluation and not mark]
 
 
 def evaluation_of(root: Place, state: State, names: Listed | None = None) -> Evaluated | None:
-    """What the evaluator left in the checkpoint that has this state. names: of its folder, where they are known."""
+    """Return the evaluation of the checkpoint with a given state, or None. names: entries of its folder, if known."""
     folder = folder_of(root, state.version)
     try:
         found = Evaluated.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
@@ -204,7 +207,7 @@ def _whole_state(root: Place, version: int, generations: Generations, names: Lis
 
 
 def _finished_state(root: Place, version: int, generations: Generations, names: Listed) -> State | None:
-    """The state, if all files are there and of a history that was not left. Raises DataError if it cannot tell which."""
+    """Return the state of a complete checkpoint that is not void, else None. Raises DataError if the state is broken."""
     if STATE not in names:
         return None
     state = _state(root, version, names)
@@ -214,7 +217,7 @@ def _finished_state(root: Place, version: int, generations: Generations, names: 
 
 
 def is_sound(root: Place, state: State, names: Listed) -> bool:
-    """names: of the checkpoint's folder."""
+    """Return whether the slices of a checkpoint are undamaged. names: entries of its folder."""
     try:
         return bool(_slices(root, state, names))
     except DataError:
@@ -222,5 +225,5 @@ def is_sound(root: Place, state: State, names: Listed) -> bool:
 
 
 def _slice_names(state: State) -> Iterator[str]:
-    """One by one: a damaged state may name very many servers."""
+    """Yield the names of the slices, lazily, because a damaged state may have a huge number of servers."""
     return (slice_name(index, state.num_servers, state.generation) for index in range(state.num_servers))

@@ -1,6 +1,6 @@
-"""A server's part of a checkpoint as a file of the safetensors format, read piece by piece wherever it is.
+"""Slices of checkpoints as safetensors files, of which any range can be read from any store.
 
-The format: 8 bytes, the length of the header; the header, JSON; the arrays, one behind the other."""
+The format: 8 bytes with the length of the header, the header in JSON, and the arrays one after the other."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from pipeline.core.json_values import fits, parse_object
 from trainer.home.place import Place, read_range, remembered
 
 Float32s = npt.NDArray[np.float32]
-FIRST_BYTES, MOST_BYTES = 4096, 100_000_000  # of a header: read at once, and by the format
+FIRST_BYTES = 4096  # of a file, which the first request reads
+MOST_BYTES = 100_000_000  # of a header, by the format
 LENGTH_BYTES = 8
 ARRAYS = ("values", "momentum")
 
 
 class Header(NamedTuple):
-    """about: the file's own words; arrays: (first byte in the file, elements) by name."""
+    """The header of a slice. about: metadata; arrays: (first byte in the file, elements) by name."""
 
     about: Mapping[str, str]
     arrays: Mapping[str, tuple[int, int]]
 
 
 def json_header(place: Place) -> tuple[dict[str, Any], int]:
-    """A file's header, and where its arrays begin. One read, two of a longer one. Raises FileNotFoundError and
-    ValueError."""
+    """Return a file's header and the position of its arrays. Costs one read, two for a long header.
+
+    Raises FileNotFoundError and ValueError."""
     data = read_range(place, 0, FIRST_BYTES)
     begin = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
     if FIRST_BYTES < begin <= MOST_BYTES:
@@ -41,7 +43,7 @@ def json_header(place: Place) -> tuple[dict[str, Any], int]:
 
 
 def read_header(place: Place, size: int) -> Header:
-    """size: of the file, in bytes. Raises ValueError or KeyError for what is no whole slice of float32 arrays."""
+    """Read the header of a slice of ``size`` bytes. Raises ValueError or KeyError if it is malformed or truncated."""
     header, begin = json_header(place)
     if not fits(header, dict[str, dict[str, Any]]):
         raise ValueError("a header of other values than arrays")

@@ -1,4 +1,4 @@
-"""What a checkpoint is, and the names of its files."""
+"""The state of a checkpoint, and the names of its files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,25 @@ EVALUATED = "evaluated"
 
 @dataclass(frozen=True)
 class State:
-    """The run at one version. epoch_boundary: E if this is the end of epoch E; final: the run ended here; clocks: by
-    worker, its gradients that were applied or refused; memory: the protocol's; passes: over the rows, as far as they were
-    trained; epoch_sums: of the accepted gradients since the last end of an epoch; seconds: of training so far;
-    num_parameters P and num_buffers Q make up the vector."""
+    """The state of a run at one version.
+
+    Attributes:
+        version: number of updates.
+        accepted: gradients in those updates.
+        examples: examples of those gradients.
+        generation: the generation that wrote the checkpoint.
+        epoch: global epochs so far.
+        epoch_boundary: E at the end of epoch E, else None.
+        final: whether the run ended here.
+        clocks: applied and refused gradients by worker.
+        seconds: training time so far.
+        num_servers: slices of the checkpoint.
+        num_parameters, num_buffers: P and Q, the parts of the flat vector.
+        identity: canonical JSON of the configuration.
+        memory: state of the protocol.
+        passes: state of trainer.coordination.passes.
+        epoch_sums: state of trainer.coordination.epoch_sums.
+    """
 
     version: int
     accepted: int
@@ -45,7 +60,7 @@ class State:
 
     @property
     def total(self) -> int:
-        """Length of the flat vector, P + Q."""
+        """The length of the flat vector, P + Q."""
         return self.num_parameters + self.num_buffers
 
     @property
@@ -57,7 +72,7 @@ class State:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
-        """Raises ValueError for what is not a state."""
+        """Parse a state. Raises ValueError if it is malformed."""
         values = parse_object(data)
         clocks = values.get("clocks")
         if not isinstance(clocks, dict):
@@ -67,7 +82,7 @@ class State:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the evaluator leaves in a checkpoint.
+    """The evaluation of a checkpoint.
 
     Attributes:
         generation: of the checkpoint that was evaluated.
@@ -81,7 +96,7 @@ class Evaluated:
     loss: float | None = None
 
     def is_of(self, state: State) -> bool:
-        """An evaluation of the final checkpoint is also one of the same checkpoint once the run goes on past it."""
+        """Return whether this evaluates a checkpoint. That of a final one stays valid when the run continues past it."""
         return self.generation == state.generation and self.final >= state.final
 
     def to_bytes(self) -> bytes:

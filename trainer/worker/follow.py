@@ -1,8 +1,8 @@
-"""A worker that goes on with the rows that a stream appends to its set, and remembers with which pass it did.
+"""Training on a set that grows: a worker adopts appended rows at the start of a pass, and records where it did.
 
-RUN/followed/worker-003-000000001200.json: from example 1,200 of worker 3 on, which begins a pass, the rows of a generation.
-It is put there before the first such mini-batch is made, and never changed: a worker that starts again, after a kill or on
---resume, draws what it drew before. So the generation in force is a function of a checkpoint's clocks."""
+RUN/followed/worker-003-000000001200.json says that worker 3 uses the rows of a generation from its example 1,200 on, which
+begins a pass. The file is created before the first such mini-batch and never changed, so a worker that is restarted or
+resumed draws the same examples again. The generation in use is therefore a function of a checkpoint's clocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.home.place import Place, entries
 from trainer.run_files import CONFIG, FOLLOWED
 from trainer.runlog.events import log_event
 
-LOOK_S = 0.2  # between two looks at the set: passes over few rows are short
+LOOK_S = 0.2  # least time between two reads of the manifest: passes over few rows are short
 STREAM = "stream"
 
 
@@ -33,24 +33,24 @@ def name_of(worker: int, position: int) -> str:
 
 
 def recorded(home: Place, worker: int) -> list[Stretch]:
-    """What was decided before, by position."""
+    """Return the recorded decisions of a worker, ordered by position."""
     folder, mine = home / FOLLOWED, re.compile(rf"worker-{worker:03d}-\d+\.json")
     return sorted(_read(folder / entry.name) for entry in entries(folder) if mine.fullmatch(entry.name))
 
 
 def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
-    """Put it there, if nobody has; what is there."""
+    """Write the record if there is none, and return the stored one."""
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
     try:
         with_retries(store.put_new)(str(place), json.dumps(stretch._asdict()).encode())
-    except FileExistsError:  # by a start of this worker that was taken for dead
+    except FileExistsError:  # written by an earlier start of this worker that was taken for dead
         return _read(place)
     return stretch
 
 
 def _read(place: Place) -> Stretch:
-    """Raises DataError where it is damaged."""
+    """Read a record. Raises DataError if it is damaged."""
     try:
         values = parse_object(place.read_bytes())
         if not fits(values, dict[str, int]):
@@ -61,8 +61,17 @@ def _read(place: Place) -> Stretch:
 
 
 class Appended:
-    """The rows of a worker in a set that grows (trainer.data.follow.Source). shards: the set as the run began with it; rows:
-    of the worker then. looks: whether it goes on with newer generations than those that are recorded."""
+    """The rows of a worker in a growing set; implements trainer.data.follow.Source.
+
+    Args:
+        home: folder of the run.
+        work: work folder of this host.
+        worker: number of the worker.
+        shards: the set at the start of the run.
+        rows: the worker's rows at the start of the run.
+        targets: whether rows have real targets instead of labels.
+        looks: whether to adopt newer generations than the recorded ones.
+    """
 
     def __init__(
         self, home: Place, work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
@@ -104,7 +113,7 @@ class Appended:
         return self._rows
 
     def _look(self) -> None:
-        """The newest set, if it is of the same stream: one that was replaced is trained on as it was."""
+        """Read the newest version of the set. A set of another stream, which replaced it, is ignored."""
         found = with_retries(read_committed)(self.shards.store, self.shards.uri)
         if found and found.manifest.get(STREAM, {}).get("query") == self.shards.manifest[STREAM]["query"]:
             self.newest = Shards(found.store, found.uri, found.manifest)
@@ -117,7 +126,7 @@ def last_generation(shards: Shards) -> int:
 def follow(
     home: Callable[[], Place], work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
 ) -> Following | None:
-    """None for a set that was made at once. home: of the run."""
+    """Return the passes over a growing set, or None for a set that was made at once. home: returns the run's folder."""
     if not generations(shards):
         return None
     place = home()

@@ -1,4 +1,4 @@
-"""A worker's process: draw a mini-batch, compute its gradient, push, pull, again."""
+"""The process of a worker: repeatedly draws a mini-batch, computes its gradient, pushes it and pulls parameters."""
 
 from __future__ import annotations
 
@@ -35,8 +35,17 @@ def main(
     place: int,
     work: Path | None = None,
 ) -> None:
-    """The process of one worker, until the servers say that the run is over. place: among the workers of this host; work:
-    this host's work folder. Raises DataError for broken shards."""
+    """Run a worker until the servers end the run. Raises DataError for broken shards.
+
+    Args:
+        config, facts: the run.
+        worker: number of the worker.
+        addresses: of the servers.
+        secret: authenticates connections.
+        threads: of torch.
+        place: number among the workers of this host.
+        work: work folder of this host.
+    """
     torch.set_num_threads(threads)
     shards = open_pinned(config.data, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.model_seed)
@@ -62,7 +71,7 @@ def main(
 
 
 def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
-    """The worker's rows, and an event that says how long they took."""
+    """Load the worker's rows, and log how long that took."""
     begun = time.monotonic()
     rows = load_worker(shards, worker, targets=built.targets)
     seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes

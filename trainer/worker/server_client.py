@@ -1,4 +1,4 @@
-"""A worker's end: join the servers, push a gradient, wait for the parameters that follow."""
+"""The client of the parameter servers in a worker: joins, pushes gradients, and waits for new parameters."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ HEARTBEAT_S = 1.0
 
 
 class MustRejoin(Exception):
-    """The servers have gone on without this worker, or back: what it computes now has no place any more."""
+    """The servers have dropped this worker or rolled back, so its current step is void and it must join again."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The step to do next: mini-batch ``clock``, with the parameters of ``version``, which lie in the client's
-    ``pulled``."""
+    """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``."""
 
     clock: int
     version: int
@@ -39,8 +38,14 @@ class Turn:
 
 
 class ServerClient:
-    """``pushed`` and ``pulled``: float32 [P + Q] (parameters, then BatchNorm's statistics). The worker fills pushed
-    before ``push`` and reads pulled after it; between the two calls they are the servers'."""
+    """A worker's connection to all servers.
+
+    The worker fills ``pushed`` before it calls ``push``, and reads ``pulled`` afterwards; during the call both belong to
+    the servers.
+
+    Attributes:
+        pushed, pulled: float32 [P + Q], parameters, then BatchNorm's statistics; in shared memory where servers have it.
+    """
 
     def __init__(
         self,
@@ -75,7 +80,8 @@ class ServerClient:
         self._beats.start()
 
     def join(self) -> Turn | None:
-        """Take part from now on; blocks until all servers agree, however long. None: there is nothing left to do.
+        """Join the run; blocks until all servers have answered. Returns None if there is nothing left to do.
+
         Raises UsageError if the token or the configuration is not the run's."""
         while True:
             self.session = max(self.session + 1, time.time_ns())
@@ -90,7 +96,7 @@ class ServerClient:
             return turn
 
     def push(self, turn: Turn, measured: Measured) -> Turn | None:
-        """Hand over what lies in ``pushed`` and wait for the next turn; None when the run is over. Raises MustRejoin."""
+        """Push the gradient in ``pushed`` and wait for the next turn, or None at the end. Raises MustRejoin."""
         header = self._header(Op.PUSH, turn, measured)
         in_memory = replace(header, flags=IN_MEMORY).pack()
         for index, socket in enumerate(self.sockets):
@@ -104,8 +110,7 @@ class ServerClient:
         return self._wait(None)
 
     def is_cancelled(self, turn: Turn) -> bool:
-        """Whether server 0 has said that the gradient of this turn comes too late, or that its session is over. Cheap
-        where nothing was said."""
+        """Return whether server 0 has cancelled this turn or ended the session. Cheap if there is no message."""
         while self.sockets[0].poll(0):
             header = unpack(self.sockets[0].recv_multipart(copy=False)[0].buffer)
             if header.session == self.session and header.op is Op.REJOIN:
@@ -115,7 +120,7 @@ class ServerClient:
         return False
 
     def give_up(self, turn: Turn, measured: Measured) -> Turn | None:
-        """Say that the step of this turn was not finished, and wait for the next turn, as ``push`` does."""
+        """Report that the step of this turn was given up, and wait for the next turn, as ``push`` does."""
         if self._outdated.is_set() or not offer(self.sockets[0], self._header(Op.GIVE_UP, turn, measured).pack(), b""):
             raise MustRejoin
         return self._wait(None)
@@ -138,10 +143,10 @@ class ServerClient:
         )
 
     def close(self) -> None:
-        """Free the sockets; nothing more is sent."""
+        """Close all sockets."""
         self._closing.set()
         self._beats.join()
-        self.context.destroy(linger=0)  # the monitors' sockets too, which nobody else closes
+        self.context.destroy(linger=0)  # also closes the sockets of the monitors
 
     def _send_join(self) -> None:
         body = self.agreement.introduction(**(self.memory.handle() if self.memory else {}))
@@ -163,14 +168,14 @@ class ServerClient:
             for index, socket in enumerate(self.sockets):
                 if socket in ready and (header := self._receive(index)):
                     answers[index] = header
-            # A broken connection may have swallowed an answer, and the servers know the next one as somebody else's.
+            # An answer may be lost with a broken connection, and servers see the next connection as another peer.
             broken = [watch.has_broken() for watch in self.watches]
             if not resend and (any(broken) or self._outdated.is_set()):
                 raise MustRejoin
         return self._turn(list(answers.values()))
 
     def _receive(self, index: int) -> Header | None:
-        """The answer of a server, its elements already in place; None for one to an earlier session."""
+        """Receive a server's answer and copy its elements into ``pulled``; None for an answer to an earlier session."""
         head, body = self.sockets[index].recv_multipart(copy=False)
         header = unpack(head.buffer)
         if header.session != self.session:
@@ -196,16 +201,17 @@ class ServerClient:
     def _turn(self, answers: list[Header]) -> Turn | None:
         turns = {(header.clock, header.version, header.generation) for header in answers}
         if len(turns) > 1:
-            raise MustRejoin  # a roll-back fell between two answers
+            raise MustRejoin  # the servers rolled back between two answers
         if any(header.op is Op.STOP for header in answers):
             return None
         return Turn(*turns.pop())
 
     def _beat(self, secret: Secret) -> None:
-        """Heartbeats, from a thread of its own: a step may take longer than the servers' patience.
+        """Send heartbeats from a separate thread, because a step may take longer than the servers' timeout.
 
-        One that overtakes the join request is answered as a stranger's, so each says, as its clock, whether that wish had
-        been granted: only then the answer, which repeats it, means that the worker was lost."""
+        A heartbeat can overtake the join request, and is then answered with REJOIN like one of a stranger. Each heartbeat
+        therefore carries, as its clock, whether this session has joined, and the answer repeats it: only a REJOIN for a
+        joined session means that the worker was lost."""
         socket = connect(self.context, self.addresses[0], secret)
         while not self._closing.wait(HEARTBEAT_S):
             offer(socket, Header(Op.HEARTBEAT, 0, self.worker, self.session, clock=int(self._takes_part)).pack(), b"")

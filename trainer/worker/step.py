@@ -1,4 +1,4 @@
-"""One training step of a worker."""
+"""A training step of a worker."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from trainer.watchdog import kick
 
 
 class Step:
-    """The gradient of one mini-batch, between two host vectors: numbers in ``pulled``, gradients out to ``pushed``.
+    """Computes the gradient of a mini-batch, from the parameters in ``pulled`` into ``pushed``.
 
-    Both are float32 [P + Q]: parameters, then BatchNorm's statistics, which are pushed as a ParameterSlice of so many
-    workers takes them. On a CPU the model computes in them, without a copy; on a GPU each is copied over once a step."""
+    Both are host vectors, float32 [P + Q]: parameters, then BatchNorm's statistics, pushed in the form that ParameterSlice
+    expects for ``num_workers`` workers. On a CPU the model computes in them without a copy; on a GPU each is copied once
+    per step."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Step:
     def __call__(
         self, batch: Batch, dropout_seed: int, is_cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[float, int] | None:
-        """(mean loss with the L2 term, correct predictions). Leaves gradients and the batch's statistics in ``pushed``.
-        Of no examples, as Bernoulli sampling may draw them, both are 0, so is the gradient, and the statistics stay.
+        """Compute a gradient and return (mean loss with the L2 term, correct predictions), or None if it was cancelled.
 
-        A protocol may have the step done in micro-batches, whose gradients are added up. is_cancelled is asked between
-        them; None: it was, so the step was given up."""
+        Gradient and statistics are left in ``pushed``. For an empty mini-batch, which Bernoulli sampling can draw, both
+        results and the gradient are 0, and the statistics do not change. If the protocol divides a step into
+        micro-batches, their gradients are summed, and is_cancelled is called between them."""
         self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
@@ -73,7 +74,7 @@ class Step:
         return float(total), int(correct)
 
     def _gradient(self, images: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> tuple[Any, Any]:
-        """Add the gradient of the mean loss, times a share; returns that loss and the correct predictions."""
+        """Add the gradient of ``share`` times the mean loss; return that loss and the correct predictions."""
         kick()
         outputs = self.model(images)
         loss = self.task.loss(outputs, labels)
@@ -83,8 +84,9 @@ class Step:
         return loss.detach(), self.task.correct(outputs.detach(), labels)
 
     def _seed(self, seed: int) -> None:
-        """What torch.manual_seed does for the devices in use; for those that are not it records a stack trace,
-        which is more than half of a small step."""
+        """Seed the devices in use as torch.manual_seed does.
+
+        For unused devices torch.manual_seed records a stack trace, which takes more than half of a small step."""
         torch.default_generator.manual_seed(seed)
         if self.values.is_cuda:
             torch.cuda.manual_seed_all(seed)
@@ -95,5 +97,5 @@ class Step:
 
 
 def step_seed(seed: int, worker: int, clock: int) -> int:
-    """Dropout is drawn anew every step, the same whenever a step is done again."""
+    """Return the seed of dropout in a step, the same whenever the step is repeated."""
     return word(seed, Purpose.DROPOUT, worker, clock)
