@@ -1,4 +1,4 @@
-"""Shard image data over workers so that every worker sees the whole world.
+"""Shard image data over workers so that every worker's shard represents the whole data set.
 
 In Python, with a running SparkSession or without:
 

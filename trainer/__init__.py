@@ -1,4 +1,4 @@
-"""A parameter-server trainer that lives on committed shards: ``train(config) -> Result``. Loads no torch by itself."""
+"""A parameter-server trainer that reads committed shard sets: ``train(config) -> Result``. Importing it loads no torch."""
 
 from __future__ import annotations
 
