@@ -1,4 +1,4 @@
-"""``trainer.train``: the trainer from Python, and what its command line calls."""
+"""``trainer.train``: the Python API of the trainer, which its command line calls too."""
 
 from __future__ import annotations
 
@@ -26,21 +26,28 @@ if TYPE_CHECKING:
 def train(
     config: Config, options: Options | None = None, *, launcher: Launcher | None = None, hosts: int = 1
 ) -> Result | None:
-    """Train a model on committed shards, with worker, server and evaluator processes of this host; blocks until the end.
+    """Train a model on committed shards, with workers, servers and an evaluator on this host; blocks until the end.
 
-    config: the run; options: how this host takes part (everything runs here by default, and progress is printed);
-    launcher: starts the processes on so many hosts of a cluster instead.
-    Returns what the run came to, read from its folder; None on a host without server 0, which leads the run. A finished
-    run is not trained again. Processes are forked from one that imports torch once and stays for the next call; a program
-    that calls this needs no ``if __name__ == "__main__"``.
+    Returns the result, read from the run's folder; None on a host without server 0, which leads the run. A finished run
+    is not trained again. Processes are forked from a server process that imports torch once and stays for the next
+    call; a program that calls this needs no ``if __name__ == "__main__"``.
 
-    Raises UsageError (a value that cannot be, a folder that holds another run), DataError (broken shards) and JobError (a
-    run that failed, or was interrupted by Ctrl-C or SIGTERM: the same call with Options(resume=True) goes on)."""
+    Args:
+        config: the run.
+        options: how this host takes part (default: all roles run here, and progress is printed).
+        launcher: starts the processes on hosts of a cluster instead.
+        hosts: number of these hosts.
+    Raises:
+        UsageError: an invalid value, or a folder with another run.
+        DataError: damaged shards.
+        JobError: the run failed, or was interrupted by Ctrl-C or SIGTERM; the same call with Options(resume=True)
+            resumes it.
+    """
     options = options or Options()
     config = pinned(config, overwrite=options.overwrite)
     if launcher:
         return _train_on(launcher, hosts, config, options)
-    raise_limit()  # before the fork server starts, whose processes have its limit
+    raise_limit()  # before the fork server starts, because its children inherit its limit
     with _settled(config, options) if options.has(Role("server", 0)) else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
@@ -49,12 +56,12 @@ def train(
         from trainer.launch.run import run
 
         FORK_SERVER.ensure()
-        FORK_SERVER.losses.clear()  # between two runs it may go
+        FORK_SERVER.losses.clear()  # losses between two runs do not count
         return run(config, options)
 
 
 def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) -> Result:
-    """The same on a cluster. This process keeps the run's folder and computes nothing."""
+    """Train on a cluster. This process manages the run's folder and computes nothing."""
     from trainer.cluster.launcher import share_roles
     from trainer.cluster.run import ClusterRun
     from trainer.data.shards import open_shards
@@ -63,6 +70,7 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
 
     parts = share_roles(config.processes.servers, open_shards(config.data.shards).num_workers, hosts)
     run = ClusterRun(config, options, launcher, parts)
+    # The folder is changed only after run.start has found that the parts can train the run.
     with interruptible(run), _settled(config, options, run.start, run.lose) as start, closing(run):
         if start is not Start.FINISHED:
             run.train()
@@ -74,8 +82,10 @@ def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) 
 
 
 def pinned(config: Config, *, overwrite: bool = False) -> Config:
-    """The configuration of a run on a set that grows, with the generation that it begins with: the newest, or that of the
-    run in its folder, which goes on; any other as it is. Raises UsageError and DataError."""
+    """Return the configuration of a run on a growing set with the generation at which it begins.
+
+    That is the newest one, or for a resumed run its original one. Other configurations are returned unchanged. Raises
+    UsageError and DataError."""
     from pipeline.core.shardset.generations import generations
     from trainer.data.shards import open_shards
 
@@ -95,12 +105,12 @@ def _settled(
     check: Callable[[RunRecord], RunRecord] | None = None,
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
-    """What is left to do; the folder is ready for it, and nobody else's meanwhile. Raises as ``settled`` does."""
+    """Yield the kind of start, with the run's folder prepared and locked. Raises as ``settled`` does."""
     from trainer.data.shards import open_pinned  # takes a second to load
 
     output = place_of(config.run.output)
     shards = open_pinned(config.data)
-    if check is None:  # else other hosts have the roles
+    if check is None:  # otherwise other hosts run the roles
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
@@ -109,7 +119,7 @@ def _settled(
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
         if start is Start.FINISHED and options.report and not (output / REPORT).exists():
-            from trainer.launch.ends import try_report  # of a run whose report failed
+            from trainer.launch.ends import try_report  # its report failed before
 
             try_report(output)
         if start is Start.NEW and options.resume and not options.silent:
@@ -118,7 +128,7 @@ def _settled(
 
 
 def _check(options: Options, record: RunRecord) -> RunRecord:
-    """Raises UsageError for what no process of this host could compute."""
+    """Return the record of a run that this host can compute. Raises UsageError for others."""
     FORK_SERVER.ensure()
     from trainer.launch.run import check
 

@@ -1,4 +1,4 @@
-"""What a run is told: one frozen object that validates itself, travels to every process and is saved with the run."""
+"""The configuration of a run: a frozen, self-validating object that all processes receive and the run saves."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ DROPS = ", ".join(f"{name} {' and '.join(map(str, at))}" for name, at in sorted(
 
 @dataclass(frozen=True)
 class Data(Spec):
-    """What is trained on, and how mini-batches are drawn from it. batch_size is the global mini-batch B: each of N workers
-    draws B/N examples a step."""
+    """The training data, and how mini-batches are drawn from it.
+
+    batch_size is the global mini-batch B: each of N workers draws B/N examples per step."""
 
     shards: str = option(help="folder of a committed shard set", metavar="URI", may_change=True)
     batch_size: int = option(128, "global mini-batch: N workers draw B/N examples each a step", metavar="B", least=1)
@@ -63,9 +64,11 @@ class Data(Spec):
 
 @dataclass(frozen=True)
 class Optimiser(Spec):
-    """SGD with momentum on the servers. learning_rate is the single-process rate a: synchronous protocols apply a to the
-    mean of N gradients, asynchronous ones a/N to each. A rate or momentum of None depends on model and protocol; a Config
-    has them filled in."""
+    """SGD with momentum on the servers.
+
+    learning_rate is the single-process rate a: synchronous protocols apply a to the mean of N gradients, asynchronous
+    ones a/N to each gradient. A rate or momentum of None means the default for the model and protocol; Config fills it
+    in."""
 
     learning_rate: float | None = option(
         None,
@@ -110,7 +113,7 @@ class Optimiser(Spec):
 
 @dataclass(frozen=True)
 class Processes(Spec):
-    """Which processes run, where they compute, and how long they are waited for. A resumed run may have others."""
+    """The processes of a run, their device and their timeouts. A resumed run may change all of it."""
 
     servers: int = option(1, "parameter servers", metavar="S", least=1, may_change=True)
     device: Literal["auto", "cpu", "cuda"] = option(
@@ -157,7 +160,7 @@ class Processes(Spec):
 
 @dataclass(frozen=True)
 class RunSpec(Spec):
-    """Where a run is written, how long it is, and what is kept of it. Either epochs or steps is given."""
+    """The output, length, seeds and checkpoints of a run. Either epochs or steps is given."""
 
     output: str = option(help="folder of the run: local, hdfs:// or s3://", metavar="DIR", may_change=True)
     epochs: int | None = option(
@@ -188,9 +191,10 @@ class RunSpec(Spec):
 
 @dataclass(frozen=True)
 class Config:
-    """One training run. Units are in the names; a minus sign never appears twice (weight decay is added to gradients).
+    """The configuration of one training run.
 
-    Each part is a spec: its fields are the flags of the command line. Raises UsageError for a value that cannot be."""
+    Each part is a spec: its fields are the flags of the command line. Units are in the names. No value is negated
+    twice: weight decay is added to gradients. Raises UsageError for an invalid value."""
 
     data: Data
     run: RunSpec
@@ -209,17 +213,18 @@ class Config:
             learning_rate=rate if given.learning_rate is None else given.learning_rate,
             momentum=coefficient if given.momentum is None else given.momentum,
         )
-        object.__setattr__(self, "optimiser", filled)  # how a frozen dataclass changes a field of its own
+        object.__setattr__(self, "optimiser", filled)  # the dataclass is frozen
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
                 f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
             )
 
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:
-        """Examples each worker draws a step: floor(B/n), or with ``exact`` one more for the first B mod n workers.
+        """Return each worker's examples per step: floor(B/n), with ``exact`` one more for the first B mod n workers.
 
-        ratios: of the set's shards, where they are not equal: B is cut in them, rounded down or, with ``exact``, by largest
-        remainder, so that all workers come through their rows in the same number of steps. May be 0."""
+        ratios: the ratios of the set's shards, empty if they are equal. B is divided in these ratios, rounded down or,
+        with ``exact``, by largest remainder, so that all workers finish a pass in the same number of steps. A result
+        may be 0."""
         size = self.data.batch_size
         if ratios and self.data.worker_batch == "exact":
             return tuple(largest_remainder(np.array([size]), ratios)[0].tolist())
@@ -230,7 +235,7 @@ class Config:
 
     @property
     def model_seed(self) -> int:
-        """That of initial parameters."""
+        """The seed of the initial parameters."""
         return self.run.seed if self.run.model_seed is None else self.run.model_seed
 
     @property
@@ -241,40 +246,43 @@ class Config:
 
     @property
     def coefficient(self) -> float:
-        """That of momentum."""
+        """The coefficient of momentum."""
         assert self.optimiser.momentum is not None, "filled in from the start"
         return self.optimiser.momentum
 
     def momentum_of(self, num_workers: int) -> Momentum:
-        """How updates of so many workers go through momentum."""
+        """Return the momentum rule for ``num_workers`` workers."""
         coefficient, rule = self.coefficient, self.optimiser.momentum_rule
         if rule == "heavy-ball" or (rule == "auto" and (self.protocol.synchronous or num_workers == 1)):
             return heavy_ball(coefficient)
         return look_ahead(coefficient, self.protocol.update_size(num_workers), num_workers)
 
     def pushed_statistics(self, num_workers: int) -> Literal["changes", "whole"]:
-        """What each of so many workers pushes of BatchNorm's running statistics (trainer.coordination.parameter_slice)."""
+        """Return the form in which workers push BatchNorm's running statistics (see ParameterSlice.statistics)."""
         return "whole" if self.optimiser.batch_norm == "last" or num_workers == 1 else "changes"
 
     def fraction(self, rows: int) -> float | None:
-        """The probability of each of so many rows to be in a mini-batch, where they are drawn by Bernoulli sampling."""
+        """Return the probability that a row is in a mini-batch under Bernoulli sampling; None for other sampling."""
         return self.data.batch_size / rows if self.data.sampling == "bernoulli" else None
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Mini-batches a worker runs an epoch, the same for every way of sharding: floor(distinct examples / B)."""
+        """Return the mini-batches per worker and epoch: floor(distinct examples / B), at least 1, for any sharding."""
         return max(1, rows // self.data.batch_size)
 
     def steps_per_worker(self, rows: int) -> int:
-        """Mini-batches each worker runs in all."""
+        """Return the mini-batches per worker in the whole run."""
         return self.run.steps if self.run.steps is not None else (self.run.epochs or 0) * self.steps_per_epoch(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """A part an entry; model and protocol by name, with their own parameters."""
+        """Return one entry per part; model and protocol by name, with their own parameters."""
         return {part.name: getattr(self, part.name).to_json() for part in fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
-        """Raises KeyError, TypeError, ValueError or UsageError for what ``to_json`` of this version did not write."""
+        """Build a configuration from the result of ``to_json``.
+
+        Raises KeyError, TypeError, ValueError or UsageError for values that ``to_json`` of this version did not
+        write."""
         return cls(
             data=build(Data, values["data"]),
             run=build(RunSpec, values["run"]),
@@ -285,21 +293,30 @@ class Config:
         )
 
     def essentials(self) -> dict[str, Any]:
-        """What a resumed run must agree on, by the names of the flags."""
+        """Return the values that a resumed run must not change, by flag name."""
         names = {"--model": self.model.name, "--protocol": self.protocol.name}
         parts = (getattr(self, part.name).identity() for part in fields(self))
         return names | {f"--{key.replace('_', '-')}": value for part in parts for key, value in part.items()}
 
     def identity(self) -> str:
-        """The same as canonical JSON: what a checkpoint must agree on for a resume to be exact."""
+        """Return ``essentials`` as canonical JSON. A resume is exact only with a checkpoint of the same identity."""
         return json.dumps(self.essentials(), sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What every process knows of a run. rows: distinct training examples, and fingerprint the sum of their hashes; the flat
-    vector has num_parameters, then num_buffers elements; shards: the digest of the shard set's content; ratios: of its
-    shards, none where they are equal; classifies: whether predictions are of classes, so that there is an accuracy."""
+    """The facts about a run that every process knows.
+
+    Attributes:
+        num_workers: workers, one per shard.
+        rows: distinct training examples.
+        num_parameters: length P of the first part of the flat vector.
+        num_buffers: length Q of its second part, BatchNorm's running statistics.
+        shards: digest of the shard set's content.
+        fingerprint: sum of the hashes of the rows.
+        ratios: ratios of the shards, empty if they are equal.
+        classifies: whether the model predicts classes, so that there is an accuracy.
+    """
 
     num_workers: int
     rows: int
@@ -315,10 +332,10 @@ class Facts:
 
     @property
     def elements(self) -> int:
-        """Length of the flat vector."""
+        """The length P + Q of the flat vector."""
         return self.num_parameters + self.num_buffers
 
 
 def slice_bounds(total: int, parts: int) -> list[tuple[int, int]]:
-    """[0, total) cut into half-open ranges: total*i//n to total*(i+1)//n, so sizes differ by at most one."""
+    """Cut [0, total) into half-open ranges total*i//n to total*(i+1)//n, whose sizes differ by at most one."""
     return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]

@@ -1,4 +1,4 @@
-"""The trainer's flags: one for every field of the parts of Config and of Options, derived from them."""
+"""The trainer's flags, derived from the fields of Config's parts and of Options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", 
 
 
 def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
-    """The parser; a new protocol, model or parameter needs no line here."""
+    """Return the parser. New protocols, models and parameters need no change here."""
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"
     parser.hints = {"--workers": "a run has a worker for each shard; jobs/reshard.py --workers N makes other shards"}
@@ -44,7 +44,7 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
         help=f"{', '.join(MODELS)}, or your own as module:function with function(image_shape, num_classes) ->"
         " torch.nn.Module (default %(default)s)",
     )
-    add_member_flags(model, MODELS)
+    add_member_flags(model, MODELS)  # flags of all models; _model_of refuses flags of models not chosen
     add_flags(parser.add_argument_group("optimiser"), Optimiser)
     protocol = parser.add_argument_group("protocol")
     protocol.add_argument(
@@ -69,7 +69,9 @@ def _add_run(parser: Parser) -> None:
 
 
 def config_of(args: argparse.Namespace) -> Config:
-    """Its paths are absolute, so that it means the same in every process. Raises UsageError."""
+    """Return the configuration of a command line. Raises UsageError.
+
+    Its paths are absolute, so that they mean the same in every process."""
     data, run = from_flags(Data, args), from_flags(RunSpec, args)
     is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
@@ -86,7 +88,7 @@ def _model_of(args: argparse.Namespace) -> ModelSpec:
     if args.model in MODELS:
         return member_from_flags(MODELS, "--model", args)
     own = model_from_json({"name": args.model})
-    member_from_flags({**MODELS, args.model: OwnModel}, "--model", args)  # refuses the options of others: it has none
+    member_from_flags({**MODELS, args.model: OwnModel}, "--model", args)  # refuses the options of other models
     return own
 
 

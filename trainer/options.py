@@ -1,4 +1,4 @@
-"""How this host takes part in a run: which of its processes, where the servers are, and what people want to see."""
+"""The part of this host in a run: its processes, the addresses of the servers, and its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["server", "worker", "evaluator"]
 
 @dataclass(frozen=True)
 class Role:
-    """One process of a run. Its text names its log."""
+    """A process of a run. str(role) is used as the name of its log file."""
 
     kind: Kind
     index: int = 0
@@ -30,7 +30,7 @@ def all_roles(num_servers: int, num_workers: int) -> list[Role]:
 
 
 def parse_roles(text: str) -> tuple[Role, ...]:
-    """``server:0,worker:0-5,evaluator`` as roles; a range holds both of its ends. Raises UsageError."""
+    """Parse roles such as ``server:0,worker:0-5,evaluator``; ranges are inclusive. Raises UsageError."""
     found = [role for part in text.split(",") for role in _parse_part(part.strip())]
     twice = next((role for role in found if found.count(role) > 1), None)
     if twice:
@@ -51,13 +51,13 @@ def _parse_part(part: str) -> list[Role]:
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:
-    """One address a server, in their order; the transport checks their form."""
+    """Split a list of addresses, one per server in order. The transport checks their form."""
     return tuple(part.strip() for part in text.split(","))
 
 
 @dataclass(frozen=True)
 class Options(Spec):
-    """How this host takes part in a run: it may differ from host to host, and from start to start."""
+    """The options of this host in a run. They may differ between hosts, and between starts."""
 
     resume: bool = option(False, "go on with the run in DIR, also to a larger --epochs")
     overwrite: bool = option(False, "delete the run in DIR and start anew")
@@ -84,7 +84,7 @@ class Options(Spec):
     tensorboard: bool = option(False, "write DIR/tensorboard too (extra: tensorboard)")
     report: bool = option(True, "write report.html at the end")
     quiet: bool = option(False, "print the end and errors only")
-    silent: bool = False  # print nothing at all: for programs, which have the Result
+    silent: bool = False  # print nothing at all, for programs that use the Result
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,16 +97,16 @@ class Options(Spec):
             )
 
     def has(self, role: Role) -> bool:
-        """Whether a role runs here."""
+        """Return whether a role runs on this host."""
         return self.roles is None or role in self.roles
 
     @property
     def computes(self) -> bool:
-        """Whether workers or the evaluator run here."""
+        """Return whether workers or the evaluator run on this host."""
         return self.roles is None or any(role.kind != "server" for role in self.roles)
 
     def roles_of(self, num_servers: int, num_workers: int) -> list[Role]:
-        """The roles that run here, in the order of their start. Raises UsageError for one that the run does not have."""
+        """Return the roles of this host in the order of their start. Raises UsageError for roles that do not exist."""
         every = all_roles(num_servers, num_workers)
         for role in self.roles or ():
             if role not in every:

@@ -1,4 +1,4 @@
-"""What a run comes to before it starts: mini-batches, rates, steps, updates, processes. Pure but for counting cores."""
+"""The plan of a run: mini-batches, rates, steps, updates, processes. Pure except for counting cores."""
 
 from __future__ import annotations
 
@@ -16,14 +16,33 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """batch_size: the global mini-batch B that was asked for; effective_batch: what the workers' shares add up to.
+    """The numbers that follow from the configuration of a run and its shards.
 
-    learning_rate: the single-process rate a; worker_rate: that of a fresh gradient in an update of ``update_size``
-    gradients, a/n but for n-softsync. looks_ahead: momentum decays a round of workers at a time, not an update, and they
-    compute at where it leads. updates: without those that stop="local" may add. drops: the epochs of this run at
-    which ``recipe`` lets the rate fall to a tenth. clock_bound: of the protocol. workers_here: those of this host, whose
-    cores they share. push_mb: megabytes (10^6) of one push,
-    summed over servers; the answer has as many."""
+    Attributes:
+        model, protocol: names.
+        synchronous: whether all gradients of an update are computed with the version that it updates.
+        clock_bound: steps by which a worker that starts one may be ahead of the slowest; None for no bound.
+        num_workers, num_servers: processes in the whole run.
+        workers_here: workers on this host, which share its cores.
+        threads_per_worker: threads that compute in each worker.
+        rows: distinct training examples.
+        batch_size: the requested global mini-batch B.
+        worker_batches: examples per step of each worker.
+        effective_batch: sum of worker_batches.
+        learning_rate: the single-process rate a.
+        worker_rate: factor of a fresh gradient in an update of update_size gradients; a/n except for n-softsync.
+        momentum: its coefficient.
+        looks_ahead: whether momentum decays per round of workers instead of per update, and workers compute at the
+            point to which it will move the parameters.
+        recipe: the schedule of the rate.
+        drops: epochs of this run at which the recipe divides the rate by ten.
+        epochs: length of the run.
+        steps_per_epoch, steps_per_worker: mini-batches per worker in an epoch, and in the run.
+        update_size: gradients per update.
+        updates: updates of the run, without those that stop="local" may add.
+        num_parameters, num_buffers: the lengths P and Q of the two parts of the flat vector.
+        push_mb: size of one push in MB (10^6 bytes), summed over servers; the reply has the same size.
+    """
 
     model: str
     protocol: str
@@ -54,8 +73,13 @@ class Plan:
 
 
 def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: int | None = None) -> Plan:
-    """cores: of this machine, counted where not given; workers_here: all where not given. Raises UsageError for what
-    cannot be shared out."""
+    """Return the plan of a run. Raises UsageError if its batch size or number of servers does not fit.
+
+    Args:
+        config, facts: the run.
+        cores: cores of this machine (default: counted).
+        workers_here: workers on this host (default: all).
+    """
     workers = facts.num_workers
     here = workers if workers_here is None else workers_here
     check_shares(config, workers, facts.ratios)
@@ -67,6 +91,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
             f"--servers {config.processes.servers} is more than the {facts.num_parameters} parameters of the model"
         )
     synchronous = config.protocol.synchronous
+    # The sum of these can be less than batch_size: each worker's share is rounded down.
     batches = config.worker_batches(workers, facts.ratios)
     steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
     epochs = steps / steps_per_epoch
@@ -101,7 +126,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
 
 
 def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
-    """Raises UsageError if a worker would draw no example, or the protocol does not fit so many workers."""
+    """Raise UsageError if a worker would draw no example, or the protocol does not support ``num_workers``."""
     if config.data.batch_size < num_workers:
         raise UsageError(
             f"--batch-size {config.data.batch_size} is the mini-batch of all {num_workers} workers together:"
@@ -116,7 +141,13 @@ def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
 
 
 def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
-    """Examples in the smallest forward pass of any worker: a mini-batch, or a micro-batch of it."""
+    """Return the examples in the smallest forward pass of any worker: a mini-batch, or a micro-batch of it.
+
+    Args:
+        config: the run.
+        num_workers: n.
+        ratios: ratios of the shards, empty if they are equal.
+    """
     if config.data.sampling == "bernoulli":
         return 1
     share = min(config.worker_batches(num_workers, ratios))
@@ -124,12 +155,12 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on."""
+    """Return the number of cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe(plan: Plan) -> str:
-    """The plan as a short table, for a person who is about to wait for it."""
+    """Return the plan as a short table, which is printed before the run."""
     statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
     return aligned(
         [

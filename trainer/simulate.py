@@ -1,4 +1,4 @@
-"""``python -m trainer.simulate``: a training run in virtual time, a real run replayed, or protocols compared."""
+"""``python -m trainer.simulate``: training in virtual time, the replay of a run, or a comparison of protocols."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ run's folder and report are those of a real run, in virtual seconds."""
 
 
 def simulate(config: Config, simulated: Simulated, options: Options | None = None) -> Result:
-    """Train in virtual time, in this process: the real coordinator, protocols, slices, sampler and models, without sockets.
+    """Train in virtual time in this process, with the real coordinator, protocols, slices, sampler and models.
 
-    Writes the run's folder as ``trainer.train`` does; its seconds are virtual. The same arguments give the same bits,
-    whatever the load, for the same number of threads. A run that is finished is not simulated again. Raises UsageError,
+    Writes the run's folder as ``trainer.train`` does, with virtual seconds. The same arguments and number of threads
+    give the same bits, whatever the load of the machine. A finished run is not simulated again. Raises UsageError,
     DataError (broken shards), and JobError for a run that diverged."""
     if config.data.follow:
         raise UsageError("--follow: rows arrive in real time, and a simulation's is virtual; leave it out")
@@ -50,10 +50,10 @@ def simulate(config: Config, simulated: Simulated, options: Options | None = Non
 
 
 def parser() -> Parser:
-    """The trainer's flags, and those of virtual time."""
+    """Return the parser of the trainer's flags and the flags of virtual time."""
     made = flags(PROG, DESCRIPTION, EPILOG)
     for action in made._actions:
-        if action.dest in ("shards", "output"):  # a toy needs no shards, a replay no folder
+        if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required, action.default = False, ""
     group = made.add_argument_group("virtual time")
     add_flags(group, Simulated)
@@ -78,7 +78,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
+    """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
     args = command_line.parse(parser(), argv)
     require("trainer", "training in virtual time")
     if args.replay:
@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, simulated = config_of(args), from_flags(Simulated, args)
     if args.loss is not None and not args.compare:
         raise UsageError(f"--loss {args.loss:g} is what runs of --compare are to reach: give --compare LIST too")
+    # Also refuses NaN, which no loss can reach.
     if args.loss is not None and not abs(args.loss) < float("inf"):
         raise UsageError(f"--loss must be a number that a loss can reach, got {args.loss}")
     if args.compare:
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(args: argparse.Namespace, config: Config, simulated: Simulated) -> int:
     from trainer.simulation.compare import compare, parse_protocols
 
-    asked = from_flags(Optimiser, args)  # without what the configuration filled in for --protocol
+    asked = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already
     compare(config, simulated, parse_protocols(args.compare), options_of(args), optimiser=asked, loss=args.loss)
     return 0
 

@@ -1,4 +1,4 @@
-"""The command of jobs/train.py: the trainer's flags, and a Spark cluster to train on."""
+"""The command of jobs/train.py: the trainer's flags, and training on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job_flags(description: str | None) -> Parser:
 
 
 def main(description: str | None, argv: Sequence[str] | None = None) -> int:
-    """Train on Spark; returns the exit code. Raises UsageError, DataError and JobError."""
+    """Train on Spark and return the exit code. Raises UsageError, DataError and JobError."""
     args = command_line.parse(job_flags(description), argv)
     require("trainer", PROG)
     from trainer.cluster.spark import SparkLauncher  # loads ZeroMQ
@@ -54,8 +54,9 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
 
 
 def _open(stack: ExitStack, debug: bool) -> tuple[Any, str]:
-    """A context that lasts until the stack ends, and settings of file systems. Signals stay whose they were: Spark's own
-    handlers end everything at once."""
+    """Open a Spark context until the end of the stack, and return it with the settings of file systems as JSON.
+
+    The previous signal handlers are set again after Spark has set its own, which would end everything at once."""
     from pipeline.spark.session import ship_package, spark_context
     from pipeline.spark.signals import passed_on
     from pipeline.spark.store import open_store

@@ -1,6 +1,7 @@
-"""Whether the main thread of a process gets on. It says so; a thread beside it tells the supervisor how long ago that was.
+"""The watchdog of a process: its main thread reports progress, and its heartbeats carry the time since then.
 
-Heartbeats come from threads of their own and go on while the main thread hangs: in a step, in fsync, in a lock."""
+Heartbeats come from another thread, so they continue while the main thread hangs, for example in a step, in fsync or at
+a lock."""
 
 from __future__ import annotations
 
@@ -11,22 +12,22 @@ _trouble = ""
 
 
 def kick() -> None:
-    """The main thread got on: by a turn of its loop, a batch, a file. Waiting for others is getting on, too."""
+    """Report progress of the main thread: an iteration of its loop, a batch, a file. Waiting for peers counts, too."""
     global _progress_at
     _progress_at = time.monotonic()
 
 
 def stalled_s() -> float:
-    """Seconds since then."""
+    """Return the seconds since the last progress."""
     return time.monotonic() - _progress_at
 
 
 def report(trouble: str) -> None:
-    """Tell the supervisor what keeps this process from its work, as one line; "" once nothing does."""
+    """Report the problem that blocks this process to the supervisor, as one line; "" once it is resolved."""
     global _trouble
     _trouble = " ".join(trouble.split())
 
 
 def trouble() -> str:
-    """Return what was reported last."""
+    """Return the last reported problem."""
     return _trouble

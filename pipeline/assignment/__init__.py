@@ -1,1 +1,1 @@
-"""Who gets which row, as pure functions: groups, ranks, permutations, chunks."""
+"""The assignment of rows to workers, as pure functions: groups, ranks, permutations, chunks."""

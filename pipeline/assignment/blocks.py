@@ -1,8 +1,8 @@
-"""The points of a class in blocks of given sizes, each block as like the class as can be: a submodular partition.
+"""Submodular partition of a class: blocks of given sizes, each as representative of the class as possible.
 
-Algorithm 1 of RCD-SGD (He and Dube 2023): the block of the lowest value takes the point that adds most to it, until all
-points are placed. Pure numpy, on integer similarities. So no sum is ever rounded: values, gains and ties are exact, and the
-result is the same on every machine. A tie goes to the lowest point."""
+Algorithm 1 of RCD-SGD (He and Dube 2023): the block with the lowest value takes the point with the largest gain, until
+all points are placed. Pure numpy on integer similarities, so that no sum is rounded: values, gains and ties are exact,
+and the result is the same on every machine. Ties go to the lowest point."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from pipeline.core.shardset.ratios import Ratios, largest_remainder
 FunctionName = Literal["graph-cut", "facility-location"]
 BlockRule = Literal["micro", "paper", "size"]
 Similarities = npt.NDArray[np.int32]
-PART_ROWS = 10_000  # of a class that are placed together
-MOST_BLOCKS = 64  # of a class, unless there are more workers than half of it
-TAKEN = -(1 << 62)  # a gain below all others, with room for what is still taken off it
+PART_ROWS = 10_000  # rows of a class that are placed together
+MOST_BLOCKS = 64  # per class, unless there are more than half as many workers
+TAKEN = -(1 << 62)  # a gain below all others, from which more can be subtracted without overflow
 
 
 class Blocks(ABC):
-    """Blocks that grow out of the points of a class, and what a set function says of each.
+    """Blocks that grow from the points of a class, and the value of a set function for each.
 
-    values: f of every block, of the integer similarities."""
+    values: f of every block, computed from the integer similarities."""
 
     def __init__(self, similarities: Similarities, blocks: int) -> None:
-        """similarities: int32 [n, n], symmetric, none negative."""
+        """Start with empty blocks. similarities: int32 [n, n], symmetric, not negative."""
         self.similarities = similarities
         self.values = [0] * blocks
 
     @abstractmethod
     def take(self, block: int) -> int:
-        """Add the free point that adds most to a block, the lowest of several. At least one point is free."""
+        """Add the free point with the largest gain to a block, ties to the lowest point. At least one point is free."""
 
 
 class GraphCutBlocks(Blocks):
-    """f(A): the similarities of the points of A to all points outside of it. A point i adds R_i - S_ii - 2 sum_A S_ai, where
-    R_i is the sum of its row: less than nothing once A is more than about half of the class.
+    """f(A) = sum of the similarities between the points in A and all points outside A.
 
-    8 n bytes a block; a point taken costs O(n)."""
+    A point i adds R_i - S_ii - 2 sum_A S_ai, where R_i is the sum of its row; this is negative once A is more than
+    about half of the class. Costs 8 n bytes per block and O(n) per point taken."""
 
     def __init__(self, similarities: Similarities, blocks: int) -> None:
         super().__init__(similarities, blocks)
@@ -62,10 +62,11 @@ class GraphCutBlocks(Blocks):
 
 
 class FacilityLocationBlocks(Blocks):
-    """f(A): over all points of the class, the similarity to the nearest point in A.
+    """f(A) = sum over all points of the class of the similarity to the nearest point in A.
 
-    Lazy greedy (Minoux 1978): what a point adds to a block can only become less, so what it added to a smaller one bounds it
-    from above, and of most points it is never computed again. 4 n bytes and n heap entries a block; a gain costs O(n)."""
+    Lazy greedy (Minoux 1978): the gain of a point can only shrink as its block grows, so a gain computed earlier is an
+    upper bound, and the gains of most points are never recomputed. Costs 4 n bytes and n heap entries per block, and
+    O(n) per gain."""
 
     def __init__(self, similarities: Similarities, blocks: int) -> None:
         super().__init__(similarities, blocks)
@@ -82,6 +83,7 @@ class FacilityLocationBlocks(Blocks):
         fresh = set()
         while True:
             bound, point = bounds[0]
+            # The top of the heap is a bound; once it is fresh, no other point can have a larger gain.
             if not self._free[point]:
                 heapq.heappop(bounds)
             elif point in fresh:
@@ -103,15 +105,16 @@ FUNCTIONS: dict[FunctionName, type[Blocks]] = {
 
 
 def block_bytes(rows: int, blocks: int, function: FunctionName) -> int:
-    """Memory of the blocks of a class beside its similarities: gains, or nearest similarities and heaps of bounds."""
+    """Return the memory of a class's blocks besides its similarities: gains, or nearest similarities and heaps of
+    bounds."""
     return rows * blocks * (8 if function == "graph-cut" else 120) + 250 * rows
 
 
 def fill(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) -> Ints:
-    """The block of every point, int64 [sum(capacities)]: Algorithm 1, for whole capacities.
+    """Return the block of every point, int64 [sum(capacities)]: Algorithm 1 for integer capacities.
 
-    Of the blocks that are not full the one of the lowest value is next, of several the lowest. by_size: the one that is
-    filled to the smallest part instead."""
+    The next block is the one with the lowest value among those that are not full, ties to the lowest number. With
+    by_size it is the block with the smallest filled fraction."""
     found = np.empty(sum(capacities), np.int64)
     sizes = [0] * len(capacities)
     heap: list[tuple[float, int]] = [(0, block) for block, capacity in enumerate(capacities) if capacity]
@@ -121,7 +124,7 @@ def fill(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) ->
         sizes[block] += 1
         if sizes[block] == capacities[block]:
             heapq.heappop(heap)
-        else:  # equal fractions are equal floats, as a quotient is rounded in one way
+        else:  # equal fractions are equal floats, because division is correctly rounded
             key = sizes[block] / capacities[block] if by_size else blocks.values[block]
             heapq.heapreplace(heap, (key, block))
     return found
@@ -130,12 +133,21 @@ def fill(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) ->
 def owners_of_class(
     similarities: Similarities, capacities: Ints, function: FunctionName, rule: BlockRule, ratios: Ratios | None
 ) -> Ints:
-    """The worker of every point of a class, int64 [n]. capacities: int64 [workers], with the sum n.
+    """Return the worker of every point of a class, int64 [n].
 
-    rule "paper": a block a worker, the one of the lowest value next (RCD-SGD, Algorithm 1). "size": the one that is filled
-    to the smallest part next. "micro": as many blocks a worker as its part of the ratios, all of nearly one size, by the
-    paper's rule. With unequal blocks the paper's rule gives the small ones the points in the middle of the class, and what
-    lies outside is left to the large ones. Without ratios "micro" is "paper"."""
+    With unequal blocks, the paper's rule gives the small blocks the points in the middle of the class and leaves the
+    outliers to the large ones.
+
+    Args:
+        similarities: int32 [n, n].
+        capacities: int64 [workers], with the sum n.
+        function: the set function.
+        rule: "paper": one block per worker, the one with the lowest value next (RCD-SGD, Algorithm 1). "size": one
+            block per worker, the one with the smallest filled fraction next. "micro": as many blocks per worker as its
+            part of the ratios, all of nearly equal size, filled by the paper's rule; the same as "paper" without
+            ratios.
+        ratios: shares of the workers; None: equal.
+    """
     parts = block_counts(ratios) if ratios and rule == "micro" else (1,) * len(capacities)
     sizes = [
         int(capacity) // part + (place < int(capacity) % part)
@@ -148,17 +160,18 @@ def owners_of_class(
 
 
 def block_counts(ratios: Ratios) -> Ratios:
-    """Micro-blocks of each worker: the ratios themselves, or of larger ones the nearest numbers that add up to at most
-    MOST_BLOCKS, or to twice the workers where that is more. Every worker has one at least.
+    """Return the number of micro-blocks of each worker, at least 1.
 
-    O(blocks x workers log workers)."""
+    These are the ratios themselves or, if the ratios are larger, the closest numbers with a sum of at most MOST_BLOCKS,
+    or twice the workers if that is more. O(blocks x workers log workers)."""
     most = max(MOST_BLOCKS, 2 * len(ratios))
     if sum(ratios) <= most:
         return ratios
     shares = np.array(ratios) / sum(ratios)
+    # Every possible sum is tried, and the one with the smallest relative error of a share is kept.
     cut = largest_remainder(np.arange(len(ratios), most + 1), ratios)
     cut = cut[(cut > 0).all(axis=1)]
-    if not len(cut):  # one of them is owed less than half a block
+    if not len(cut):  # a worker's share is less than half a block
         cut = np.maximum(1, largest_remainder(np.array([most - len(ratios)]), ratios))
     errors = np.abs(cut / cut.sum(axis=1, keepdims=True) / shares - 1).max(axis=1)
     return tuple(cut[errors.argmin()].tolist())

@@ -1,4 +1,4 @@
-"""How rows are cut into write tasks, and what is counted in each."""
+"""The split of rows into write tasks, and counts of rows by chunk and group."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy.typing as npt
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 
-ROW_GROUP_ROWS = 1000  # of small images, and
-ROW_GROUP_BYTES = 4 << 20  # of large ones
-BUFFER_BYTES = 512 << 20  # of images that wait to be written, a task: two row groups of every worker
-OPEN_FILES = 256  # of a task
-MOST_RANGES = 512  # of workers
+ROW_GROUP_ROWS = 1000  # limit for small images
+ROW_GROUP_BYTES = 4 << 20  # limit for large images
+BUFFER_BYTES = 512 << 20  # images buffered per task: two row groups of every worker
+OPEN_FILES = 256  # per task
+MOST_RANGES = 512  # ranges of workers
 MOST_CHUNKS = 1 << 20
 MIN_PIECE_ROWS = 256
 MAX_PIECE_BYTES = 1 << 30
@@ -25,26 +25,29 @@ KEPT_BYTES = 64 << 20
 
 
 def workers_at_once(record_bytes: int) -> int:
-    """For how many workers a task can hold row groups as large as they should be, and a file."""
+    """Return the number of workers for which one task can buffer full-sized row groups and keep files open."""
     rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // record_bytes))
     return max(1, min(OPEN_FILES, BUFFER_BYTES // (2 * rows * record_bytes)))
 
 
 def workers_a_task(num_workers: int, record_bytes: int) -> int:
-    """For how many workers a task writes: all, or a range of them, of which there are as few as a task has files open."""
+    """Return the number of workers for which a task writes: all, or a range of them.
+
+    There are at most MOST_RANGES ranges."""
     return min(num_workers, max(workers_at_once(record_bytes), -(-num_workers // MOST_RANGES)))
 
 
 def row_group_rows(workers: int, record_bytes: int) -> int:
-    """Of a row group, where a task writes for so many workers."""
+    """Return the rows per Parquet row group when one task writes for ``workers`` workers."""
     return max(1, min(ROW_GROUP_ROWS, BUFFER_BYTES // (2 * workers * record_bytes)))
 
 
 def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[int, int]]:
-    """The id ranges of files: one file a worker and chunk.
+    """Return the id ranges of files: one file per worker and chunk.
 
-    Depends on the data and on N alone, never on the cluster: that is what makes the files the same bits anywhere.
-    At least about 2,000 rows a file where the data allow it, at most about 64 MiB, and 16 chunks in between."""
+    The ranges depend only on the data and on N, not on the cluster, so that the files have the same bytes everywhere. A
+    file has at least about 2,000 rows if there are enough rows, and at most about 64 MiB; between these limits there
+    are 16 chunks."""
     by_size = -(-rows * record_bytes // (num_workers * (64 << 20)))
     if by_size > MOST_CHUNKS:
         raise UsageError(f"{rows:,} rows over {num_workers:,} workers are {by_size:,} files each; use more workers")
@@ -55,10 +58,11 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
 
 
 def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[int, int]]:
-    """Parts cut further where many workers leave few of them: the id ranges that a task reads, in order, each in one part.
+    """Return the id ranges that tasks read, in order, each within one part. Parts are split if many workers leave few
+    of them.
 
-    16 where the data allow 20,000 rows each, 64 MiB each up to 256 of them, and 1 GiB each beyond. Depends on the data and
-    on N alone."""
+    There is one range per 20,000 rows, at most 16; for larger data one per 64 MiB, at most 256, and beyond that one per
+    1 GiB. The ranges depend only on the data and on N."""
     rows = parts[-1][1]
     size = rows * record_bytes
     wanted = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
@@ -70,24 +74,29 @@ def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[
 
 
 def pass_pieces(rows: int, record_bytes: int, cores: int) -> int:
-    """Tasks of a pass over all rows: one a core, so that what a task holds is paid once a core, or a whole multiple of that
-    where a piece would be over 1 GiB, so that a lost task costs minutes and not the run."""
+    """Return the number of tasks of a pass over all rows: one per core, so that each core pays a task's fixed cost
+    once.
+
+    If a piece would exceed 1 GiB, the number is a multiple of the cores, so that a lost task costs minutes instead of
+    the run."""
     rounds = -(-rows * record_bytes // (cores * MAX_PIECE_BYTES))
     return max(1, min(cores * max(1, rounds), rows // MIN_PIECE_ROWS))
 
 
 def point_pieces(pieces: int, size: int) -> int:
-    """Tasks of a pass whose results, so many bytes, executors keep: a multiple of others' pieces, and about 64 MiB each at
-    most, so that what does not fit their memory goes to disk part by part."""
+    """Return the number of tasks of a pass whose results (``size`` bytes) are cached by executors.
+
+    It is a multiple of the pieces of other passes, with about 64 MiB per task at most, so that results that exceed the
+    memory move to disk part by part."""
     return pieces * max(1, -(-size // (pieces * KEPT_BYTES)))
 
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """Rows by (chunk, group) of some consecutive chunks: int64 [chunks of them, groups], from chunk ``first`` on.
+    """Rows by (chunk, group) for consecutive chunks from ``first`` on: int64 [chunks of them, groups].
 
-    What a task knows of a range of ids is about the chunks in it, so all tasks together send about one number a chunk and
-    group, however many they are."""
+    A task counts only the chunks in its id range. All tasks together therefore send about one number per chunk and
+    group, whatever their number."""
 
     first: int
     table: Ints
@@ -111,7 +120,14 @@ class ChunkCounts:
 def count_by_chunk(
     ids: Ints, groups: npt.NDArray[np.integer[Any]], num_groups: int, bounds: list[tuple[int, int]]
 ) -> ChunkCounts:
-    """Rows by (chunk, group), of the chunks that the ids are in. At least one row. O(rows + chunks of them x groups)."""
+    """Return the rows by (chunk, group) for the chunks that contain the ids. O(rows + chunks of them x groups).
+
+    Args:
+        ids: int64 [rows], at least one.
+        groups: group of each row.
+        num_groups: number of groups.
+        bounds: id ranges of all chunks.
+    """
     starts = np.array([low for low, _ in bounds], np.int64)
     chunk = np.searchsorted(starts, ids, side="right") - 1
     first, chunks = int(chunk.min()), int(np.ptp(chunk)) + 1
@@ -120,7 +136,7 @@ def count_by_chunk(
 
 
 def all_counts(parts: Iterable[ChunkCounts], num_chunks: int, num_groups: int = 0) -> Ints:
-    """The sum over all parts: int64 [chunks, groups], at least ``num_groups`` wide. O(what the parts hold)."""
+    """Return the sum of all parts, int64 [chunks, groups], at least ``num_groups`` wide. O(size of the parts)."""
     parts = list(parts)
     total = np.zeros((num_chunks, max([num_groups, *(part.num_groups for part in parts)])), np.int64)
     for part in parts:
@@ -129,5 +145,6 @@ def all_counts(parts: Iterable[ChunkCounts], num_chunks: int, num_groups: int = 
 
 
 def offsets_by_chunk(counts: Ints) -> Ints:
-    """The rank of the first row of each (chunk, group): exclusive prefix sums over chunks, int64 [chunks, groups]."""
+    """Return the rank of the first row of each (chunk, group): exclusive prefix sums over chunks, int64 [chunks,
+    groups]."""
     return np.cumsum(counts, axis=0) - counts

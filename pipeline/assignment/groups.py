@@ -1,4 +1,4 @@
-"""Where each group of rows begins among the workers, and which groups go to all of them."""
+"""The worker at which each group of rows starts, and the groups that go to all workers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from pipeline.assignment.uneven import RatioDeal
 from pipeline.core.arrays import Ints
 from pipeline.core.shardset.ratios import Ratios, rounded_up
 
-MOST_COUNTS = 1 << 20  # of groups by worker that a manifest tells, about ten bytes each
+MOST_COUNTS = 1 << 20  # entries of rows by worker and group in a manifest, about ten bytes each
 Start = Literal["zero", "carry"]
 SparseIf = Literal["le", "lt", "never"]
 
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Per group: sizes int64 [groups], starts int64 [groups] (the worker of rank 0), sparse bool [groups].
+    """The dealing of groups to workers.
 
-    uneven: how rows are dealt to workers that get unequal shares; None: round robin."""
+    Attributes:
+        sizes: int64 [groups].
+        starts: int64 [groups], the worker of rank 0.
+        sparse: bool [groups], True if all workers get the group.
+        num_workers: n.
+        uneven: deals rows in unequal shares; None: round robin.
+    """
 
     sizes: Ints
     starts: Ints
@@ -30,20 +36,20 @@ class GroupTable:
     uneven: RatioDeal | None = None
 
     def owners(self, groups: Ints, ranks: Ints) -> Ints:
-        """The worker of each row by its group and its rank in that, int64 [rows]."""
+        """Return the worker of each row from its group and its rank in the group, int64 [rows]."""
         if self.uneven:
             return self.uneven.owners(groups, ranks)
         return (self.starts[groups] + ranks) % self.num_workers
 
     @property
     def copies(self) -> int:
-        """Rows added by broadcasting sparse groups: (n - 1) * sum of their sizes."""
+        """Number of rows added by broadcasting sparse groups: (n - 1) * sum of their sizes."""
         return int(self.sizes[self.sparse].sum()) * (self.num_workers - 1)
 
 
 def rows_by_worker(table: GroupTable) -> Ints:
-    """int64 [workers, groups]: the rows of each group that a worker holds, copies included, where ``table.owners`` deals
-    them."""
+    """Return the rows of each group per worker, copies included, as ``table.owners`` deals them: int64 [workers,
+    groups]."""
     if table.uneven:
         dealt = np.array([table.uneven.counts(group) for group in range(len(table.sizes))]).T
     else:
@@ -59,12 +65,18 @@ def group_table(
     sparse_if: SparseIf = "never",
     ratios: Ratios | None = None,
 ) -> GroupTable:
-    """Where each group begins and whether it is broadcast.
+    """Return the start of each group and whether it is broadcast.
 
-    start: "zero" as in the papers (low workers get all remainders), or "carry": where the group before left off, dense and
-    sparse ones each among themselves, which keeps totals within one. sparse_if: a group is sparse with size <= n ("le", the
-    pseudo-code), < n ("lt", the prose) or never; with one worker nothing is. ratios: of the shares, in lowest terms;
-    "carry" then hands on what rounding has cost each of them."""
+    Args:
+        sizes: int64 [groups].
+        num_workers: n.
+        start: "zero" as in the papers (low workers get all remainders); "carry": each group starts where the previous
+            one ended, separately for dense and sparse groups, which keeps the totals of workers within one of each
+            other.
+        sparse_if: a group is sparse if its size is <= n ("le", the pseudo-code), < n ("lt", the prose), or never; with
+            one worker no group is sparse.
+        ratios: shares of the workers, in lowest terms; "carry" then passes on each worker's rounding error.
+    """
     sizes = np.asarray(sizes, np.int64)
     limit = {"le": num_workers, "lt": num_workers - 1, "never": -1}[sparse_if]
     sparse = (sizes <= limit) & (sizes > 0) & (num_workers > 1)
@@ -77,7 +89,8 @@ def group_table(
 
 
 def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
-    """Every worker has all of a sparse group, so those hand nothing on to dense ones."""
+    """Return the deal in ratios. Sparse groups, which every worker has in full, carry no rounding error to dense
+    ones."""
     up = np.zeros((len(sizes), len(ratios)), np.bool_)
     for kind in (sparse, ~sparse):
         up[kind] = rounded_up(sizes[kind], ratios, carry=carry)

@@ -1,6 +1,7 @@
-"""The group of every row, kept in files for the tasks that write: what a pass has found is not computed again.
+"""The group of every row, stored in files for the tasks that write, so that a pass is not repeated.
 
-One file a task of the pass: int32 in id order, 4 bytes a row. They lie in the folder of the attempt and go with it."""
+There is one file per task of the pass: int32 in id order, 4 bytes per row. The files are in the attempt's folder and
+are deleted with it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from pipeline.core.storage.store import Store
 
 @dataclass(frozen=True)
 class KeptRange:
-    """The rows from id ``low`` up to and without ``high``; where their groups are."""
+    """The rows low <= id < high, and the path of their groups."""
 
     low: int
     high: int
@@ -27,27 +28,34 @@ class KeptRange:
 
 
 def keep(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> KeptRange:
-    """Write the groups of rows from id ``low`` on. The name is unique to this try of a task."""
+    """Write the groups of the rows from id ``low`` on. The file name is unique to this try of a task.
+
+    Args:
+        store: reaches the attempt.
+        folder: folder inside the attempt.
+        low: id of the first row.
+        groups: int32 [rows].
+    """
     kept = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
     task_folder(store, folder)
     store.write_new(kept.path, groups.astype("<i4").tobytes())
     return kept
 
 
-@lru_cache(maxsize=2)  # a task reads on from row to row
+@lru_cache(maxsize=2)  # a task reads rows in order
 def _groups(store: Store, path: str) -> npt.NDArray[np.int32]:
     return np.frombuffer(store.read(path), "<i4")
 
 
 @dataclass(frozen=True)
 class KeptGroups:
-    """Ranges without gaps, by id."""
+    """Consecutive stored ranges, ordered by id."""
 
     store: Store
     ranges: tuple[KeptRange, ...]
 
     def __call__(self, ids: Ints) -> Ints:
-        """int64 [rows]. ids: consecutive, at least one."""
+        """Return the groups of rows, int64 [rows]. ids: consecutive, at least one."""
         low, high = int(ids[0]), int(ids[-1]) + 1
         first = bisect_right(self.ranges, low, key=lambda kept: kept.low) - 1
         parts = []
@@ -58,22 +66,22 @@ class KeptGroups:
         return np.concatenate(parts).astype(np.int64)
 
 
-@lru_cache(maxsize=8192)  # a block of rows has some of every class
+@lru_cache(maxsize=8192)  # a block has rows of every class
 def _of_class(store: Store, path: str) -> npt.NDArray[np.int32]:
     return np.frombuffer(store.read(path), "<i4")
 
 
 @dataclass(frozen=True)
 class KeptByRank:
-    """A number of every row by its group and its rank in that: one file a group that has rows.
+    """A stored number for every row, by its group and its rank in the group: one file per group that has rows.
 
-    A process keeps those it has read, up to 8,192: 4 bytes a row of their groups."""
+    A process caches up to 8,192 files, 4 bytes per row of their groups."""
 
     store: Store
     paths: dict[int, str]
 
     def __call__(self, groups: Ints, ranks: Ints) -> Ints:
-        """int64 [rows]. O(rows x groups among them)."""
+        """Return the numbers of rows, int64 [rows]. O(rows x groups among them)."""
         found = np.empty(len(groups), np.int64)
         for group in np.unique(groups).tolist():
             rows = groups == group

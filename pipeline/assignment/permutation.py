@@ -1,4 +1,4 @@
-"""A seeded permutation of whole numbers without a table: exact, and the same on every machine."""
+"""A seeded permutation of integers without a table: exact, and the same on every machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pipeline.core.hashing import keyed_hash
 
 
 def keyed_permutation(values: Ints, size: int, key: int) -> Ints:
-    """pi(value) for a pseudo-random permutation pi of [0, size) chosen by ``key``.
+    """Return pi(value) for a pseudo-random permutation pi of [0, size) chosen by ``key``.
 
-    A balanced Feistel network of eight rounds with cycle walking (Black and Rogaway 2002): each row is placed on its
-    own, so a uniform shuffle of any number of rows needs neither a sort nor a table. O(rows)."""
+    A balanced Feistel network of eight rounds with cycle walking (Black and Rogaway 2002). Each value is permuted
+    independently, so a uniform shuffle of any number of rows needs neither a sort nor a table. O(rows)."""
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     result = np.asarray(values).astype(np.uint64)
@@ -24,6 +24,7 @@ def keyed_permutation(values: Ints, size: int, key: int) -> Ints:
             mixed = keyed_hash((right | np.uint64(turn) << np.uint64(48)).astype(np.int64), key) & mask
             left, right = right, left ^ mixed
         current = left << np.uint64(half) | right
+        # Cycle walking: values outside the range are permuted again until they fall inside.
         done = current < size
         result[pending[done]] = current[done]
         pending, current = pending[~done], current[~done]

@@ -14,7 +14,8 @@ from pipeline.core.arrays import Ints
 
 
 def ranks(groups: Ints, offsets: Ints) -> Ints:
-    """0-based rank of each row in its group, in the order given; advances ``offsets`` [groups] in place. O(r log r)."""
+    """Return the 0-based rank of each row in its group, in the given order; advances ``offsets`` [groups] in place. O(r
+    log r)."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -26,7 +27,7 @@ def ranks(groups: Ints, offsets: Ints) -> Ints:
 
 
 def runs(keys: Ints) -> Iterator[tuple[int, int, int]]:
-    """(key, first, end) of each stretch of equal keys. keys: 0 or more, ascending."""
+    """Yield (key, first, end) of each run of equal keys. keys: 0 or more, ascending."""
     firsts = np.flatnonzero(np.diff(keys, prepend=-1))
     for first, end in pairwise([*firsts.tolist(), len(keys)]):
         yield int(keys[first]), first, end

@@ -1,4 +1,4 @@
-"""The speeds of workers, as a training run has measured them, for ratios in which its machines finish together."""
+"""The measured speeds of a training run's workers, as ratios with which its machines finish together."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.ratios import MOST_PARTS, Ratios
 from pipeline.core.storage.store import Store
 
-PUSHES = "pushes.csv"  # of a run of the trainer: a pushed gradient a line
+PUSHES = "pushes.csv"  # log of a training run: one pushed gradient per line
 PERCENT = 100
-MOST = 1 << 53  # of an example count, a worker or the seconds of a step
+MOST = 1 << 53  # limit of an example count, a worker number and the seconds of a step
 
 
 def measured_speeds(store: Store, run: str) -> Floats:
-    """Examples a second of each worker, float64 [workers]: all it computed over all the time that took, without waits.
+    """Return the examples per second of each worker, float64 [workers]: all examples over their total step time,
+    without waits.
 
-    run: folder of a training run. O(pushes). Raises UsageError where there is none, DataError for a damaged one or one that
-    has too little."""
-    import pandas as pd  # takes longer to load than a command's other modules together
+    O(pushes).
+
+    Args:
+        store: reaches the run.
+        run: folder of a training run.
+
+    Raises:
+        UsageError: there is no such run.
+        DataError: its log is damaged or lacks timed steps of a worker.
+    """
+    import pandas as pd  # loads slower than all other modules of a command together
 
     path = f"{store.resolve(run)}/{PUSHES}"
     try:
@@ -35,7 +44,7 @@ def measured_speeds(store: Store, run: str) -> Floats:
     except (ValueError, OverflowError) as error:  # pandas' own errors are among them
         raise DataError(f"{path} is not the log of a training run: {' '.join(str(error).split())[:200]}") from None
     pushes = pushes.apply(pd.to_numeric, errors="coerce").astype("float64")
-    # Not what a full disk cut off.
+    # Lines that a full disk cut off are dropped.
     pushes = pushes[(pushes.abs() < MOST).all(axis=1) & (pushes.worker >= 0) & (pushes.worker % 1 == 0)]
     sums = pushes[(pushes.examples > 0) & (pushes.step_s > 0)].groupby("worker").sum()
     found = sums.index.to_numpy()
@@ -47,11 +56,11 @@ def measured_speeds(store: Store, run: str) -> Floats:
 
 
 def ratios_of(speeds: Floats) -> Ratios:
-    """Speeds as percent of the fastest, at least 1; coarser for very many workers."""
+    """Return speeds as percent of the fastest, at least 1; coarser for very many workers."""
     scale = min(PERCENT, MOST_PARTS // len(speeds))
     return tuple(max(1, round(float(speed) / float(speeds.max()) * scale)) for speed in speeds)
 
 
 def measured_ratios(run: str, store: Store | None = None) -> Ratios:
-    """Ratios for uneven machines: see ``measured_speeds`` and ``ratios_of``."""
+    """Return ratios for machines of uneven speed: see ``measured_speeds`` and ``ratios_of``."""
     return ratios_of(measured_speeds(store or Store(), run))

@@ -1,7 +1,8 @@
-"""Rows dealt in ratios, for workers of uneven speed.
+"""Dealing of rows in ratios, for workers of uneven speed.
 
-Every group is cut by largest remainder (Hamilton's method), so that its rows by worker are the exact shares rounded up or
-down. Inside a group the rows of a worker are spread evenly: any stretch of it holds about the ratios too."""
+Every group is divided by largest remainder (Hamilton's method), so that its rows by worker are the exact shares rounded
+up or down. The rows of a worker are spread evenly over the group, so that any stretch of it has about the ratios
+too."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from pipeline.core.shardset.ratios import Ratios, rounded_down
 
 
 def spread(counts: Sequence[int] | Ints) -> Ints:
-    """The workers of sum(counts) rows, int64, so many of each, mixed as evenly as can be: in any first part of them a worker
-    has its share, rounded up or down.
+    """Return the workers of sum(counts) rows, int64, with counts[w] rows for worker w, mixed as evenly as possible.
 
-    The i-th row of a worker has a first and a last place; of those whose first place has come the one with the earliest last
-    place is next (Steiner and Yeomans 1993: such a sequence always exists). O(rows log workers), about 1 us a row."""
+    In every prefix, each worker has its share rounded up or down. The i-th row of a worker has a first and a last
+    possible place; among the rows whose first place has come, the one with the earliest last place is next (Steiner and
+    Yeomans 1993: such a sequence always exists). O(rows log workers), about 1 us per row."""
     amounts = [int(count) for count in counts]
     rows = sum(amounts)
     waiting = [(0, worker, 0) for worker, amount in enumerate(amounts) if amount]  # (first place, worker, number)
@@ -40,18 +41,23 @@ def spread(counts: Sequence[int] | Ints) -> Ints:
     return order
 
 
-@lru_cache(maxsize=1 << 13)  # of at most 32 KB each: the tasks that a process runs ask for the same ones
+@lru_cache(maxsize=1 << 13)  # at most 32 KB each; the tasks of a process need the same ones
 def _spread(counts: bytes) -> npt.NDArray[np.uint16]:
     return spread(np.frombuffer(counts, np.int64)).astype(np.uint16)
 
 
 @dataclass(frozen=True)
 class RatioDeal:
-    """Which worker has the row of a rank in a group. sizes: int64 [groups]; up: whose share of a group is rounded up, a bit
-    each, uint8 [groups, workers / 8].
+    """The worker of a row, from its group and its rank in the group.
 
-    A group is dealt in whole cycles of sum(ratios) rows, all alike; what is left over is mixed by itself, where rows of it
-    come."""
+    A group is dealt in identical cycles of sum(ratios) rows; the remainder is mixed separately, when rows of it are
+    requested.
+
+    Attributes:
+        ratios: shares of the workers.
+        sizes: int64 [groups].
+        up: uint8 [groups, workers / 8], one bit per worker: its share of the group is rounded up.
+    """
 
     ratios: Ratios
     sizes: Ints
@@ -59,20 +65,23 @@ class RatioDeal:
 
     @classmethod
     def of(cls, ratios: Ratios, sizes: Ints, up: npt.NDArray[np.bool_]) -> RatioDeal:
-        """up: bool [groups, workers]."""
+        """Return the deal from unpacked bits. up: bool [groups, workers]."""
         return cls(ratios, sizes, np.packbits(up, axis=1))
 
     def counts(self, group: int) -> Ints:
-        """Rows by worker of a group, int64 [workers]."""
+        """Return the rows of a group by worker, int64 [workers]."""
         down, _ = rounded_down(int(self.sizes[group]), self.ratios)
         return down + np.unpackbits(self.up[group], count=len(self.ratios))
 
     def owners(self, groups: Ints, ranks: Ints) -> Ints:
-        """int64 [rows]. O(rows), and about 1 us for each row of the last cycle of the groups that end among these."""
+        """Return the workers of rows, int64 [rows].
+
+        O(rows), and about 1 us for each row of the last cycle of the groups whose end is among these rows."""
         parts = np.array(self.ratios, np.int64)
         cycle = _spread(parts.tobytes())
         owners = cycle[ranks % len(cycle)].astype(np.int64)
         rounds = self.sizes[groups] // len(cycle)
+        # Rows after the last whole cycle need the group's own remainder.
         late = np.flatnonzero(ranks >= rounds * len(cycle))
         late = late[np.argsort(groups[late], kind="stable")]
         for group, first, end in runs(groups[late]):

@@ -1,4 +1,4 @@
-"""Numpy functions on whole columns: the one place where rows meet pandas."""
+"""Numpy functions on whole Spark columns; the only module that uses pandas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _pandas_udf: Any = pandas_functions.pandas_udf  # its overloads know pandas type
 
 
 def matrix_to_vector(fn: Callable[[Matrix], Matrix], column: Column) -> Column:
-    """A binary (uint8) or array column, as a matrix [rows, d], through ``fn``, as a vector column."""
+    """Apply ``fn`` to a binary (uint8) or array column as a matrix [rows, d], and return a vector column."""
     vector: Column = array_to_vector(_pandas_udf(lambda values: _rows(fn, values), "array<double>")(column))
     return vector
 
 
 def matrix_to_int(fn: Callable[[Matrix], Matrix], column: Column) -> Column:
-    """The same, for a function that gives one whole number a row."""
+    """Apply ``fn``, which returns one integer per row, to a column as a matrix [rows, d]."""
     whole: Column = _pandas_udf(lambda values: _numbers(fn, values), "int")(column)
     return whole
 

@@ -1,8 +1,8 @@
-"""Principal components of fewer images than pixels, out of the images' own products: a matrix of rows x rows instead of
-pixels x pixels, which has the same leading eigenvalues. Pure numpy.
+"""Principal components of fewer images than pixels, from the matrix of the images' products. Pure numpy.
 
-As exact as gram.py, whose sums it takes of the transposed images. Cost: rows^2 * d flop; rows * d bytes for the images and
-12 bytes for each pair of rows, in one task."""
+The matrix is rows x rows instead of pixels x pixels, and has the same leading eigenvalues. It is as exact as in
+gram.py, whose sums are computed on the transposed images. Costs rows^2 * d flop, and in one task rows * d bytes for the
+images and 12 bytes per pair of rows."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ STEP = 4096  # pixels at a time
 
 
 def fit(images: npt.NDArray[np.uint8], components: float) -> tuple[Spectrum, npt.NDArray[np.float64]]:
-    """The spectrum of images [rows, pixels] and their mean [pixels]; the same bits for any order of the rows."""
+    """Return the spectrum of images [rows, pixels] and their mean [pixels], bit-identical for any order of the rows."""
+    # A canonical order of the rows, because floating point sums below depend on it.
     none = np.zeros(len(images), np.int64)
     images = images[np.argsort(row_hashes(none, none, None, None, images), kind="stable")]
     rows, pixels = images.shape
     total = images.sum(axis=0, dtype=np.int64) - gram.SHIFT * rows
-    shift = total / rows  # of the mean from SHIFT
+    shift = total / rows  # the mean minus SHIFT
     mean = shift + gram.SHIFT
     if not np.ptp(images, axis=0).any():  # any direction will do
         return Spectrum(np.eye(1, pixels), np.zeros(1), 0.0), mean
     spectrum = top_components(_covariance(images, total), components)
     found = np.empty((len(spectrum.variances), pixels))
-    with threadpool_limits(1, "blas"):  # so that one machine gives one answer
+    with threadpool_limits(1, "blas"):  # the result must not depend on the number of threads
         for low, part in _parts(images):
             found[:, low : low + STEP] = spectrum.components @ (part - shift[low : low + STEP])
     found /= np.linalg.norm(found, axis=1, keepdims=True)
@@ -39,8 +40,9 @@ def fit(images: npt.NDArray[np.uint8], components: float) -> tuple[Spectrum, npt
 
 
 def _covariance(images: npt.NDArray[np.uint8], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """The products of the centred rows over rows - 1, float64 [rows, rows], the upper triangle. All sums are integers below
-    2^53 until the last step."""
+    """Return the products of the centred rows over rows - 1, float64 [rows, rows], upper triangle.
+
+    All sums are integers below 2^53 until the last step."""
     rows, pixels = images.shape
     turned = (np.ascontiguousarray(images[:, low : low + STEP].T) for low in range(0, pixels, STEP))
     upper = gram.upper_triangle(gram.local(turned, rows))
@@ -54,6 +56,6 @@ def _covariance(images: npt.NDArray[np.uint8], total: npt.NDArray[np.int64]) -> 
 
 
 def _parts(images: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
-    """STEP pixels at a time of all rows, less SHIFT."""
+    """Yield all rows minus SHIFT, in slices of STEP pixels."""
     for low in range(0, images.shape[1], STEP):
         yield low, images[:, low : low + STEP].astype(np.float64) - gram.SHIFT

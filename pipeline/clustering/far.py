@@ -1,19 +1,18 @@
-"""Tiny groups of rows far from all others, looked for among all rows: so that such a group gets a centre whether it is eight
-of twenty thousand rows or of ten million.
+"""A search of all rows for tiny groups far from the others, so that such a group gets a centre in any size of data.
 
-The start of k-means draws its centres from a sample, which holds less and less of a group as the other rows grow in number,
-and the objective would not miss it. So after a rough fit of the sample, one pass over all rows keeps those farthest from
-their centres. Two kinds of them are far groups:
+The start of k-means draws its centres from a sample, which holds fewer rows of a group the more other rows there are,
+and the objective would hardly change without the group. Therefore, after a rough fit of the sample, one pass over all
+rows keeps those farthest from their centres. Two kinds of them are far groups:
 
-- Where the squared distances fall by a step of ``GAP``, the rows above it, whether alone or together.
-- Three rows below it, or more, that lie together, within a quarter of their distance to the nearest centre, if no other
-  row of all is nearer to them than to a centre. A second pass tells, where there are such rows.
+- If the squared distances fall by a factor of ``GAP``, the rows above this step, single or together.
+- Three or more rows below the step that lie close together (within a quarter of their distance to the nearest centre),
+  if every other row is nearer to a centre than to them. A second pass checks this, if there are such rows.
 
-Ordinary data have neither: no step, and the few rows that lie together have others around them. Then the start is what the
-sample alone gives. Data with heavy tails have single rows above a step: these and pairs come last, and are few at most. What
-a centre for a far group costs the other rows is weighed in fit.py.
+Ordinary data have neither: there is no step, and the few rows that lie together have others around them. The start is
+then computed from the sample alone. Heavy-tailed data have single rows above a step: single rows and pairs come last,
+and their number is limited. fit.py limits the cost to the other rows.
 
-Integers throughout, mergeable, and therefore free of order. Pure numpy."""
+All values are integers and the parts can be merged, so the result does not depend on order. Pure numpy."""
 
 from __future__ import annotations
 
@@ -28,28 +27,28 @@ import numpy.typing as npt
 from pipeline.clustering.lloyd import BLOCK_ROWS, nearest
 from pipeline.core.arrays import Ints
 
-FAR_ROWS = 4096  # that are kept at most, and
-SHARE = 32  # at most one of so many rows: in a small input the farthest are not far
-GAP = 1.3  # of squared distances
-TOGETHER = 4  # in the squared distance to the nearest centre, of rows above the step: half as far away
-TIGHT = 16  # of rows below it: a quarter as far away
-FEW_ROWS = 256  # whose distances to all far rows are held at once: this runs on the driver
-FEW = 3  # rows below it, and fewer are no group: two may lie together by chance
+FAR_ROWS = 4096  # the most rows that are kept, and
+SHARE = 32  # at most 1/32 of all rows, because the farthest rows of a small input are not far
+GAP = 1.3  # the ratio of squared distances at a step
+TOGETHER = 4  # rows above the step belong together within half of their distance to the nearest centre (squared: 1/4)
+TIGHT = 16  # rows below it, within a quarter (squared: 1/16)
+FEW_ROWS = 256  # rows whose distances to all far rows are held at once, on the driver
+FEW = 3  # rows below the step that make a group: two can lie together by chance
 T = TypeVar("T")
 Found = npt.NDArray[np.float64]
 
 
 class Rows(Protocol):
-    """All rows, wherever they are: what ``look(ids, points)`` finds in the parts of them, merged."""
+    """A function that applies ``look(ids, points)`` to all parts of the rows and merges the results."""
 
     def __call__(self, look: Callable[[Ints, npt.NDArray[np.int32]], T], merge: Callable[[T, T], T], /) -> T: ...
 
 
 @dataclass(frozen=True)
 class Farthest:
-    """The rows farthest from their nearest centre, first the farthest, ties by id.
+    """The rows farthest from their nearest centre, the farthest first, ties by id.
 
-    distances: squared, float64 [m] holding integers; ids int64 [m]; points int32 [m, p]."""
+    distances: squared, float64 [m] holding integers. ids: int64 [m]. points: int32 [m, p]."""
 
     distances: Found
     ids: Ints
@@ -57,19 +56,28 @@ class Farthest:
 
 
 def find_far_groups(rows: Rows, count: int, rough: Ints, most: int) -> Ints:
-    """The centres of the far groups of ``count`` rows, at most so many: int64 [groups, p], the rounded means of their rows,
-    first the groups of three rows and more, then by distance. rough: int64 [k, p], centres of a fit of the sample.
+    """Return the centres of far groups, int64 [groups, p], the rounded means of their rows.
 
-    One pass over the rows, or two; 2 * rows * k * p flop each. O(far rows^2 * p) beside."""
+    Groups of three or more rows come first, then by distance. Costs one pass over the rows, or two, of 2 * rows * k * p
+    flop each, and O(far rows^2 * p).
+
+    Args:
+        rows: applies a function to all rows.
+        count: the number of rows.
+        rough: int64 [k, p], the centres of a fit of the sample.
+        most: the limit of groups.
+    """
     keep = min(FAR_ROWS, count // SHARE)
     if not keep:
         return np.empty((0, rough.shape[1]), np.int64)
     found: Farthest = rows(partial(_farthest_from, rough, keep), partial(_merge, keep))
+    # Rows above the step need no second pass: their distance alone sets them apart.
     above = rows_above_step(found.distances)
     sure = together(found, range(above), TOGETHER)
     tight = [group for group in together(found, range(above, min(keep, len(found.ids))), TIGHT) if len(group) >= FEW]
     tight = tight[:most]
     if tight:
+        # Drop a group if a row beyond its limit is nearer to it than to a rough centre: it is not isolated.
         centres = np.array([_mean(found, group) for group in tight])
         widest = rows(partial(_widest, rough, centres), np.maximum)
         limits = [found.distances[group[0]] / TIGHT for group in tight]
@@ -81,14 +89,22 @@ def find_far_groups(rows: Rows, count: int, rough: Ints, most: int) -> Ints:
 
 
 def rows_above_step(distances: Found) -> int:
-    """How many of the farthest rows lie above the last step by ``GAP``; 0 where there is none. distances: descending."""
+    """Return the number of rows above the last step by ``GAP``, or 0 if there is no step. distances: descending."""
     steps = np.flatnonzero((distances[:-1] >= GAP * distances[1:]) & (distances[:-1] > 0))
     return int(steps[-1]) + 1 if len(steps) else 0
 
 
 def together(found: Farthest, among: range, share: int) -> list[list[int]]:
-    """Groups of rows: each row is of the first group whose farthest row it lies near, less than a ``share`` of that row's
-    squared distance away, or begins a group."""
+    """Divide rows into groups. The first row of a group, its leader, is its farthest from the centres.
+
+    A row joins the first group whose leader is nearer to it than 1 / ``share`` of the leader's own squared distance, or
+    else starts a group.
+
+    Args:
+        found: the far rows.
+        among: the positions of the rows to divide.
+        share: the divisor of the leader's squared distance.
+    """
     points = found.points[among.start : among.stop].astype(np.float64)
     limits = found.distances[among.start : among.stop]
     squared = np.einsum("np,np->n", points, points)
@@ -96,6 +112,7 @@ def together(found: Farthest, among: range, share: int) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for low in range(0, len(points), FEW_ROWS):
         block = slice(low, low + FEW_ROWS)
+        # Squared distances by a matrix product; points are integers, so float64 is exact.
         near = share * (squared[block][:, None] + squared - 2 * (points[block] @ points.T)) < limits
         for row, to_others in enumerate(near, start=low):
             leaders = np.flatnonzero(to_others[:row] & leads[:row])
@@ -120,14 +137,23 @@ def _merge(keep: int, left: Farthest, right: Farthest) -> Farthest:
 
 
 def _first(keep: int, rows: Farthest) -> Farthest:
-    """One more than are kept, for the step below the last."""
+    """Return the ``keep`` farthest rows and one more, which shows a step below the last."""
     order = np.lexsort((rows.ids, -rows.distances))[: keep + 1]
     return Farthest(rows.distances[order], rows.ids[order], rows.points[order])
 
 
 def _widest(rough: Ints, centres: Ints, ids: Ints, points: npt.NDArray[np.int32]) -> Found:
-    """By centre: the largest squared distance of a row that is nearer to it than to any rough one, be it nearer still to
-    another of the centres: otherwise a chain of rows, cut into groups, would hide that it goes on."""
+    """Return for each centre the largest squared distance of a row that is nearer to it than to any rough centre.
+
+    Rows count even if another of the centres is nearer: otherwise a chain of rows that is cut into groups would look
+    like separate groups.
+
+    Args:
+        rough: int64 [k, p], the centres of the rough fit.
+        centres: int64 [groups, p], the centres of possible far groups.
+        ids: int64 [rows], not used.
+        points: int32 [rows, p].
+    """
     widest = np.zeros(len(centres))
     c = centres.astype(np.float64)
     for low in range(0, len(points), BLOCK_ROWS):

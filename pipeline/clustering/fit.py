@@ -1,4 +1,4 @@
-"""A whole fit of k-means: a sample of the rows, the groups that are far from all others, starts, and the best of them."""
+"""A complete fit of k-means: a sample of the rows, groups far from all others, several starts, and the best result."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
 
 ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
-PRICE = 1.25  # of the summed squared distances of ordinary rows
+PRICE = 1.25  # the largest accepted growth of the ordinary rows' inertia
 SETTLING_ROWS = 1 << 18
 MANY_ROWS = 4 * SETTLING_ROWS
-ONE_TASK_PRODUCTS = 1 << 32  # of a coordinate of a row and of a centre, in a pass: beyond, many tasks are faster
-TINY = 64  # rows of all: a cluster of the sample that stands for fewer, or holds two of its rows, may be a far group
+ONE_TASK_PRODUCTS = 1 << 32  # rows * k * p of a pass, beyond which several tasks are faster than one
+TINY = 64  # a sample cluster that represents at most so many rows, or has at most 2 sample rows, may be a far group
 
 
 def fit(
@@ -40,11 +40,20 @@ def fit(
     settle: Callable[[Ints, float], Ints],
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
-    """The start of smallest inertia (the first one on a tie). make_pass(k): one pass over all rows for k centres.
-    settle(centres, mean_variance): where they come to rest among ``settling`` rows; for very many rows, of which each pass
-    is dear and which then need fewer.
+    """Return the fit of the start with the smallest inertia, the first of equal ones.
 
-    Far groups (far.py) get a centre each, if ordinary rows can spare it; the others begin at ordinary rows of the sample."""
+    Far groups (far.py) get a centre each, if ordinary rows can spare it. The other centres start at ordinary rows of
+    the sample.
+
+    Args:
+        make_pass: make_pass(k) returns the function that runs one pass over all rows with k centres.
+        rows: applies a function to all rows.
+        drawn: the sample that starts are drawn from.
+        settings: number of clusters, iterations, starts.
+        settle: settle(centres, mean_variance) iterates on a subset of the rows (``settling``). Used for very many rows,
+            where a pass is expensive and a good start needs fewer passes.
+        report: report(iteration, inertia) after each pass.
+    """
     ordinary, groups = drawn.points, np.empty((0, drawn.points.shape[1]), np.int64)
     if drawn.count > len(drawn.points) and settings.k > 1:  # else the sample is all rows
         rough = rough_centres(drawn, settings)
@@ -54,7 +63,8 @@ def fit(
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
-        full = len(drawn.points) == sample_rows(settings.k)  # else rows repeat so often that few say nothing of all
+        # A smaller sample means that rows repeat so often that a subset is not representative.
+        full = len(drawn.points) == sample_rows(settings.k)
         if full and drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
             centres = settle(centres, drawn.mean_variance)
         fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
@@ -62,12 +72,19 @@ def fit(
 
 
 def settling_limit(count: int) -> int:
-    """Below it lie the hashes of about SETTLING_ROWS of ``count`` rows."""
+    """Return the limit below which the hashes of about SETTLING_ROWS of ``count`` rows lie."""
     return (SETTLING_ROWS << 64) // count
 
 
 def settling(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Of a part, the rows whose hash lies below the limit: int32 [rows, p]."""
+    """Return the rows of a part whose hash is below the limit, int32 [rows, p].
+
+    Args:
+        limit: see ``settling_limit``.
+        seed: the seed of the hash.
+        ids: int64 [rows].
+        points: int32 [rows, p].
+    """
     return points[keyed_hash(ids, seed) < np.uint64(limit)]
 
 
@@ -76,8 +93,17 @@ def settled(points: npt.NDArray[np.int32], settings: KMeansSettings, centres: In
 
 
 def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: float, settings: KMeansSettings) -> int:
-    """How many far groups may have a centre, so that the ordinary rows, which get as many fewer, lie not much farther from
-    theirs. By fits of the sample: where there are as many centres as clusters, none can be spared."""
+    """Return the number of far groups that may have a centre without moving ordinary rows much farther from theirs.
+
+    Every far group takes a centre from the ordinary rows. The effect is measured by fits of the sample: if the data
+    have as many clusters as there are centres, none can be spared.
+
+    Args:
+        ordinary: the ordinary rows of the sample, int32 [rows, p].
+        groups: the number of far groups.
+        mean_variance: the tolerance's unit, see ``iterate``.
+        settings: the settings of the whole fit.
+    """
     few = replace(settings, k=min(settings.k, ROUGH_CLUSTERS), max_iter=ROUGH_ITERATIONS)
 
     def inertia(k: int) -> int:
@@ -92,8 +118,9 @@ def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: floa
 
 
 def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
-    """Of the sample alone, after a few iterations, without those of a few rows: a far group that the sample happens to hold
-    is to be found as the others are."""
+    """Return the centres of a short fit of the sample, without clusters of a few rows.
+
+    Those may be a far group that happens to be in the sample, and far.py must find it like any other."""
     start = plus_plus(drawn.points, min(settings.k, ROUGH_CLUSTERS), settings.seed)
     few = replace(settings, max_iter=ROUGH_ITERATIONS)
     rough = iterate(Pass(drawn.points, len(start)), start, few, drawn.mean_variance)
@@ -103,7 +130,7 @@ def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
 
 
 def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
-    """Everything in this process."""
+    """Fit points in this process."""
     drawn = draw_sample(ids, points, settings)
 
     def settle(centres: Ints, mean_variance: float) -> Ints:

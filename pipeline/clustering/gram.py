@@ -1,11 +1,11 @@
 """The exact block Gram matrix and the principal components that follow from it. Pure numpy and scipy.
 
-(u8 - 128) products are integers of at most 2^14, so a float32 product of a block is exact while every diagonal sum stays
-within 2^24 (by Cauchy-Schwarz the diagonal bounds all partial sums). Block results are added up as integers. The
-covariance is therefore the same bits whatever the blocks, their order or the number of BLAS threads, and costs float32
-speed. (Block bound and measurements: the design notes on sharding performance.)
+Products of (u8 - 128) are integers of at most 2^14, so a float32 product of a block is exact while every diagonal sum
+stays within 2^24 (by Cauchy-Schwarz the diagonal bounds all partial sums). Block results are added as integers. The
+covariance is therefore bit-identical for any blocks, any order and any number of BLAS threads, at the speed of float32.
+(Block bound and measurements: the design notes on sharding performance.)
 
-Cost: rows * d^2 flop; d*d*12 bytes of state a task, d*d*2 to d*d*4 bytes from each task to the merge."""
+Costs rows * d^2 flop; d*d*12 bytes of state per task, and d*d*2 to d*d*4 bytes from each task to the merge."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ EXACT_F32 = 1 << 24
 SHIFT = 128
 SYRK_ROWS = 2048
 FIT_ROWS = 10_000
-MAX_PIXELS = 12_288  # 64x64x3: the state of one task is 12 d^2 bytes, 1.8 GB there; larger images go by dual.py
-LARGE_ROWS = 2000  # of those, by default
-MOST_ROWS, MOST_BYTES = 10_000, 512 << 20  # of images that one task holds whole
+MAX_PIXELS = 12_288  # 64x64x3: the state of a task is 12 d^2 bytes, here 1.8 GB; dual.py fits larger images
+LARGE_ROWS = 2000  # the default number of rows for larger images
+MOST_ROWS, MOST_BYTES = 10_000, 512 << 20  # images that one task may hold
 
 
 @dataclass(frozen=True)
 class Gram:
-    """Sums over rows of z = pixel - 128. count; total int64 [d]; packed: the upper triangle by rows, int64 or int32."""
+    """Sums over rows of z = pixel - 128.
+
+    count: rows. total: int64 [d]. packed: the upper triangle of the products, by rows, int64 or int32."""
 
     count: int
     total: npt.NDArray[np.int64]
@@ -41,12 +43,21 @@ class Gram:
 
 
 def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
-    """How many of ``rows`` the PCA is fitted to. By default ("auto") as many as make the Gram matrix cost about what its
-    eigenvectors cost, 10,000, but three for each pixel at least; all of them where that would be more than half.
+    """Return the number of rows that the PCA is fitted to.
 
-    Lanczos needs some 150 products with the d x d matrix for 50 components, each bound by memory: the flop of 8,000 rows in
-    the time that they take. Of images with more than MAX_PIXELS pixels LARGE_ROWS, or fewer where one task holds no more.
-    Raises UsageError where more of those are asked for than it holds."""
+    The default ("auto") is the number for which the Gram matrix costs about as much as its eigenvectors, 10,000, but at
+    least three per pixel; all rows if that would be more than half of them. Lanczos needs about 150 products with the d x d
+    matrix for 50 components, each bound by memory bandwidth: they take as long as the flop of 8,000 rows. For images of
+    more than MAX_PIXELS pixels the default is LARGE_ROWS, or fewer if one task cannot hold so many.
+
+    Args:
+        asked: a number of rows, "all" or "auto".
+        rows: rows of the input.
+        pixels: numbers per image.
+
+    Raises:
+        UsageError: more very large images are requested than one task can hold.
+    """
     if pixels > MAX_PIXELS:
         most = rows_at_most(pixels)
         wanted = min(rows, most, LARGE_ROWS) if asked == "auto" else rows if asked == "all" else min(rows, int(asked))
@@ -62,12 +73,12 @@ def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
 
 
 def rows_at_most(pixels: int) -> int:
-    """How many images one task may hold whole."""
+    """Return the largest number of images that one task may hold."""
     return min(MOST_ROWS, MOST_BYTES // pixels)
 
 
 def rows_are_fewer(rows: int, pixels: int) -> bool:
-    """Whether the products of rows are a much smaller matrix, and one task may hold them all: then dual.py fits."""
+    """True if the row products are a much smaller matrix and one task may hold all rows: then dual.py fits."""
     return pixels > MAX_PIXELS or (2 * rows <= pixels and rows * pixels <= MOST_BYTES)
 
 
@@ -79,7 +90,7 @@ def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np
 
 
 def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
-    """The Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
+    """Return the Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
     exact = np.zeros((pixels, pixels), np.int64)  # C order; syrk's Fortran lower triangle is its upper one
     single = np.zeros((pixels, pixels), np.float32)
     diagonal = np.zeros(pixels, np.float32)
@@ -100,6 +111,7 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
             while pending:
                 rows = pending.pop()
                 squares = np.einsum("ij,ij->j", rows, rows)
+                # Halve a block that alone would exceed the bound of exact float32 sums.
                 if len(rows) > 1024 and squares.max() >= EXACT_F32:
                     pending += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
                     continue
@@ -114,7 +126,7 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
 
 
 def _gathered(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
-    """The rows in blocks large enough for a product to run at speed."""
+    """Yield the rows in blocks large enough for a product to run at full speed."""
     held: list[npt.NDArray[np.uint8]] = []
     rows = 0
     for block in blocks:
@@ -128,13 +140,13 @@ def _gathered(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[n
 
 
 def merge(left: Gram, right: Gram) -> Gram:
-    """Exact, so associative and commutative to the last bit."""
+    """Add two sums. Exact, so associative and commutative to the last bit."""
     packed = left.packed.astype(np.int64) + right.packed
     return Gram(left.count + right.count, left.total + right.total, packed)
 
 
 def upper_triangle(gram: Gram, centre: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
-    """float64 [d, d] with zeros below, less count times the products of ``centre``."""
+    """Return the products as float64 [d, d] with zeros below, minus count times the products of ``centre``."""
     d = len(gram.total)
     upper = np.zeros((d, d))
     at = 0
@@ -147,7 +159,7 @@ def upper_triangle(gram: Gram, centre: npt.NDArray[np.float64] | None = None) ->
 
 
 def covariance(gram: Gram) -> npt.NDArray[np.float64]:
-    """The upper triangle, float64 [d, d] with zeros below, divided by count - 1 as scikit-learn and spark.ml do."""
+    """Return the upper triangle (zeros below), float64 [d, d], divided by count - 1 like scikit-learn and spark.ml."""
     upper = upper_triangle(gram, gram.total / gram.count)
     upper /= max(gram.count - 1, 1)
     return upper
@@ -155,8 +167,10 @@ def covariance(gram: Gram) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """components float64 [k, d], rows of unit length, largest entry positive; variances float64 [k], descending;
-    total_variance: of all d directions."""
+    """Principal components and their variances.
+
+    components: float64 [k, d], rows of unit length, largest entry positive. variances: float64 [k], descending.
+    total_variance: the variance in all d directions."""
 
     components: npt.NDArray[np.float64]
     variances: npt.NDArray[np.float64]
@@ -164,20 +178,22 @@ class Spectrum:
 
 
 def top_components(covariance: npt.NDArray[np.float64], components: float) -> Spectrum:
-    """The leading eigenvectors: ``components`` of them (>= 1), or as few as explain that share of variance (< 1). Only the
-    upper triangle of the covariance is read.
+    """Return the leading eigenvectors of a covariance, of which only the upper triangle is read.
 
-    More than a quarter of all are computed with all others, in about five matrices of the covariance's size.
+    ``components`` >= 1 is their number; below 1, the share of variance that as few as possible explain. Directions
+    without variance are omitted, so there can be fewer.
 
-    Lanczos with a fixed start and one BLAS thread, so that one machine gives one answer; another machine's LAPACK may
-    round differently, which is why the fitted model is saved with the shards. Directions without variance are left
-    out, so fewer may come back."""
+    More than a quarter of all eigenvectors are computed together with all others, in about five matrices of the
+    covariance's size. Fewer come from Lanczos with a fixed start. One BLAS thread makes results reproducible on one
+    machine; the LAPACK of another machine may round differently, which is why the fitted model is saved with the
+    shards."""
     d = len(covariance)
     total = float(np.trace(covariance))
     if total <= 0:  # all rows are equal: any direction will do
         return Spectrum(np.eye(1, d), np.zeros(1), 0.0)
     wanted = min(int(components), d) if components >= 1 else min(64, d)
     with threadpool_limits(1, "blas"):
+        # For a share of variance the number is unknown: double it until it suffices.
         while True:
             variances, vectors = _leading(covariance, wanted)
             if components >= 1 or wanted == d or variances.sum() >= components * total:
@@ -193,25 +209,25 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
 
 
 def upright(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Directions [k, d] with their largest entry positive."""
+    """Return directions [k, d] with their largest entry positive."""
     signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)])
     turned: npt.NDArray[np.float64] = rows * np.where(signs == 0, 1, signs)[:, None]
     return turned
 
 
 def is_component_number(components: float) -> bool:
-    """Whether it is a whole number of components, or a share of the variance."""
+    """True for a whole number of components, or a share of the variance."""
     return math.isfinite(components) and components > 0 and (components <= 1 or components == int(components))
 
 
 def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     d = len(covariance)
     if k > d // 4 or d < 64:
-        # numpy's, which lets other threads run meanwhile: a heartbeat is among them, and this may take minutes.
+        # numpy's solver releases the GIL. It can take minutes, and the heartbeat thread must run meanwhile.
         values, vectors = (found[..., -k:] for found in np.linalg.eigh(covariance, UPLO="U"))
     else:
         start = np.cos(np.arange(1, d + 1, dtype=np.float64))
-        # Of one triangle: half the bytes, and these are what a product costs. C's upper one is Fortran's lower one.
+        # A product costs its memory traffic, and one triangle is half the bytes. C's upper is Fortran's lower triangle.
         product = LinearOperator((d, d), matvec=lambda x: dsymv(1.0, covariance.T, x, lower=1), dtype=np.float64)
         values, vectors = eigsh(product, k=k, which="LA", v0=start)
     order = np.argsort(values)[::-1]

@@ -19,9 +19,10 @@ from pipeline.core.arrays import Ints
 
 
 class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritable):
-    """keys: int64 [buckets], by the buckets' numbers; grid: of features, None for pixels.
+    """A model that maps rows to hash buckets.
 
-    ``transform`` appends the number of each row's bucket, -1 where no row was in it that the buckets were counted of."""
+    keys: int64 [buckets], ordered by bucket number. grid: the grid of features, None for pixels. ``transform`` appends
+    the number of each row's bucket, or -1 if no row of the fit was in that bucket."""
 
     def __init__(self, hashes: Hashes, grid: Grid | None, keys: Ints) -> None:
         super().__init__()
@@ -30,6 +31,7 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         hashes, grid, name = self.hashes, self.grid, self.getInputCol()
+        # Keys are stored by bucket number, and searched in ascending order.
         order = np.argsort(self.keys)
         ascending = self.keys[order]
 

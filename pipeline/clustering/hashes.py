@@ -1,15 +1,17 @@
 """Locality-sensitive hash functions of images: near rows share a bucket more often than far ones. Pure numpy and scipy.
 
-A function is floor((x . a + b) / w) of integers: directions are rounded to a grid once they are drawn or fitted. So a row
-has the same bucket whatever rows are hashed beside it, in any BLAS, with any number of threads. Rows share a bucket where
-all M functions agree on them: with the probability p^M, if p is that of one function (the AND of M).
+A function is floor((x . a + b) / w) of integers: directions are rounded to a grid after they are drawn or fitted. The
+bucket of a row therefore depends neither on the rows that are hashed with it, nor on the BLAS or the number of threads.
+Rows share a bucket if all M functions agree on them: with probability p^M, if p is the probability for one function
+(the AND of M).
 
-- ``lsh``: a is normal, b uniform in [0, w) (p-stable hashing: Datar, Immorlica, Indyk and Mirrokni, SoCG 2004, section 3.2).
-  With c = distance / w, p = 1 - 2 N(-1/c) - 2c / sqrt(2 pi) * (1 - exp(-1 / 2c^2)), where N is the normal distribution's.
+- ``lsh``: a is normal, b uniform in [0, w) (p-stable hashing: Datar, Immorlica, Indyk and Mirrokni, SoCG 2004, section
+  3.2). With c = distance / w, p = 1 - 2 N(-1/c) - 2c / sqrt(2 pi) * (1 - exp(-1 / 2c^2)), where N is the normal
+  distribution function.
 - ``sign``: the side of a random hyperplane through the mean of the sample (Charikar, STOC 2002, section 3):
-  p = 1 - angle / pi, of the angle that two rows make there.
-- ``dsh``: the sides of the leading principal directions of the sample, at its medians, so that every function halves it. A
-  simple data-sensitive hash; that of Gao et al. (DSH, SIGMOD 2014) learns its functions by boosting."""
+  p = 1 - angle / pi, with the angle between two rows as seen from the mean.
+- ``dsh``: the sides of the leading principal directions of the sample, at its medians, so that each function halves it.
+  A simple data-sensitive hash; the DSH of Gao et al. (SIGMOD 2014) learns its functions by boosting."""
 
 from __future__ import annotations
 
@@ -33,16 +35,16 @@ Family = Literal["lsh", "sign", "dsh"]
 Rows = npt.NDArray[np.uint8] | npt.NDArray[np.int32]  # [rows, d]: pixels, or points on the grid of projection.Grid
 MOST_FUNCTIONS = 64
 SAMPLE_ROWS = 10_000
-WIDTH_ROWS = 2000  # of the sample, whose nearest neighbours tell the width
-WIDTH_COLUMNS = 4096  # of them at once, in float64
-WIDTH_DISTANCES = 4  # between nearest neighbours
-EXACT = 51  # products of rows and directions stay within 2^51, so that float64 adds them up without rounding
-POINT_NORM = 2.0**25  # of a point on the grid; see projection.grid_exponent
-SIDES = 1 << 53  # a width beyond all products: of a value only the sign is left
+WIDTH_ROWS = 2000  # sample rows whose nearest neighbours determine the default width
+WIDTH_COLUMNS = 4096  # their columns that are float64 at a time
+WIDTH_DISTANCES = 4  # the default width in median distances between nearest neighbours
+EXACT = 51  # products of rows and directions stay within 2^51, so that float64 adds them without rounding
+POINT_NORM = 2.0**25  # the largest norm of a point on the grid; see projection.grid_exponent
+SIDES = 1 << 53  # a width beyond all products, which leaves only the sign of a value
 
 
 class _Function(NamedTuple):
-    """See Hashes. weights int64 [d]; values: how many there may be."""
+    """A single hash function, see Hashes. weights: int64 [d]. values: the number of possible values."""
 
     weights: Ints
     offset: int
@@ -53,11 +55,18 @@ class _Function(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Hashes:
-    """M fitted functions of rows of d numbers. Picklable.
+    """M fitted hash functions of rows of d numbers. Picklable.
 
-    weights: integers in float64 [d, M]; offsets, widths int64 [M]; firsts int64 [M], the lowest value of each, which counts
-    as 0; multipliers uint64 [M], which make one key of M values. width: that of ``lsh``, in the unit of the rows' numbers,
-    else 0; rows: of the sample."""
+    Attributes:
+        family: the kind of functions.
+        weights: integers in float64 [d, M].
+        offsets: int64 [M].
+        widths: int64 [M].
+        firsts: int64 [M], the lowest value of each function, which counts as 0.
+        multipliers: uint64 [M], which combine M values into one key.
+        width: the step of ``lsh`` in the unit of the rows' numbers, else 0.
+        rows: the size of the sample.
+    """
 
     family: Family
     weights: Floats
@@ -73,18 +82,19 @@ class Hashes:
         return len(self.offsets)
 
     def values(self, rows: Rows) -> Ints:
-        """Of each function, int64 [rows, M], 0 or more. 2 * rows * d * M flop in float64."""
+        """Return the values of all functions, int64 [rows, M], 0 or more. Costs 2 * rows * d * M flop in float64."""
         found = products(rows, self.weights) + self.offsets
-        for function, width in enumerate(self.widths.tolist()):  # numpy divides by one number much faster than by many
+        # One function at a time, because numpy divides by a scalar much faster than by an array.
+        for function, width in enumerate(self.widths.tolist()):
             found[:, function] //= width
         return found - self.firsts
 
     def buckets(self, rows: Rows) -> Ints:
-        """The key of each row's bucket, int64 [rows], any of them.
+        """Return the key of each row's bucket, int64 [rows]; a key can be any number.
 
-        Equal values have equal keys. Different ones have different keys where all that there may be fit into 63 bits, as up
-        to 63 functions of ``sign`` and ``dsh`` do; else two of them have one key with a probability of at most 2^(e - 63),
-        where 2^e divides all their differences."""
+        Equal values have equal keys. Different values have different keys if all possible values fit into 63 bits, as
+        for up to 63 functions of ``sign`` and ``dsh``. Otherwise two of them share a key with a probability of at most
+        2^(e - 63), where 2^e is the largest power of two that divides all their differences."""
         keys: Ints = (self.values(rows).view(np.uint64) @ self.multipliers).view(np.int64)
         return keys
 
@@ -103,18 +113,29 @@ class Hashes:
 
 
 def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float | None = None) -> Hashes:
-    """M = ``functions`` for rows like those of a sample, at least one.
+    """Fit M = ``functions`` hash functions to a sample of at least one row.
 
-    The same for any order of the sample; the directions of ``dsh`` are LAPACK's, and another machine may round them
-    otherwise. Of ``lsh`` and ``sign`` the first of more functions are those of fewer. Of ``dsh`` there are fewer than asked
-    for where the sample varies in fewer directions.
+    The result does not depend on the order of the sample. The directions of ``dsh`` come from LAPACK, which may round
+    differently on another machine. For ``lsh`` and ``sign``, fewer functions are a prefix of more functions. ``dsh``
+    returns fewer functions than requested if the sample varies in fewer directions.
 
-    width: of ``lsh``, in the unit of the rows' numbers; by default four times the median distance between nearest neighbours
-    that differ, of 2,000 rows of the sample. Cost: 2 * 2,000^2 * d flop for that, the PCA of the sample for ``dsh``
-    (gram.py). Raises UsageError."""
+    Costs 2 * 2,000^2 * d flop for the default width, and for ``dsh`` the PCA of the sample (gram.py).
+
+    Args:
+        sample: rows like those to be hashed.
+        family: the kind of functions.
+        functions: their number.
+        seed: the seed of directions and offsets.
+        width: the step of ``lsh`` in the unit of the rows' numbers; default: four times the median distance between
+            nearest distinct neighbours among 2,000 rows of the sample.
+
+    Raises:
+        UsageError: the number of functions or dimensions is out of range.
+    """
     if not 1 <= functions <= MOST_FUNCTIONS:
         raise UsageError(f"--functions must be at least 1 and at most {MOST_FUNCTIONS}, got {functions}")
     check_dimensions(family, sample.shape[1], sample.dtype)
+    # A canonical order of the sample, by content.
     none = np.zeros(len(sample), np.int64)
     sample = sample[np.argsort(row_hashes(none, none, None, None, sample), kind="stable")]
     draws = [generator(seed, Purpose.HASH_FUNCTIONS, number=number) for number in range(functions)]
@@ -139,13 +160,13 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
 
 
 def check_dimensions(family: Family, d: int, dtype: npt.DTypeLike) -> None:
-    """Raises UsageError for rows that no such functions are fitted to."""
+    """Raise UsageError if functions of this family cannot be fitted to rows of d numbers of the type ``dtype``."""
     if family == "dsh" and dtype != np.uint8 and d > gram.MAX_PIXELS:
         raise UsageError(f"--family dsh takes at most {gram.MAX_PIXELS:,} features a row, got {d:,}; use lsh or sign")
 
 
 def products(rows: Rows, weights: Floats) -> Ints:
-    """rows @ weights, int64 [rows, M], exact: a block of rows is float64 at a time."""
+    """Return rows @ weights, int64 [rows, M], exact; only one block of rows is float64 at a time."""
     found = np.empty((len(rows), weights.shape[1]), np.int64)
     step = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(weights)))
     for low in range(0, len(rows), step):
@@ -154,8 +175,9 @@ def products(rows: Rows, weights: Floats) -> Ints:
 
 
 def multipliers(values: Sequence[int], seed: int) -> npt.NDArray[np.uint64]:
-    """What makes one number of M values, uint64 [M]: the places of a number with such digits, or where that has more than 63
-    bits, random odd ones."""
+    """Return multipliers that combine M values into one key, uint64 [M].
+
+    They are the place values of a mixed-radix number, or random odd numbers if that would have more than 63 bits."""
     if math.prod(values) <= 1 << 63:
         return np.array([math.prod(values[:place]) for place in range(len(values))], np.uint64)
     draw = generator(seed, Purpose.HASH_FUNCTIONS, worker=1)
@@ -163,9 +185,9 @@ def multipliers(values: Sequence[int], seed: int) -> npt.NDArray[np.uint64]:
 
 
 def _on_grid(direction: Floats, sample: Rows) -> tuple[Ints, int]:
-    """A direction as integers, in units of 2^-exponent, and the exponent."""
+    """Return a direction as integers in units of 2^-exponent, and the exponent."""
     norm = 255 * math.sqrt(len(direction)) if sample.dtype == np.uint8 else POINT_NORM
-    length = math.sqrt(math.fsum(np.square(direction)))  # which no BLAS rounds
+    length = math.sqrt(math.fsum(np.square(direction)))  # fsum, because the rounding of a BLAS norm varies
     exponent = math.floor(EXACT - math.log2(norm * length))
     return np.rint(np.ldexp(direction, exponent)).astype(np.int64), exponent
 
@@ -187,7 +209,7 @@ def _steps(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
 
 
 def _side(weights: Ints, threshold: int) -> _Function:
-    """Whether the product is more than the threshold."""
+    """Return the function that is 1 if the product exceeds the threshold, else 0."""
     return _Function(weights, -threshold - 1, SIDES, -1, 2)
 
 
@@ -206,8 +228,9 @@ def _sides_of_medians(sample: Rows, directions: Floats) -> list[_Function]:
 
 
 def neighbour_distance(sample: Rows) -> float:
-    """The median distance from a row to the nearest one that differs from it, of at most WIDTH_ROWS rows; 0 where all are
-    equal. Squared distances are exact."""
+    """Return the median distance of at most WIDTH_ROWS rows to the nearest row that differs; 0 if all are equal.
+
+    Squared distances are exact."""
     count = min(len(sample), WIDTH_ROWS)
     rows = sample[np.arange(count) * len(sample) // count]
     inner = np.zeros((count, count))
@@ -223,7 +246,9 @@ def neighbour_distance(sample: Rows) -> float:
 
 
 def principal_directions(sample: Rows, functions: int) -> Floats:
-    """The leading ones in which the sample varies, float64 [at most functions, d]; any one where it does not."""
+    """Return the leading directions in which the sample varies, float64 [at most functions, d].
+
+    If the sample does not vary, return an arbitrary direction."""
     rows, d = sample.shape
     if sample.dtype != np.uint8:
         return gram.top_components(_covariance(sample), functions).components
@@ -234,7 +259,9 @@ def principal_directions(sample: Rows, functions: int) -> Floats:
 
 
 def _covariance(points: Rows) -> Floats:
-    """The upper triangle, float64 [d, d], of points rounded to so many bits that all sums are exact."""
+    """Return the upper triangle of the covariance, float64 [d, d].
+
+    Points are rounded to so few bits that all sums are exact."""
     centred = points - points.sum(axis=0, dtype=np.int64) // len(points)
     largest = max(1, int(np.abs(centred).max()))
     coarser = max(0, math.ceil(math.log2(largest) - (52 - math.log2(len(points))) / 2))

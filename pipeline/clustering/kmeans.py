@@ -1,4 +1,4 @@
-"""BlockKMeans: a spark.ml Estimator whose centres are the same bits for any partitioning.
+"""BlockKMeans, a spark.ml Estimator whose centres are bit-identical for any partitioning.
 
 See pipeline/clustering/lloyd.py."""
 
@@ -64,12 +64,12 @@ class BlockKMeans(
 ):
     """K-means of a column of vectors, arrays of numbers or bytes, by exact integer Lloyd iterations.
 
-    They start from a seeded k-means++ on the 4,096 rows of smallest id hash, and from the tiny groups far from all other
-    rows (far.py), which are looked for among all of them.
+    The iterations start from a seeded k-means++ on the 4,096 rows with the smallest id hashes, and from tiny groups far
+    from all other rows (far.py), for which all rows are searched.
 
-    All iterations run in one task while the points fit it comfortably (256 MiB), beyond that one job an iteration over
-    cached partitions: the same bits either way, and never on the driver, which holds only centres. Inertia is that of
-    scikit-learn to a fraction of a percent. 2 * rows * k * p flop an iteration."""
+    All iterations run in one task while the points fit comfortably (256 MiB), else in one job per iteration over cached
+    partitions, with bit-identical results. The driver only holds centres. Inertia equals scikit-learn's to a fraction
+    of a percent. Costs 2 * rows * k * p flop per iteration."""
 
     @keyword_only
     def __init__(
@@ -106,7 +106,7 @@ class BlockKMeans(
         return self._set(seed=value)
 
     def _ids(self, dataset: DataFrame) -> Column | None:
-        """The ids of rows; None where none was asked for, and the table has no whole numbers under the default's name."""
+        """Return the ids of rows; None if idCol is not set and the default column is missing or not integral."""
         name = self.getOrDefault(self.idCol)
         if name not in dataset.columns and not self.isSet(self.idCol):
             return None
@@ -125,6 +125,7 @@ class BlockKMeans(
         parts = table.mapInArrow(_bounds, "bounds array<double>, values long").collect()
         if not parts:
             raise DataError("cannot fit clusters to an empty table")
+        # Integers on one grid make all sums exact, hence independent of partitioning.
         exponent = grid_exponent(np.max([part.bounds for part in parts], axis=0))
 
         def quantised(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -155,11 +156,17 @@ class BlockKMeans(
         values: int,
         report: Callable[[int, int], None] = lambda iteration, inertia: None,
     ) -> BlockKMeansModel:
-        """Fit points that are already integers; ``points`` should be persisted by the caller.
+        """Fit points that are already integers; the caller should persist ``points``.
 
-        values: rows * features, which decides between one task and one job an iteration: one where the points fit it and a
-        pass is a matter of a moment."""
+        Args:
+            points: blocks of points on the grid 2^-exponent.
+            exponent: the grid's exponent.
+            values: rows * features. One task runs all iterations if the points fit it and a pass is quick, else each
+                iteration is a job.
+            report: report(iteration, inertia) after each pass.
+        """
         settings = self.settings()
+        # One task saves the overhead of a Spark job per iteration, as long as its memory and time suffice.
         if values * 4 <= ONE_TASK_BYTES and values * settings.k <= ONE_TASK_PRODUCTS:
             fitted = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
@@ -200,13 +207,13 @@ class BlockKMeans(
 
 
 def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """An id of every row out of its content, int64 [rows]: equal rows have equal ones, and stand for each other."""
+    """Return an id of every row from its content, int64 [rows]. Equal rows share an id and are interchangeable."""
     none = np.zeros(len(points), np.int64)
     return row_hashes(none, none, None, None, np.ascontiguousarray(points).view(np.uint8)).view(np.int64)
 
 
 def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The largest absolute value of each feature and the number of values, one row a partition."""
+    """Yield one row per partition: the largest absolute value of each feature, and the number of values."""
     bounds, values = [], 0
     for batch in batches:
         if len(batch):
@@ -222,7 +229,9 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
-    """centres int64 [k, p] on the grid 2^-exponent, by cluster size descending; sizes int64 [k]; inertia exact."""
+    """A fitted k-means model.
+
+    fitted: centres int64 [k, p] on the grid 2^-exponent, by cluster size descending; sizes int64 [k]; exact inertia."""
 
     def __init__(self, fit: lloyd.Fit, exponent: int) -> None:
         super().__init__()
@@ -230,12 +239,12 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         self.exponent = exponent
 
     def clusterCenters(self) -> list[npt.NDArray[np.float64]]:
-        """In the units of the features, as spark.ml's model gives them."""
+        """Return the centres in the units of the features, like spark.ml's model."""
         return list(self.fitted.centres * 2.0**-self.exponent)
 
     @property
     def trainingCost(self) -> float:
-        """Sum of squared distances, in the units of the features."""
+        """The sum of squared distances, in squared units of the features."""
         return math.ldexp(self.fitted.inertia, -2 * self.exponent)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""K-means inside each class as one spark.ml model: three files, however many classes there are."""
+"""K-means inside each class as one spark.ml model: three files for any number of classes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import check_grid
 from pipeline.core.arrays import Ints
 
-MOST_CLASSES = 1 << 16  # of any data set; see input/scan.py
+MOST_CLASSES = 1 << 16  # the limit for every data set; see input/scan.py
 
 
 class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, ArrayReadable, ArrayWritable):
-    """fits: of the classes that have rows. Clusters are numbered class by class, as the strategy class_cluster does.
+    """A model of one k-means per class.
 
-    ``transform`` takes a point and the label beside it."""
+    fits: the fits of classes that have rows. Clusters are numbered class by class, as in the strategy class_cluster.
+    ``transform`` needs a column of points and a column of labels."""
 
     def __init__(self, fits: dict[int, Fit], classes: int, exponent: int) -> None:
         super().__init__()
@@ -33,7 +34,9 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         self.fits, self.classes, self.exponent = fits, classes, exponent
 
     def centres(self) -> tuple[Ints, ...]:
-        """By class int64 [clusters, p], on the grid 2^-exponent; none for a class without rows."""
+        """Return the centres of each class, int64 [clusters, p], on the grid 2^-exponent.
+
+        Classes without rows have none."""
         none = np.zeros((0, next(iter(self.fits.values())).centres.shape[1]), np.int64)
         return tuple(self.fits[label].centres if label in self.fits else none for label in range(self.classes))
 
@@ -41,6 +44,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         centres, exponent = self.centres(), self.exponent
 
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+            # Column 0 is the label, because a pandas UDF here takes one column.
             points = np.rint(values[:, 1:] * 2.0**exponent).astype(np.int32)
             return nearest_of_class(values[:, 0].astype(np.int64), points, centres)
 
@@ -64,6 +68,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> KMeansByClassModel:
         by_class = dict.fromkeys(("labels", "clusters", "iterations"), "i8 c") | {"inertias": "U c"}
         expect(arrays, centres="i8 k p", sizes="i8 k", grid="i8 2", **by_class)
+        # The file may be damaged: check everything that later code relies on.
         exponent, classes = (int(value) for value in arrays["grid"])
         check_grid(exponent)
         if (arrays["clusters"] < 1).any() or arrays["clusters"].sum() != len(arrays["centres"]):

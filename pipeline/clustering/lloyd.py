@@ -1,8 +1,8 @@
-"""K-means on integer points, exact and therefore free of order: Lloyd's iterations in (local, merge, finish) parts.
+"""Exact k-means on integer points: Lloyd's iterations in (local, merge, finish) parts. Pure numpy.
 
-Points and centres are integers on one grid, small enough that every squared distance is an integer below 2^53, exact
-in float64 whatever its BLAS does. Sums are integers too. So the same points give the same centres, bit for bit, for any
-partitioning, in one task or in many. Ties go to the lower index. Pure numpy."""
+Points and centres are integers on one grid, small enough that every squared distance is an integer below 2^53, which
+float64 represents exactly in any BLAS. Sums are integers too. The same points therefore give bit-identical centres for
+any partitioning, in one task or in many. Ties go to the lower index."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from pipeline.core.hashing import keyed_hash
 
 Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048
-SAMPLE_ROWS = 4096  # at least; four a cluster, where there are many
+SAMPLE_ROWS = 4096  # the least; four per cluster if there are many
 MOST_CLUSTERS = 1 << 16
 MOST_COMPARED = 1 << 22  # distances that are held at once
-MANY_CLUSTERS = 1024  # from here on the start tries one row a centre, not the best of several
-ONE_HOT = 64  # clusters, up to which a product is the fastest way to sum rows by cluster
+MANY_CLUSTERS = 1024  # above, the start tries one row per centre instead of the best of several
+ONE_HOT = 64  # the largest number of clusters for which a matrix product is the fastest sum of rows by cluster
 
 
 @dataclass(frozen=True)
 class KMeansSettings:
-    """k clusters at most; at most max_iter iterations of each of n_init starts; tol: see ``iterate``."""
+    """The settings of a fit.
+
+    k: the most clusters. max_iter: the most iterations of each of n_init starts. tol: see ``iterate``."""
 
     k: int
     max_iter: int
@@ -44,7 +46,9 @@ class KMeansSettings:
 
 @dataclass(frozen=True)
 class Sums:
-    """One pass over points: sums int64 [k, p], counts int64 [k], inertia: the summed squared distance, exact."""
+    """The result of one pass over points.
+
+    sums: int64 [k, p]. counts: int64 [k]. inertia: the summed squared distance, exact."""
 
     sums: Ints
     counts: Ints
@@ -53,8 +57,15 @@ class Sums:
 
 @dataclass(frozen=True)
 class Fit:
-    """centres int64 [k, p], in canonical order: clusters by size descending, then lexicographically. far_groups: how many
-    centres began at groups of far rows."""
+    """The result of k-means.
+
+    Attributes:
+        centres: int64 [k, p] in canonical order: by cluster size descending, then lexicographically.
+        sizes: rows per cluster, int64 [k].
+        inertia: the summed squared distance, exact.
+        iterations: the number of iterations.
+        far_groups: the number of centres that started at groups of far rows.
+    """
 
     centres: Ints
     sizes: Ints
@@ -64,9 +75,9 @@ class Fit:
 
 
 def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
-    """Index of the nearest centre, int64 [rows], and the squared distance, float64 [rows] holding integers.
+    """Return the index of the nearest centre, int64 [rows], and its squared distance, float64 [rows] holding integers.
 
-    2 * rows * k * p flop."""
+    Costs 2 * rows * k * p flop."""
     index = np.empty(len(points), np.int64)
     distance = np.empty(len(points))
     c = centres.astype(np.float64)
@@ -74,6 +85,7 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
     minus_2c = -2 * c.T
     step = block_rows(len(centres))
     for low in range(0, len(points), step):
+        # |x|^2 is the same for all centres, so it is added only to the distance of the nearest.
         block = points[low : low + step].astype(np.float64)
         to_centres = block @ minus_2c + c_squared
         best = to_centres.argmin(axis=1)
@@ -86,7 +98,7 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
 def nearest_of_class(
     labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[np.int32], centres: tuple[Ints, ...]
 ) -> Ints:
-    """The number of each row's nearest centre of its class, int64 [rows]; centres are numbered class by class."""
+    """Return the number of each row's nearest centre of its class, int64 [rows]; numbers run class by class."""
     firsts = np.cumsum([0, *map(len, centres)])
     result = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
@@ -96,22 +108,22 @@ def nearest_of_class(
 
 
 def exact_sum(values: npt.NDArray[np.float64]) -> int:
-    """The sum of integers below 2^53, of any number of them."""
+    """Return the sum of any number of integers below 2^53."""
     return whole_sum(values.astype(np.int64))
 
 
 def whole_sum(values: Ints) -> int:
-    """The sum of any number of integers, beyond 64 bits where need be."""
+    """Return the sum of any number of integers, which may exceed 64 bits."""
     return (int((values >> 26).sum()) << 26) + int((values & ((1 << 26) - 1)).sum())
 
 
 def block_rows(k: int) -> int:
-    """Rows whose distances to k centres are held at once."""
+    """Return the number of rows whose distances to k centres are held at once."""
     return max(64, min(BLOCK_ROWS, MOST_COMPARED // k))
 
 
 def one_pass(points: npt.NDArray[np.int32], centres: Ints) -> Sums:
-    """Every row to its nearest centre. See passes.py for passes that are repeated."""
+    """Assign every row to its nearest centre. For repeated passes see passes.py."""
     index, distance = nearest(points, centres)
     sums = np.zeros(centres.shape, np.int64)
     add_rows(sums, points, np.arange(len(points)), index, 1)
@@ -120,10 +132,21 @@ def one_pass(points: npt.NDArray[np.int32], centres: Ints) -> Sums:
 
 
 def add_rows(sums: Ints, points: npt.NDArray[np.int32], rows: Ints, clusters: Ints, sign: int) -> None:
-    """Add rows of the points to (or take them from) the sums of their clusters: by a one-hot product of blocks where
-    clusters are few, else in their order. Integers, so the same either way."""
+    """Add rows of the points to the sums of their clusters, or subtract them.
+
+    Few clusters are summed by one-hot products of blocks, many in the order of the clusters. Both are exact in
+    integers.
+
+    Args:
+        sums: int64 [k, p], changed in place.
+        points: int32 [rows, p].
+        rows: the positions of the rows to add.
+        clusters: the cluster of each of these rows.
+        sign: 1 to add, -1 to subtract.
+    """
     k = len(sums)
     if k > ONE_HOT:
+        # Sorted by cluster, every cluster is one run of rows, which reduceat sums.
         order = np.argsort(clusters, kind="stable")
         firsts = np.flatnonzero(np.diff(clusters[order], prepend=-1))
         if len(firsts):
@@ -143,7 +166,7 @@ def merge(left: Sums, right: Sums) -> Sums:
 
 
 def move(centres: Ints, total: Sums) -> Ints:
-    """Each centre to the rounded mean of its rows; a centre without rows stays."""
+    """Return each centre moved to the rounded mean of its rows; a centre without rows stays."""
     counts = np.maximum(total.counts, 1)[:, None]
     means = (2 * total.sums + counts) // (2 * counts)  # round half up, in integers
     return np.where(total.counts[:, None] > 0, means, centres)
@@ -151,10 +174,15 @@ def move(centres: Ints, total: Sums) -> Ints:
 
 @dataclass(frozen=True)
 class SeedingSample:
-    """The rows with the smallest hash of id, and the moments of all rows: mergeable, so independent of partitioning.
+    """The rows with the smallest hashes of their ids, and the moments of all rows. Mergeable in any order.
 
-    keys uint64 [m], each once, as rows with one id are equal; points int32 [m, p]; count; sums, squares: Python integers by
-    feature."""
+    Attributes:
+        keys: the hashes, uint64 [m], without duplicates, as rows with one id are equal.
+        points: int32 [m, p].
+        count: the number of all rows.
+        sums: Python integers per feature.
+        squares: sums of squares, Python integers per feature.
+    """
 
     keys: npt.NDArray[np.uint64]
     points: npt.NDArray[np.int32]
@@ -164,7 +192,7 @@ class SeedingSample:
 
     @property
     def mean_variance(self) -> float:
-        """The mean over features of the population variance, as scikit-learn scales its tolerance."""
+        """The mean over features of the population variance, with which scikit-learn scales its tolerance."""
         features = zip(self.sums, self.squares, strict=True)
         return sum((q * self.count - s * s) / self.count**2 for s, q in features) / len(self.sums)
 
@@ -174,7 +202,7 @@ def sample_rows(k: int) -> int:
 
 
 def _smallest(keys: npt.NDArray[np.uint64], most: int) -> Ints:
-    """Where the smallest keys are, each once, ascending."""
+    """Return the positions of the smallest keys, ascending and without duplicates."""
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
     first: Ints = order[np.r_[True, ascending[1:] != ascending[:-1]][: len(order)]]
@@ -204,23 +232,24 @@ def merge_samples(k: int, left: SeedingSample, right: SeedingSample) -> SeedingS
 
 
 def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
-    """Greedy k-means++ (Arthur and Vassilvitskii 2007, with scikit-learn's 2 + log k trials a centre; one, where they are
-    many). O(k * trials * rows * p).
+    """Return the centres of greedy k-means++, int64 [min(k, distinct points), p].
 
-    int64 [min(k, distinct points), p]: fewer centres where the sample holds fewer distinct points."""
+    Arthur and Vassilvitskii 2007, with scikit-learn's 2 + log k trials per centre, or one trial for many centres. There
+    are fewer centres than k if the sample has fewer distinct points. O(k * trials * rows * p)."""
     rng = np.random.Generator(np.random.PCG64(seed))
     whole = points.astype(np.float64)
     trials = 2 + int(np.log(k)) if 1 < k <= MANY_CLUSTERS else 1
     squared = np.einsum("np,np->n", whole, whole)
 
     def distances(rows: Ints) -> npt.NDArray[np.float64]:
-        """From some rows to all, squared: integers, exact."""
+        """Return the squared distances from some rows to all rows: exact integers."""
         return np.asarray(squared[rows][:, None] + squared - 2 * (whole[rows] @ whole.T))
 
     first = int(rng.integers(len(points)))
     centres = [points[first].astype(np.int64)]
     closest = distances(np.array([first]))[0]
     while len(centres) < k and closest.any():
+        # Draw rows in proportion to their squared distance, and take the one that lowers the inertia most.
         cumulative = np.cumsum(closest)
         picks = np.searchsorted(cumulative, rng.random(trials) * cumulative[-1], side="right")
         picks = np.minimum(picks, len(points) - 1)
@@ -238,7 +267,17 @@ def iterate(
     mean_variance: float,
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
-    """Lloyd's iterations to a fixed point, to a total squared movement of ``tol * mean_variance``, or ``max_iter``."""
+    """Run Lloyd's iterations until the centres' squared movement is at most ``tol * mean_variance``.
+
+    At most ``max_iter`` iterations run, and one more pass that counts the rows.
+
+    Args:
+        run_pass: returns the sums of one pass for given centres.
+        centres: the start, int64 [k, p].
+        settings: max_iter and tol.
+        mean_variance: the mean variance of the features.
+        report: report(iteration, inertia) after each pass.
+    """
     iterations = 0
     for iterations in range(1, settings.max_iter + 1):
         total = run_pass(centres)

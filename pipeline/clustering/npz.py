@@ -1,6 +1,6 @@
-"""Arrays as .npz files, read with care: others may have written or damaged them.
+"""Arrays as .npz files, read defensively, because files can be foreign or damaged.
 
-No pickles are read, and reading takes no more memory than the file has bytes."""
+Pickles are refused, and reading never takes more memory than the size of the file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HEADERS: dict[tuple[int, int], Any] = {
 
 
 def to_bytes(**arrays: npt.NDArray[np.generic]) -> bytes:
-    """Return arrays as an .npz file; numpy stamps no time into it, so equal arrays give equal bytes."""
+    """Return arrays as an .npz file. numpy writes no timestamp, so equal arrays give equal bytes."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
 
 
 def from_bytes(data: bytes) -> Arrays:
-    """Return the arrays of a file that ``to_bytes`` wrote, by name. Raises ValueError for any other."""
+    """Return the arrays of a file that ``to_bytes`` wrote, by name. Raises ValueError for any other file."""
     try:
         with ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
@@ -58,10 +58,10 @@ def _array(data: bytes) -> npt.NDArray[Any]:
 
 
 def expect(arrays: Mapping[str, npt.NDArray[Any]], **forms: str) -> None:
-    """Raise ValueError where arrays have other names, types or shapes.
+    """Raise ValueError if arrays have other names, types or shapes.
 
-    forms: by name, a type and the sides of the shape, such as ``f8 d k``; a number is that length, equal letters are equal
-    lengths, and U is text of any length."""
+    forms: for each name a type and the sides of the shape, such as ``f8 d k``. A number is a fixed length, equal
+    letters are equal lengths, and U is text of any length."""
     if arrays.keys() != forms.keys():
         raise ValueError(f"it holds the arrays {', '.join(sorted(arrays))}, not {', '.join(sorted(forms))}")
     lengths: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the estimators share: parameters that refuse senseless values, and the columns that they read."""
+"""The common part of the estimators: parameters that are checked, and access to the columns that they read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from pipeline.core.errors import DataError, UsageError
 
 
 def whole_number(name: str, least: int, most: int | None = None) -> Callable[[Any], int]:
-    """A converter of spark.ml's params, which raises UsageError for a number out of range."""
+    """Return a converter for spark.ml's params that raises UsageError for a number out of range.
+
+    Args:
+        name: the parameter, for the error line.
+        least: the lowest value.
+        most: the highest value, or None.
+    """
 
     def convert(value: Any) -> int:
         number = TypeConverters.toInt(value)
@@ -42,14 +48,16 @@ def not_negative(name: str) -> Callable[[Any], float]:
 
 
 def column_type(dataset: DataFrame, name: str, what: str) -> DataType:
-    """The type of a column. Raises UsageError where there is none of that name."""
+    """Return the type of a column. Raises UsageError if the table has no such column."""
     if name not in dataset.columns:
         raise UsageError(f"{what} {name!r} is no column of the table; its columns are {', '.join(dataset.columns)}")
     return dataset.schema[name].dataType
 
 
 def numbers(dataset: DataFrame, name: str, what: str) -> Column:
-    """A column of bytes as it is, one of vectors or of arrays of numbers as arrays. Raises UsageError for any other."""
+    """Return a column of bytes unchanged, or a column of vectors or numeric arrays as arrays of doubles.
+
+    Raises UsageError for any other type."""
     kind = column_type(dataset, name, what)
     if isinstance(kind, VectorUDT):
         return vector_to_array(F.col(name))
@@ -59,10 +67,10 @@ def numbers(dataset: DataFrame, name: str, what: str) -> Column:
 
 
 def matrix(column: pa.Array, what: str) -> npt.NDArray[Any]:
-    """A column of bytes or of arrays, all of one length, as uint8 or float64 [rows, length]. Raises DataError."""
+    """Return a column of bytes or arrays of equal length as uint8 or float64 [rows, length]. Raises DataError."""
     if column.null_count:
         raise DataError(f"{what} has a null; drop or repair such rows before fitting")
-    if pa.types.is_large_binary(column.type):  # as Spark may be told to send them
+    if pa.types.is_large_binary(column.type):  # Spark sends these types if configured so
         column = column.cast(pa.binary())
     elif pa.types.is_large_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
@@ -81,7 +89,7 @@ def matrix(column: pa.Array, what: str) -> npt.NDArray[Any]:
 
 
 def as_pixels(values: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:
-    """Whole numbers in 0..255 as bytes. Raises DataError for others."""
+    """Return whole numbers in 0..255 as bytes. Raises DataError for other numbers."""
     if values.dtype == np.uint8:
         return values
     pixels = values.astype(np.uint8)

@@ -1,10 +1,10 @@
-"""Repeated passes of k-means over points that stay where they are. Pure numpy.
+"""Repeated passes of k-means over points that stay in the memory of a task. Pure numpy.
 
-A pass looks again only at the rows that may have changed cluster (Hamerly, "Making k-means even faster", 2010). Each row
-keeps an upper bound of the distance to its own centre and a lower bound of the distance to any other; both give way by as
-much as the centres have moved, and while they do not meet, the row stays. Bounds are floating point with room to spare, and
-a row whose bounds come near each other is measured in exact integers: the result is that of a pass over all rows, ties
-included."""
+A pass examines only the rows that may have changed cluster (Hamerly, "Making k-means even faster", 2010). Each row has
+an upper bound of the distance to its own centre and a lower bound of the distance to any other. Both are relaxed by the
+movement of the centres, and while the upper stays below the lower bound, the row keeps its cluster. Bounds are floating
+point numbers with a safety margin, and a row whose bounds come close to each other is measured in exact integers. The
+result equals a pass over all rows, ties included."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from pipeline.clustering.lloyd import Ints, Sums, add_rows, block_rows, exact_sum, whole_sum
 
-ROOM = 2.0**-8  # of the grid of the points: bounds are off by less than 2^-26 of it after each pass
+ROOM = 2.0**-8  # the safety margin in units of the grid; a pass adds an error below 2^-26 to the bounds
 
 
 class Pass:
-    """``Pass(points, k)(centres)``, once for each iteration of one fit: the sums by cluster, as ``lloyd.one_pass`` has them.
+    """Repeated passes of one fit: ``Pass(points, k)(centres)`` returns the sums by cluster like ``lloyd.one_pass``.
 
-    points int32 [rows, p]. State: 32 bytes a row. At most 2 * rows * k * p flop; on CIFAR-10, 20 clusters and 150 iterations
-    a quarter of that."""
+    points: int32 [rows, p]. State: 32 bytes per row. Costs at most 2 * rows * k * p flop; on CIFAR-10 with 20 clusters
+    and 150 iterations a quarter of that."""
 
     def __init__(self, points: npt.NDArray[np.int32], k: int) -> None:
         self.points = points
@@ -37,6 +37,7 @@ class Pass:
         self.centres = centres
         index = self._measure(rows, centres)
         before = self.index[rows]
+        # Update the sums only by the rows that changed cluster; integers, so no error accumulates.
         changed = index != before
         add_rows(self.sums, self.points, rows[changed], index[changed], 1)
         left = changed & (before >= 0)
@@ -46,11 +47,12 @@ class Pass:
         return Sums(self.sums.copy(), counts, self._inertia(centres, counts))
 
     def _unsure(self, centres: Ints) -> Ints:
-        """The rows whose nearest centre may be another one, now that the centres have moved."""
+        """Return the rows whose nearest centre may have changed with the movement of the centres."""
         if self.centres is None:
             return np.arange(len(self.points))
         moved = np.sqrt(((centres - self.centres) ** 2).sum(axis=1).astype(np.float64))
         farthest = int(moved.argmax())
+        # The lower bound concerns other centres, so a cluster's own movement does not count.
         others = np.full(len(moved), moved[farthest])
         others[farthest] = np.delete(moved, farthest).max(initial=0)
         self.upper += moved[self.index]
@@ -58,7 +60,7 @@ class Pass:
         return np.flatnonzero(self.upper + ROOM >= self.lower)
 
     def _measure(self, rows: Ints, centres: Ints) -> Ints:
-        """The nearest centre of each of some rows, ties to the lower index; their bounds become distances."""
+        """Return the nearest centre of each given row, ties to the lower index, and make the bounds exact."""
         index = np.empty(len(rows), np.int64)
         c = centres.astype(np.float64)
         minus_2c, c_squared = -2 * c.T, np.einsum("kp,kp->k", c, c)
@@ -67,6 +69,7 @@ class Pass:
             block = rows[low : low + step]
             squared = self.points[block].astype(np.float64) @ minus_2c
             squared += c_squared
+            # The upper bound is the distance to the nearest centre, the lower one to the second nearest.
             best = squared.argmin(axis=1)
             every = np.arange(len(block))
             self.upper[block] = np.sqrt(squared[every, best] + self.squares[block])
@@ -76,9 +79,9 @@ class Pass:
         return index
 
     def _inertia(self, centres: Ints, counts: Ints) -> int:
-        """The sum of |x - c|^2, from the sums by cluster: |x|^2 - 2 x c + |c|^2, exact.
+        """Return the sum of |x - c|^2 from the sums by cluster, as |x|^2 - 2 x c + |c|^2, exact.
 
-        A sum is split, as a coordinate times a sum of many may be more than 63 bits."""
+        A sum is split in two, because a coordinate times a sum of many coordinates can exceed 63 bits."""
         high, low = self.sums >> 24, self.sums & ((1 << 24) - 1)
         products = (whole_sum(centres * high) << 24) + whole_sum(centres * low)
         squares = sum(int(n) * int(q) for n, q in zip(counts, (centres**2).sum(axis=1), strict=True))
@@ -86,7 +89,7 @@ class Pass:
 
 
 def _squares(points: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-    """|x|^2 of each row: integers below 2^53."""
+    """Return |x|^2 of each row: integers below 2^53."""
     found = np.empty(len(points))
     step = block_rows(1)
     for low in range(0, len(points), step):

@@ -1,4 +1,6 @@
-"""BlockPCA: a spark.ml Estimator on image bytes, exact and independent of partitioning. See pipeline/clustering/gram.py."""
+"""BlockPCA, a spark.ml Estimator on image bytes, exact and independent of partitioning.
+
+See pipeline/clustering/gram.py."""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class _PCAParams(HasInputCol, HasOutputCol):
 
 
 def image_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[npt.NDArray[np.uint8]]:
-    """The first column of Arrow batches as uint8 [rows, pixels]; bytes without a copy."""
+    """Yield the first column of Arrow batches as uint8 [rows, pixels]; bytes without a copy."""
     for batch in batches:
         if len(batch):
             what = f"column {batch.schema.names[0]}"
@@ -61,11 +63,14 @@ def image_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[npt.NDArray[np.u
 
 
 class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["BlockPCA"], DefaultParamsWritable):
-    """Principal components of images: a column of bytes, or of vectors or arrays of whole numbers in 0..255, of one length.
+    """Principal components of images.
 
-    Agrees with scikit-learn's ``covariance_eigh`` on the subspace; the same bits whatever the partitioning. Cost:
-    rows * d^2 flop on the executors, one d x d eigenproblem for the leading vectors on the driver, 12 d^2 bytes of
-    state a task. Of images of more than 12,288 pixels one task holds all, at most 512 MiB of them: fit such to a sample."""
+    The input column holds bytes, or vectors or arrays of whole numbers in 0..255, all of one length. The subspace
+    agrees with scikit-learn's ``covariance_eigh``, and is bit-identical for any partitioning.
+
+    Costs rows * d^2 flop on the executors, one d x d eigenproblem for the leading vectors on the driver, and 12 d^2
+    bytes of state per task. Images of more than 12,288 pixels are all held by one task, at most 512 MiB of them: fit
+    these to a sample."""
 
     @keyword_only
     def __init__(
@@ -101,6 +106,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
             data = to_bytes(count=np.array(part.count), total=part.total, packed=part.packed)
             yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["part"])
 
+        # Every task returns a matrix of d^2 numbers, so more tasks than cores only add merges.
         parts = min(column.rdd.getNumPartitions(), column.sparkSession.sparkContext.defaultParallelism)
         table = column.coalesce(parts).mapInArrow(partial, "part binary")
         return self.fit_partials(table.rdd.map(lambda row: _loaded(row.part)), pixels)
@@ -118,8 +124,14 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
             return self._of_dual(dict(arrays))
 
     def fit_blocks(self, blocks: RDD[npt.NDArray[np.uint8]], pixels: int, rows: int | None = None) -> BlockPCAModel:
-        """Fit uint8 [rows, pixels] blocks, where there is no table to go through. rows: about how many there are, where the
-        caller knows; of fewer than pixels one task makes a smaller matrix."""
+        """Fit uint8 [rows, pixels] blocks without a table.
+
+        Args:
+            blocks: the images.
+            pixels: numbers per image.
+            rows: the approximate number of rows, if known. If it is less than the pixels, one task can use a smaller
+                matrix.
+        """
         if rows is not None and gram.rows_are_fewer(rows, pixels):
             wanted = self.getOrDefault(self.components)
             return self._of_dual(
@@ -128,7 +140,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.local(part, pixels)]), pixels)
 
     def fit_partials(self, partials: RDD[gram.Gram], pixels: int) -> BlockPCAModel:
-        """The driver receives one merged sum, d^2 * 4 bytes, however many rows and tasks there are."""
+        """Fit merged sums. The driver receives one sum, d^2 * 4 bytes, for any number of rows and tasks."""
         if pixels > gram.MAX_PIXELS:
             raise UsageError(
                 f"images of {pixels:,} values are too large for a matrix of pixels x pixels; tell fit_blocks how many rows"
@@ -148,7 +160,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
 
 
 def limited(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """The same blocks. Raises DataError before there are more images than one task should hold."""
+    """Yield the same blocks. Raises DataError before there are more images than one task should hold."""
     rows, most = 0, gram.rows_at_most(pixels)
     for block in blocks:
         rows += len(block)
@@ -177,11 +189,17 @@ def _loaded(data: bytes) -> gram.Gram:
 
 
 class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
-    """components float64 [k, d], variances float64 [k] (descending), mean float64 [d], the integer projection, and rows:
-    how many were fitted to, 0 where nobody has counted them.
+    """Fitted principal components and their projection to integers.
 
-    ``transform`` appends a vector: the projection of the raw pixels, not centred (as spark.ml's PCA), rounded to the
-    grid of ``projection``."""
+    ``transform`` appends a vector: the projection of the raw pixels, not centred (like spark.ml's PCA), rounded to the
+    grid of ``projection``.
+
+    Attributes:
+        projection: the integer projection.
+        spectrum: components float64 [k, d] and variances float64 [k], descending.
+        mean: float64 [d].
+        rows: the number of rows of the fit, 0 if unknown.
+    """
 
     def __init__(
         self, projection: Projection, spectrum: gram.Spectrum, mean: npt.NDArray[np.float64], rows: int = 0
@@ -221,7 +239,7 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
-        arrays = {"rows": np.array(0)} | arrays  # which older models lack
+        arrays = {"rows": np.array(0)} | arrays  # older models have no rows
         expect(
             arrays,
             weights="f8 d k",

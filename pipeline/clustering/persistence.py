@@ -1,4 +1,4 @@
-"""Saving and loading of fitted models whose state is a few arrays: spark.ml's metadata beside one .npz file."""
+"""Saving and loading of fitted models whose state is a few arrays: spark.ml's metadata and one .npz file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARRAYS = "arrays.npz"
 
 
 class ArrayWritable(MLWritable):
-    """A model that is ``arrays()`` and its params."""
+    """A model whose whole state is ``arrays()`` and its params."""
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         raise NotImplementedError
@@ -50,7 +50,14 @@ class _Writer(MLWriter):
 
 
 def save_model(model: Any, store: Store, uri: str, context: SparkContext) -> None:
-    """spark.ml's own layout (metadata/part-00000, one line of JSON) without the Spark job that usually writes it."""
+    """Write a model in spark.ml's own layout (metadata/part-00000, one line of JSON), but without a Spark job.
+
+    Args:
+        model: an ArrayWritable.
+        store: the file system.
+        uri: the folder of the model.
+        context: supplies Spark's version for the metadata.
+    """
     files = {
         "metadata/part-00000": DefaultParamsWriter._get_metadata_to_save(model, context).encode() + b"\n",
         "metadata/_SUCCESS": b"",
@@ -68,12 +75,12 @@ class _Reader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         store = open_store(SparkContext.getOrCreate())
-        # As save_model has it: Spark's own reader looks on the default file system.
+        # Read through the same store as save_model, because Spark's own reader uses the default file system.
         return load_model(self.kind, store, store.resolve(path))
 
 
 def load_model(kind: type[T], store: Store, uri: str) -> T:
-    """Return a saved model. kind: its class, an ArrayReadable. Raises DataError where none was saved or it is damaged."""
+    """Return a saved model. Raises DataError if none was saved or it is damaged. kind: its class, an ArrayReadable."""
     about = _metadata(store, uri)
     try:
         metadata = parse_object(about)
@@ -92,7 +99,7 @@ def load_model(kind: type[T], store: Store, uri: str) -> T:
 
 
 def _metadata(store: Store, uri: str) -> bytes:
-    """The line of JSON that spark.ml writes. Raises DataError where no model was saved."""
+    """Return the line of JSON that spark.ml writes. Raises DataError if no model was saved."""
     try:
         parts = [path for path in store.walk(f"{uri}/metadata") if "/part-" in path]
         return store.read(parts[0])

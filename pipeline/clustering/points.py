@@ -1,5 +1,6 @@
-"""Blocks of points on an integer grid, and their clusters where all fit in one task. Loads nothing of spark.ml, which takes
-half a second."""
+"""Blocks of points on an integer grid, and their clustering in one task.
+
+This module does not import spark.ml, which takes half a second."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ import numpy.typing as npt
 from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit_here
 
-ONE_TASK_BYTES = 256 << 20  # of int32 points: above this, one job an iteration over the cached partitions
+ONE_TASK_BYTES = 256 << 20  # int32 points; above this, each iteration is a job over the cached partitions
 
 
 @dataclass(frozen=True)
 class Points:
-    """ids int64 [rows], points int32 [rows, p] on the grid 2^-exponent of their projection."""
+    """A block of points. ids: int64 [rows]. points: int32 [rows, p] on the grid 2^-exponent of their projection."""
 
     ids: npt.NDArray[np.int64]
     points: npt.NDArray[np.int32]

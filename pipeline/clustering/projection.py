@@ -1,7 +1,7 @@
 """Fitted models as integers: images to grid points, grid points to neighbourhoods. Pure numpy, exact, picklable.
 
-Floating point ends where a model is fitted. From there on pixels, weights, points and centres are integers, held in
-float64 only while BLAS multiplies them, and bounded so that nothing is ever rounded by it."""
+Floating point ends where a model is fitted. From there on pixels, weights, points and centres are integers. float64
+holds them only while BLAS multiplies them, and they are bounded so that no product or sum is rounded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
-MOST_EXPONENT = 1000  # of a grid, either way: 2^-exponent is a number in float64
-BLOCK_ROWS, BLOCK_VALUES = 2048, 8 << 20  # of images that are float64 at a time
+MOST_EXPONENT = 1000  # the largest absolute exponent of a grid, so that 2^-exponent is a float64
+BLOCK_ROWS, BLOCK_VALUES = 2048, 8 << 20  # the part of the images that is float64 at a time
 
 
 def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
-    """The finest grid 2^-g on which squared distances between points with |value_j| <= bounds_j stay below 2^52 and
-    the points within int32."""
+    """Return g of the finest grid 2^-g for points with |value_j| <= bounds_j.
+
+    On it squared distances between points stay below 2^52, and the points within int32."""
     spread = float(((2 * bounds) ** 2).sum())
     if spread == 0:
         return 0
@@ -36,7 +37,9 @@ def check_grid(exponent: int, shift: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Projection:
-    """weights: integers in float64 [d, k]; a point is (pixels @ weights) rounded to 2^-shift, in units of 2^-exponent."""
+    """A linear map from pixels to grid points.
+
+    weights: integers in float64 [d, k]. A point is (pixels @ weights) rounded to 2^-shift, in units of 2^-exponent."""
 
     weights: npt.NDArray[np.float64]
     shift: int
@@ -47,7 +50,7 @@ class Projection:
         return int(self.weights.shape[1])
 
     def __call__(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-        """uint8 [rows, d] to int32 [rows, k]. 2 * rows * d * k flop in float64."""
+        """Project uint8 [rows, d] to int32 [rows, k]. Costs 2 * rows * d * k flop in float64."""
         points = np.empty((len(images), self.weights.shape[1]), np.int32)
         half = 1 << self.shift >> 1
         step = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(self.weights)))
@@ -59,20 +62,20 @@ class Projection:
 
 @dataclass(frozen=True)
 class Grid:
-    """Features as they are, rounded to the grid 2^-exponent."""
+    """A map that only rounds features to the grid 2^-exponent."""
 
     dimensions: int
     exponent: int
 
     def __call__(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-        """The bytes of float32 features, uint8 [rows, 4 d], to int32 [rows, d]."""
+        """Round the bytes of float32 features, uint8 [rows, 4 d], to int32 [rows, d]."""
         features = np.ascontiguousarray(rows).view(np.float32)
         points: npt.NDArray[np.int32] = np.rint(np.ldexp(features.astype(np.float64), self.exponent)).astype(np.int32)
         return points
 
 
 def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
-    """A spectrum as an integer projection; ``whiten`` divides each component by its standard deviation."""
+    """Return a spectrum as an integer projection; ``whiten`` divides each component by its standard deviation."""
     known = whiten & (spectrum.variances > 0)
     scale = np.sqrt(np.where(known, spectrum.variances, 1.0))
     weights = (spectrum.components / scale[:, None]).T

@@ -1,4 +1,4 @@
-"""Merging what partitions have found."""
+"""Merging of the results of partitions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TypeVar
 from pyspark import RDD
 
 T = TypeVar("T")
-FEW = 4  # partitions, whose results the driver merges itself: less than a shuffle costs
+FEW = 4  # up to so many partitions the driver merges the results, which costs less than a shuffle
 
 
 def reduced(parts: RDD[T], merge: Callable[[T, T], T]) -> T:
-    """All parts in one. Executors merge first, in as many rounds as leave about a dozen parts for the driver."""
+    """Merge the results of all partitions. Executors merge first, until about a dozen parts are left for the driver."""
     partitions = parts.getNumPartitions()
     return parts.treeReduce(merge, depth(partitions)) if partitions > FEW else parts.reduce(merge)
 
 
 def depth(partitions: int) -> int:
-    """Of the tree: in each round about eight parts become one."""
+    """Return the depth of the reduction tree, in which about eight parts become one per round."""
     return max(2, math.ceil(math.log(partitions, 8)))
 
 
 def arrivals(partitions: int) -> int:
-    """How many parts reach the driver, as Spark's treeReduce has it."""
+    """Return the number of parts that reach the driver, computed like in Spark's treeReduce."""
     if partitions <= FEW:
         return partitions
     scale = max(math.ceil(partitions ** (1 / depth(partitions))), 2)

@@ -1,8 +1,9 @@
 """Similarities between the points of one class, as integers: exp(-|x - y|^2 / (2 sigma^2)), sigma the mean distance.
 
-Squared distances between integer points are exact in any BLAS. Square roots are rounded in one way (IEEE 754), and sigma is
-a sum of integers. The exponential comes out of a table made in decimal arithmetic, as numpy's own differs by processor
-in its last bit. So the same points give the same integers on every machine, with any number of threads."""
+Squared distances between integer points are exact in any BLAS. Square roots are rounded as IEEE 754 prescribes, and
+sigma is a sum of integers. The exponential comes from a table computed in decimal arithmetic, because the last bit of
+numpy's differs between processors. The same points therefore give the same integers on every machine, with any number
+of threads."""
 
 from __future__ import annotations
 
@@ -14,20 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 ONE = 1 << 20  # the similarity of a point to itself
-STEPS = 1 << 16  # of the exponent, a unit: a similarity is within 2^-17 of the exponential
+STEPS = 1 << 16  # steps of the exponent per unit: a similarity is within 2^-17 of the exponential
 LAST = 15 * STEPS  # from here on similarities are zero: exp(-15) * ONE < 0.5
-FINE = 256.0  # parts of the grid that distances are rounded to
-BLOCK_VALUES = 1 << 20  # of distances at a time
+FINE = 256.0  # distances are rounded to 1/256 of the grid
+BLOCK_VALUES = 1 << 20  # distances that are computed at a time
 
 Similarities = npt.NDArray[np.int32]
 
 
 def similarities(points: npt.NDArray[np.int32]) -> Similarities:
-    """int32 [n, n] of int32 [n, p] on a grid on which squared distances stay below 2^52 (``projection.grid_exponent``):
-    symmetric, ONE on the diagonal; ONE everywhere where all points are the same.
+    """Return the similarities of int32 points [n, p], int32 [n, n], symmetric, with ONE on the diagonal.
 
-    sigma is the mean of all n^2 distances, those to itself included (He and Dube 2023, who take that of all classes).
-    2 n^2 p flop in float64, as half of the matrix is computed, twice; see ``held_bytes``."""
+    The points' grid must keep squared distances below 2^52 (``projection.grid_exponent``). If all points are equal,
+    every similarity is ONE. sigma is the mean of all n^2 distances, including zero distances of points to themselves
+    (He and Dube 2023, who use the mean over all classes).
+
+    Costs 2 n^2 p flop in float64: half of the matrix is computed, once for sigma and once for the similarities. For
+    memory see ``held_bytes``."""
     found = np.empty((len(points), len(points)), np.int32)
     sigma = mean_distance(points)
     table = exponentials()
@@ -43,12 +47,14 @@ def similarities(points: npt.NDArray[np.int32]) -> Similarities:
 
 
 def held_bytes(rows: int, dimensions: int) -> int:
-    """Memory that the similarities of a class take while they are made, the points included."""
+    """Return the memory that the computation of a class's similarities takes, including the points."""
     return 4 * rows * rows + 24 * rows * dimensions + 32 * BLOCK_VALUES
 
 
 def mean_distance(points: npt.NDArray[np.int32]) -> float:
-    """Of all pairs, those of a point with itself included, in units of the grid; each is rounded to 1/256 of it."""
+    """Return the mean distance of all pairs, including pairs of a point with itself, in units of the grid.
+
+    Each distance is rounded to 1/256 of the grid."""
     total = 0
     for _, squared in _upper_blocks(points):
         width = len(squared)
@@ -58,7 +64,9 @@ def mean_distance(points: npt.NDArray[np.int32]) -> float:
 
 
 def _upper_blocks(points: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
-    """Squared distances of some rows to themselves and to all later ones: (first row, float64 [rows, n - first row])."""
+    """Yield squared distances of blocks of rows to themselves and all later rows.
+
+    Each item is (first row of the block, float64 [rows, n - first row])."""
     wide = points.astype(np.float64)
     squares = np.einsum("np,np->n", wide, wide)
     step = max(1, BLOCK_VALUES // max(1, len(points)))
@@ -71,7 +79,9 @@ def _upper_blocks(points: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDAr
 
 @lru_cache(maxsize=1)
 def exponentials() -> Similarities:
-    """ONE * exp(-i / STEPS), rounded, int32 [LAST + 1]; the same on every machine, as products are rounded in one way."""
+    """Return ONE * exp(-i / STEPS), rounded, int32 [LAST + 1].
+
+    The table is the same on every machine, because IEEE 754 prescribes how products are rounded."""
     coarse = np.array([float((Decimal(-i) / 256).exp()) for i in range(LAST // 256 + 1)])
     fine = np.array([float((Decimal(-i) / STEPS).exp()) for i in range(STEPS // 256)])
     table: Similarities = np.rint(np.outer(coarse, fine).ravel()[: LAST + 1] * ONE).astype(np.int32)

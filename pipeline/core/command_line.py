@@ -1,5 +1,6 @@
-"""What every command line shares, with Spark or without: flags over conf/*.toml over built-in defaults, one-line errors,
-exit codes. No Spark."""
+"""The common parts of all command lines: flags over conf/*.toml over built-in defaults, one-line errors, exit codes.
+
+Needs no Spark, but is used by programs on Spark too."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ from pipeline.core.import_path import hiding_file
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.storage import retries
 
-DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, by which installed metadata are found
+DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, under which installed metadata are found
 UNSET = object()
-BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
+BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a program that was ended by SIGPIPE
 
 
 def _conf() -> Traversable:
-    """The folder of defaults: inside the package in a wheel and in package_zip's zip, beside it in a checkout."""
+    """Return the folder of defaults: inside the package in a wheel or in package_zip's zip, beside it in a checkout."""
     packaged = files("pipeline") / "conf"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "conf"
 
@@ -36,7 +37,7 @@ CONF = _conf()
 
 
 def as_typed(text: str) -> str:
-    """Replace ``python -m pipeline shard`` and the like by ``sharding shard`` where that is the program that runs."""
+    """Replace ``python -m pipeline shard`` and the like by ``sharding shard`` if that is the running program."""
     if Path(sys.argv[0]).stem != "sharding":
         return text
     text = re.sub(r"python -m (?:pipeline |trainer\.|trainer (?=embed))(?=\w)", "sharding ", text)
@@ -44,11 +45,11 @@ def as_typed(text: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, which name the nearest flag or choice.
+    """An argparse parser with one-line errors that suggest the nearest flag or choice.
 
     Attributes:
-        conf: the name of the file of defaults in conf/, without its ending.
-        hints: advice by the name of a flag that this program does not have, although people give it.
+        conf: name of the defaults file in conf/, without its extension.
+        hints: advice by the name of a flag that users may expect but the program lacks.
     """
 
     conf: str | None
@@ -68,11 +69,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
 
     def _advice(self, message: str) -> str:
-        """Return what the first flag or choice that is not known was probably meant to be."""
+        """Return a hint or the nearest name for the first unknown flag or choice in a message, or an empty string."""
         flags = [name for action in self._actions for name in action.option_strings]
         choices = [str(choice) for action in self._actions for choice in action.choices or ()]
         if message.startswith("the following arguments are required"):
-            # argparse looks for required flags first, and never says that one of them is misspelt.
+            # argparse checks required flags first, and would not report that one of them is misspelt.
             given, known = self._first_unknown(flags), flags
         elif match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
             given, known = match[1], flags
@@ -86,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if near else ""
 
     def _first_unknown(self, flags: Sequence[str]) -> str:
-        """Return the first flag given that is none of these, nor a beginning of one, which argparse takes for it."""
+        """Return the first given flag that is neither in ``flags`` nor an abbreviation of one; "" if there is none."""
         given = (argument.partition("=")[0] for argument in self._arguments if argument.startswith("--"))
         return next((flag for flag in given if not any(name.startswith(flag) for name in flags)), "")
 
@@ -101,19 +102,19 @@ def parser(prog: str, description: str | None, epilog: str) -> Parser:
 
 
 def actions_by_flag(flags: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return what each flag does, by its spellings. Only this module uses members of argparse that are not public."""
+    """Return the action of each flag, by all its spellings. Wraps a private member of argparse."""
     return flags._option_string_actions
 
 
 def seed(text: str) -> int:
-    """The type of --seed."""
+    """Parse the value of --seed."""
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
     return int(text)
 
 
 def image_shape(text: str) -> tuple[int, int, int]:
-    """The type of --image-shape."""
+    """Parse the value of --image-shape."""
     match = re.fullmatch(r"(\d+)[x,](\d+)[x,](\d+)", text)
     if not match or not all(map(int, match.groups())):
         raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
@@ -124,19 +125,21 @@ def image_shape(text: str) -> tuple[int, int, int]:
 
 
 def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Flags over the TOML file over built-in defaults. Raises UsageError for unknown or ill-typed keys.
+    """Parse a command line: flags override the TOML file, which overrides built-in defaults.
 
-    The file is --config, else conf/NAME.toml where there is one: NAME of NAME.py, or of python -m NAME, or the parser's
-    conf. A flag also wins over a key of the file that excludes it. The result's ``given`` names what the command line itself
-    gave."""
+    The file is --config, otherwise conf/NAME.toml if it exists, where NAME is the parser's conf: by default from
+    NAME.py or python -m NAME. A flag also overrides a key of the file that excludes it. The result's ``given`` has the
+    names of the values given on the command line itself. Raises UsageError for unknown or ill-typed keys."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags._actions}
     early, _ = _config_only().parse_known_args(argv)
     path = early.config or CONF / f"{flags.conf}.toml"
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
+    # Only a second parse without defaults can tell a given value from an equal default.
     told = given(flags, argv)
     args = flags.parse_args(argv)
+    # A flag and a key of the file that exclude each other are no conflict: the flag wins.
     for group in flags._mutually_exclusive_groups:
         names = [action.dest for action in group._group_actions]
         for name in names if told & set(names) else ():
@@ -147,15 +150,15 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
-    """The flags that a command line itself gives, by the names of their values."""
-    # A flag that may be repeated appends to what is there, which must be None or a list.
+    """Return the names of the values that a command line itself gives."""
+    # A repeatable flag appends to its default, which must be None or a list.
     unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags._actions}
     parsed = vars(flags.parse_args(argv, argparse.Namespace(**unset)))
     return frozenset(name for name, value in parsed.items() if value is not unset.get(name, UNSET))
 
 
 def is_repeatable(action: argparse.Action) -> bool:
-    """True for a flag that may be given several times; its value is a list."""
+    """True if a flag may be given several times, so that its value is a list."""
     return isinstance(action, argparse._AppendAction)
 
 
@@ -166,16 +169,17 @@ def run_chosen(
     argv: Sequence[str] | None = None,
     version: str | None = None,
 ) -> int:
-    """Run the command that a command line begins with, and return its exit code.
+    """Run the command that a command line starts with, and return its exit code.
 
-    Without one the commands are shown; one that does not exist is answered in one line. Both are exit code 2.
+    Without a command, all commands are shown; an unknown command gives a one-line error. Both return exit code 2.
 
     Args:
         prog: the program's name.
-        summaries: what each command does, by its name.
+        summaries: a description of each command, by its name.
         run: takes a command and the arguments after it.
         argv: the command line; the process's own if None.
-        version: shown by --version, which there is not if None."""
+        version: shown by --version; without this flag if None.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     lines = [f"  {name:<12}{summary}" for name, summary in summaries.items()]
     flags = Parser(
@@ -190,7 +194,7 @@ def run_chosen(
         "command", choices=summaries, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
     )
     flags.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    if not argv:
+    if not argv:  # argparse would only report that COMMAND is missing
         flags.print_help(sys.stderr)
         return UsageError.exit_code
     try:
@@ -201,7 +205,7 @@ def run_chosen(
 
 
 def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
-    """Add --config, whose help names the file of defaults that holds without it. conf: its name without the ending."""
+    """Add --config, with its default file in the help text. conf: name of that file without its extension."""
     file = f"conf/{conf}.toml" if (CONF / f"{conf}.toml").is_file() else "none"
     flags.add_argument("--config", type=Path, metavar="TOML", help=f"defaults file (default: {file})")
 
@@ -225,6 +229,7 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
         action = actions.get(_key(key))
         if action is None or key in ("config", "help"):
             raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
+        # argparse would demand a required flag even though the file has its value.
         action.required = False
         flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
         if is_repeatable(action):
@@ -242,19 +247,19 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
 
 
 def _repeated(action: argparse.Action, value: Any, place: str) -> list[str]:
-    """Return the texts that a TOML file gives for a flag that may be repeated; the message shows no value."""
+    """Return the values of a repeatable flag in a TOML file. Raises UsageError, without a value in the message."""
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise UsageError(f'{place} is not a list of texts, such as ["{action.metavar}"]')
     return value
 
 
 def _key(flag: str) -> str:
-    """The key of a flag in a TOML file."""
+    """Return the key of a flag in a TOML file."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 def unforeseen(error: Exception) -> tuple[str, int]:
-    """The line and exit code of an error that nobody wrote a line for."""
+    """Return the line and exit code of an error without a message of its own."""
     text = hiding_file(error) or str(error).strip()
     detail = f": {text.splitlines()[0][:300]}" if text else ""
     return f"{type(error).__name__}{detail} (--debug shows the whole trace)", 1
@@ -263,13 +268,17 @@ def unforeseen(error: Exception) -> tuple[str, int]:
 def execute(
     main: Callable[[], int], *, interrupted: str, cause: Callable[[Exception], tuple[str, int]] = unforeseen
 ) -> NoReturn:
-    """Run a program's main and leave with the contract's exit code and one line for every foreseen error.
+    """Run a program's main, print one line for an error, and exit with the documented exit code.
 
-    interrupted: what to tell after Ctrl-C; cause: the line and exit code of an unforeseen error."""
+    Args:
+        main: returns the exit code.
+        interrupted: message after Ctrl-C.
+        cause: returns the line and exit code of an unforeseen error.
+    """
     debug = "--debug" in sys.argv
     try:
         code = main()
-        sys.stdout.flush()  # while an error of it is still caught
+        sys.stdout.flush()  # here, where its errors are still caught
     except JobError as error:
         code = _fail(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
@@ -283,17 +292,18 @@ def execute(
         code = _fail(line, code, debug)
     sys.stdout.flush()
     sys.stderr.flush()
+    # A thread of a native client that returns during Python's shutdown would abort the process.
     if retries.are_left():
         os._exit(code)
     sys.exit(code)
 
 
 def _output_is_closed() -> bool:
-    """Return True, and drop what is still to be printed, if the reader of standard output has gone, as ``head`` does."""
+    """Return True and discard further output if the reader of standard output has exited, as ``head`` does."""
     poll = select.poll()
     poll.register(sys.stdout, select.POLLOUT)
     closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if closed:
+    if closed:  # Python's own flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return closed
 

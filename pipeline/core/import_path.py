@@ -1,12 +1,12 @@
-"""Set where this program and the processes that it starts import modules from.
+"""The module search path of this program and of the processes that it starts.
 
-Python puts the working folder first on the path of ``python -m`` and ``python -c``, which is how Spark starts its Python
-workers and multiprocessing its fork server. A user's file torch.py or pipeline.py would be imported there in place of the
-module of that name. So what this program starts gets the path of the program itself, without the working folder.
+Python puts the working folder first on the path of ``python -m`` and ``python -c``, by which Spark starts its Python
+workers and multiprocessing its fork server. A user's file torch.py or pipeline.py would be imported there in place of
+the module of that name. Child processes therefore get the path of this program, without the working folder.
 
-spark-submit and the Python workers of executors have the zip files of SPARK_HOME/python/lib first on their path, and what
-comes out of a zip file is compiled again by every process: a second for a driver, and one for its workers. pyspark is
-imported from the folder that it is installed in instead."""
+spark-submit and the Python workers of executors have the zip files of SPARK_HOME/python/lib first on their path. Every
+process compiles modules from a zip file again, which takes a second in a driver and another in its workers. pyspark is
+therefore imported from the folder in which it is installed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-SAFE_PATH = "PYTHONSAFEPATH"  # set: no folder is put first on the path
+SAFE_PATH = "PYTHONSAFEPATH"  # if set, Python puts no folder first on the path
 PATH = "PYTHONPATH"
 
 
 def leave_working_folder(package: str, file: str) -> None:
-    """Take the working folder from sys.path where ``python -m`` has put it there for a program of a package.
+    """Remove the working folder from sys.path if ``python -m`` has put it there for a program of a package.
 
-    Called while that package is imported. A folder that the package itself lies in stays; where a file there hides a
-    module, the program ends with a line that names the file.
+    Called while that package is imported. The folder stays if it contains the package itself; if a file there then
+    hides a module, the program ends with a line that names the file.
 
-    Args:
-        package: its name.
-        file: its __init__.py."""
-    if sys.argv[:1] != ["-m"] or sys.flags.safe_path:  # the name of a program of -m, until it is found
+    package: its name. file: its __init__.py."""
+    if sys.argv[:1] != ["-m"] or sys.flags.safe_path:  # argv[0] is -m until Python has found the program
         return
     program = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
     if program.partition(".")[0] != package:
@@ -50,8 +48,9 @@ def _name_hiding_file(kind: type[BaseException], error: BaseException, trace: Tr
 
 
 def main_folder() -> str | None:
-    """Return the folder that Python has put on the path for the running program, if it is there still: a script's own, or
-    the working folder."""
+    """Return the folder that Python has put on the path for the running program, or None if it was removed.
+
+    It is the script's own folder, or the working folder."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     is_script = file and getattr(main, "__spec__", None) is None
@@ -60,19 +59,19 @@ def main_folder() -> str | None:
 
 
 def child_variables() -> dict[str, str]:
-    """Return the environment variables that give a process of this Python the path of this one, and nothing else."""
+    """Return the environment variables that give a child process exactly the module search path of this process."""
     folders = [os.path.abspath(entry) for entry in sys.path]
     return {SAFE_PATH: "1", PATH: os.pathsep.join(folder for folder in folders if os.pathsep not in folder)}
 
 
 def handed_on() -> AbstractContextManager[None]:
-    """Have ``child_variables`` in the environment, for processes that a library starts."""
+    """Set ``child_variables`` in the environment within a context, for processes that a library starts."""
     return variables(child_variables())
 
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Have values in the environment, and afterwards what was there before."""
+    """Set environment variables within a context, and restore the previous ones afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -85,8 +84,9 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def hiding_file(error: BaseException) -> str | None:
-    """Return in words which file of the working folder was imported in place of an installed module, if that is why an
-    import or a module's attribute failed; None if it is not."""
+    """Return a message if an error was caused by a file in the working folder that hides an installed module, or None.
+
+    Such a file is imported in place of the module, so that an import or an attribute of the module fails."""
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
         name, file = error.obj.__name__, getattr(error.obj, "__file__", None)
     elif isinstance(error, ImportError) and error.name:
@@ -94,6 +94,7 @@ def hiding_file(error: BaseException) -> str | None:
         file = error.path or getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
     else:
         return None
+    # Only a module that another folder of the path would have provided is hidden.
     name, here = name.partition(".")[0], os.path.realpath(os.getcwd())
     beside = {os.path.join(here, f"{name}.py"), os.path.join(here, name, "__init__.py")}
     others = [entry for entry in sys.path if os.path.realpath(entry) != here]
@@ -103,7 +104,7 @@ def hiding_file(error: BaseException) -> str | None:
 
 
 def without_zips(path: Sequence[str]) -> list[str]:
-    """The path less those zip files of a Spark whose content is installed as folders that are on the path as well."""
+    """Return the path without a Spark's zip files whose packages are also on the path as installed folders."""
     real = {os.path.realpath(entry) for entry in path}
     return [entry for entry in path if not _is_twin(Path(entry), real)]
 
@@ -112,7 +113,7 @@ def _is_twin(entry: Path, path: set[str]) -> bool:
     name = "pyspark" if entry.name == "pyspark.zip" else "py4j" if entry.match("py4j-*-src.zip") else None
     if name is None or entry.parts[-4:-1] != ("pyspark", "python", "lib"):
         return False
-    packages = entry.parents[3]  # where pyspark is installed as a package, if this Spark is one
+    packages = entry.parents[3]  # the folder of pyspark's installation, if this Spark is a Python package
     return os.path.realpath(packages) in path and all(
         (packages / package / "__init__.py").is_file() for package in {"pyspark", name}
     )

@@ -1,10 +1,9 @@
 """Download CIFAR-10 or CIFAR-100 from its home page and publish the official files in a folder, on HDFS or on S3.
 
-The archive is downloaded into a cache folder, where a broken download goes on at its last byte, and pooch
-checks its MD5. The files then appear all at once: they are written to a hidden folder beside the target,
-which is renamed; in an object store, which renames nothing, ``_fetching`` stays among them until all are there.
-``_fetched.json`` among them names their sizes, so that a rerun sees whether all are there.
-"""
+The archive is downloaded into a cache folder. A broken download resumes at its last byte, and pooch checks the MD5. The
+files then appear all at once: they are written to a hidden folder next to the target, which is renamed. An object store
+cannot rename, so there a file ``_fetching`` marks the folder as unfinished until all files exist. ``_fetched.json``
+lists the files and their sizes, so that a rerun can check that they are complete."""
 
 import argparse
 import json
@@ -35,12 +34,12 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.webhdfs import user_name
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
-RECORD, UNFINISHED = "_fetched.json", "_fetching"  # names that begin with _ or . are no data to Spark and Hadoop
+RECORD, UNFINISHED = "_fetched.json", "_fetching"  # Spark and Hadoop ignore names that begin with _ or .
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A published tar file: its name below the home page, its checksum, its folder and the files wanted."""
+    """A published tar file: its name below the home page, its checksum, its folder and the wanted files."""
 
     name: str
     md5: str
@@ -78,11 +77,18 @@ ARCHIVES: Mapping[tuple[str, str], Archive] = {
 
 
 def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BACKOFF_S) -> Path:
-    """The archive in the cache folder, checked; downloaded unless it is there already. Raises JobError."""
+    """Return the checked archive in the cache folder, downloaded if it is not there yet. Raises JobError.
+
+    Args:
+        archive: the archive.
+        base_url: the home page or a mirror.
+        cache: the folder for archives.
+        backoff_s: the pause before the first retry.
+    """
     pooch.get_logger().setLevel(logging.ERROR)
     url = f"{base_url.rstrip('/')}/{archive.name}"
     cache.mkdir(parents=True, exist_ok=True)
-    # Archives of one name from two mirrors never share a part.
+    # The checksum in the name keeps archives of one name from two mirrors apart.
     part = cache / f"{archive.name}.{archive.md5[:8]}.part"
     try:
         path = pooch.retrieve(
@@ -92,7 +98,7 @@ def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BA
             path=cache,
             downloader=ResumingDownloader(part, backoff_s),
         )
-    except ValueError as error:  # pooch's word for a wrong checksum; the file is gone by now
+    except ValueError as error:  # pooch raises it for a wrong checksum, after deleting the file
         if "hash" not in str(error):
             raise UsageError(f"{url} is no address to download from: {error}") from error
         raise JobError(
@@ -107,7 +113,7 @@ def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BA
 
 
 class Target(Protocol):
-    """A folder to be published. ``sizes`` is None where it does not exist."""
+    """A folder to be published. ``sizes`` is None if it does not exist."""
 
     def sizes(self) -> dict[str, int] | None: ...
     def read(self, name: str) -> bytes: ...
@@ -133,11 +139,11 @@ class LocalTarget:
         with tempfile.TemporaryDirectory(
             prefix=f".{self.folder.name}.", dir=self.folder.parent, ignore_cleanup_errors=True
         ) as work:
-            files = Path(work) / "files"  # a temporary folder itself is private; this one has the usual rights
+            files = Path(work) / "files"  # the temporary folder itself is private; this one has the usual rights
             files.mkdir()
             with naming(self.folder.parent):
                 fill(files)
-            os.replace(files, self.folder)  # refuses a folder that holds anything
+            os.replace(files, self.folder)  # fails if the target folder is not empty
 
 
 class HdfsTarget:
@@ -173,10 +179,10 @@ class HdfsTarget:
                     self._client.upload(f"{partial}/{file.name}", str(file), chunk_size=CHUNK_BYTES)
                 # HDFS moves a folder *into* an existing one, so an empty one goes first.
                 if self._client.status(self.path, strict=False) is not None:
-                    self._client.delete(self.path)  # not recursive: refuses a folder that holds anything
+                    self._client.delete(self.path)  # not recursive: fails if the folder is not empty
                 self._client.rename(partial, self.path)
             finally:
-                self._client.delete(partial, recursive=True)  # nothing there after the rename: returns False
+                self._client.delete(partial, recursive=True)  # returns False after the rename, as it is gone
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -195,7 +201,9 @@ class HdfsTarget:
 
 @dataclass(frozen=True)
 class StoreTarget:
-    """A folder of an object store. Files appear one by one, and count once the mark of an unfinished upload is gone."""
+    """A folder of an object store.
+
+    Files appear one by one, and are valid once the marker of an unfinished upload is deleted."""
 
     uri: str
     store: Store
@@ -252,11 +260,12 @@ def target_of(uri: str, webhdfs: str | None) -> Target:
 def extract(archive: Archive, source: Path, folder: Path) -> None:
     """Write the archive's members into ``folder`` under their own names, and the record. Raises DataError.
 
-    Only members asked for by name are read, as plain files: no path of the archive reaches the disk."""
+    Only members of known names are read, as plain files, so that no path in the archive reaches the disk."""
     sizes = {}
     try:
         with tarfile.open(source) as tar:
             for name in archive.members:
+                # A member is looked up by name and not extracted, so that paths and links in the tar have no effect.
                 try:
                     packed: IO[bytes] | None = tar.extractfile(f"{archive.folder}/{name}")
                 except KeyError:
@@ -273,11 +282,12 @@ def extract(archive: Archive, source: Path, folder: Path) -> None:
 
 
 def is_complete(archive: Archive, target: Target, uri: str) -> bool:
-    """Whether the target holds the archive's files, by size. Raises UsageError if it holds anything else."""
+    """Return whether the target holds the archive's files, by size. Raises UsageError if it holds anything else."""
     sizes = target.sizes()
     if not sizes:
         return False
     try:
+        # A record of another archive, or a damaged one, counts as other files.
         record = json.loads(target.read(RECORD)) if RECORD in sizes else {}
         expected = record["files"] if record.get("md5") == archive.md5 else {}
     except (ValueError, KeyError, AttributeError):
@@ -298,7 +308,16 @@ def fetch(
     cache: Path,
     backoff_s: float = BACKOFF_S,
 ) -> bool:
-    """Publish the archive's files at ``to``; False where they were there already. Raises JobErrors."""
+    """Publish the archive's files at ``to``; return False if they exist already. Raises JobErrors.
+
+    Args:
+        archive: the archive.
+        to: the folder, local or as a URI.
+        base_url: the home page or a mirror.
+        webhdfs: the NameNode's web address; default: from the configuration.
+        cache: the folder for archives.
+        backoff_s: the pause before the first retry.
+    """
     target = target_of(to, webhdfs)
     try:
         if is_complete(archive, target, to):

@@ -1,21 +1,20 @@
 """A small generated data set in the official CIFAR-10 binary layout, for demos and tests without a download.
 
-What the images hold, and what a sharding strategy should make of it:
+The contents of the images, and their effect on sharding strategies:
 
 * A *scene* (stripes, blobs, rings in two colours) fills the image. Scenes are the hidden sub-groups: each
-  class is seen in two to four of them, in clearly unequal shares, and KMeans finds them.
+  class has two to four of them, in clearly unequal shares, and KMeans finds them.
 * A small *object*, whose shape is the class, lies somewhere in the scene.
 * Uneven lighting and noise give the set a decaying spectrum.
 * A few training images are *isolated*: one to three copies of a hard pattern in pure colours far from all
-  else. With k = 2 x classes, KMeans gives several of these patterns a cluster of their own (how many depends
-  on its start).
+  others. With k = 2 x classes, KMeans gives several of these patterns a cluster of their own (how many
+  depends on its start).
 * Rows are shuffled, but in ``data_batch_3.bin`` the label depends on the position modulo four, as if four
-  cameras took turns: dealing rows out in turn to 4, 8 or 12 workers gives them unequal classes.
+  cameras took turns: round robin over 4, 8 or 12 workers gives them unequal classes.
 
-Reproducibility: equal arguments give equal bytes. The only randomness is PCG64's raw 64-bit stream, which
-NumPy keeps stable across versions (NEP 19; its distributions are not), and everything after it is integer
-arithmetic, which has one result on every platform. A test pins the SHA-256.
-"""
+Reproducibility: equal arguments give equal bytes. The only randomness is PCG64's raw 64-bit stream, which NumPy keeps
+stable across versions (NEP 19; its distributions are not). All further steps are integer arithmetic, which has one
+result on every platform. A test pins the SHA-256."""
 
 import argparse
 import hashlib
@@ -66,7 +65,7 @@ SHAPES = ("disc", "square", "ring", "plus", "cross", "triangle", "diamond", "bar
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """How much to generate. ``rows`` are training rows, over five files."""
+    """The size and seed of a sample. ``rows`` are training rows, in five files."""
 
     rows: int = 6000
     test_rows: int = 1000
@@ -85,7 +84,9 @@ class SampleSpec:
 
     @property
     def scenes(self) -> int:
-        """Scenes and isolated patterns together are 2 x classes, the number of clusters that suits them."""
+        """The number of scenes.
+
+        Scenes and isolated patterns together are 2 x classes, a suitable number of clusters."""
         return 2 * self.classes - self.isolated
 
     @property
@@ -95,7 +96,7 @@ class SampleSpec:
 
 @dataclass(frozen=True)
 class Draw:
-    """Generated rows with their hidden truth: ``groups`` counts scenes first, then isolated patterns."""
+    """Generated rows with their true groups: ``groups`` numbers scenes first, then isolated patterns."""
 
     labels: Ints  # [rows]
     groups: Ints  # [rows]
@@ -105,13 +106,13 @@ class Draw:
         return Draw(self.labels[order], self.groups[order], self.images[order])
 
     def records(self) -> bytes:
-        """CIFAR-10's binary records: one label byte, then 1,024 bytes each of red, green and blue."""
+        """Return CIFAR-10's binary records: one label byte, then 1,024 bytes each of red, green and blue."""
         labels = self.labels.astype(np.uint8)[:, None]
         return np.hstack([labels, self.images.reshape(len(labels), 3 * SIDE**2)]).tobytes()
 
 
 class Dice:
-    """Integers from PCG64's raw stream alone (see the module's docstring)."""
+    """A source of integers from PCG64's raw stream alone (see the module's docstring)."""
 
     def __init__(self, *key: int) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence(list(key)))
@@ -122,7 +123,7 @@ class Dice:
         return words.view(np.uint8)[:size].reshape(shape)
 
     def below(self, limit: int, *shape: int) -> Ints:
-        """Integers in [0, limit); the bias of the remainder is below 2^-40."""
+        """Return integers in [0, limit); the bias of the remainder is below 2^-40."""
         raw = np.asarray(self._bits.random_raw(int(np.prod(shape))), dtype=np.uint64).reshape(shape)
         return (raw % np.uint64(limit)).astype(np.int64)
 
@@ -132,12 +133,12 @@ class Dice:
 
 
 def _wave(position: Ints, period: int) -> Ints:
-    """A triangle wave in 0..255."""
+    """Return a triangle wave in 0..255."""
     return np.abs(2 * (position % period) - period) * 255 // period
 
 
 def scene_image(scene: int) -> Pixels:
-    """The undisturbed image of one scene: int16 [3, 32, 32]."""
+    """Return the undisturbed image of one scene, int16 [3, 32, 32]."""
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.int64)
     scale = 28 + 8 * (scene // 7 % 3)
     cy, cx = 8 + 5 * (scene % 4), 24 - 4 * (scene % 5)
@@ -159,7 +160,7 @@ def scene_image(scene: int) -> Pixels:
 
 
 def isolated_pattern(index: int) -> Pixels:
-    """One pattern of pure colours, a quarter of it at most in the complement of the rest: int16 [3, 32, 32]."""
+    """Return a pattern of a pure colour, of which at most a quarter is the complement, int16 [3, 32, 32]."""
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.int64)
     cell = 2 + index // 6 % 5
     lines = (
@@ -175,7 +176,7 @@ def isolated_pattern(index: int) -> Pixels:
 
 
 def object_mask(label: int) -> Ints:
-    """The class's shape: 0 or 1 [9, 9]."""
+    """Return the class's shape, 0 or 1 [9, 9]."""
     middle = OBJECT_SIDE // 2
     y, x = np.mgrid[-middle : middle + 1, -middle : middle + 1].astype(np.int64)
     square = np.maximum(np.abs(x), np.abs(y))
@@ -195,13 +196,13 @@ def object_mask(label: int) -> Ints:
 
 
 def _object_colour(label: int) -> Ints:
-    """What an object adds to red, green and blue; another tint for each ten classes."""
+    """Return the values that an object adds to red, green and blue; every ten classes use other tints."""
     tints = ((40, 40, 40), (-40, -40, -40), (48, -32, -32), (-32, 48, -32), (-32, -32, 48))
     return np.array(tints[(label + label // 10) % len(tints)], dtype=np.int64)
 
 
 def subgroups(spec: SampleSpec) -> list[tuple[int, int, int]]:
-    """(class, scene, percent of the class) of every hidden sub-group; a class's percentages add up to 100."""
+    """Return (class, scene, percent of the class) of every hidden sub-group; a class's percentages add up to 100."""
     groups, scene = [], 0
     for label in range(spec.classes):
         count = min(2 + label % 3, spec.scenes)
@@ -212,8 +213,16 @@ def subgroups(spec: SampleSpec) -> list[tuple[int, int, int]]:
 
 
 def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:
-    """Labels and groups of the rows, class by class: classes of equal size, each split over its scenes by
-    percent; then the first rows of a class become an isolated pattern, one to three rows a pattern."""
+    """Return labels and groups of the rows, class by class.
+
+    Classes have equal sizes, each split over its scenes by percent. Then the first rows of a class become isolated
+    patterns, with one to three rows per pattern.
+
+    Args:
+        spec: the classes and scenes.
+        rows: the number of rows.
+        isolated: the number of isolated patterns.
+    """
     sizes = [rows // spec.classes + (label < rows % spec.classes) for label in range(spec.classes)]
     labels = np.repeat(np.arange(spec.classes), sizes)
     groups = np.empty(rows, dtype=np.int64)
@@ -221,6 +230,7 @@ def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:
     shares = subgroups(spec)
     for label in range(spec.classes):
         own = [(scene, percent) for owner, scene, percent in shares if owner == label]
+        # Cumulative percentages, so that rounding never loses a row.
         ends = np.cumsum([percent for _, percent in own]) * sizes[label] // 100
         inside = np.searchsorted(ends, np.arange(sizes[label]), side="right")
         groups[starts[label] : starts[label + 1]] = np.array([scene for scene, _ in own])[inside]
@@ -231,8 +241,8 @@ def _plan(spec: SampleSpec, rows: int, isolated: int) -> tuple[Ints, Ints]:
 
 
 def _lighting(dice: Dice, rows: int) -> Pixels:
-    """Smooth random light, equal on all channels: bilinear between 4 x 4 grid points, int16 [rows, 32, 32]."""
-    positions = np.arange(SIDE) * 3 * 16 // (SIDE - 1)  # where a pixel lies on the grid, in sixteenths
+    """Return smooth random light, int16 [rows, 32, 32], equal on all channels: bilinear between 4 x 4 grid points."""
+    positions = np.arange(SIDE) * 3 * 16 // (SIDE - 1)  # the position of a pixel on the grid, in sixteenths
     spread = np.zeros((SIDE, 4), dtype=np.int32)
     left = np.minimum(positions // 16, 2)
     spread[np.arange(SIDE), left] = 16 - (positions - 16 * left)
@@ -242,8 +252,14 @@ def _lighting(dice: Dice, rows: int) -> Pixels:
 
 
 def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
-    """Generate ``rows`` rows in class order. ``part`` separates the streams of the training and the test set.
-    O(rows): about 0.1 ms and 20 KB a row."""
+    """Generate ``rows`` rows in class order. O(rows): about 0.1 ms and 20 KB per row.
+
+    Args:
+        spec: classes and seed.
+        rows: the number of rows.
+        part: the stream, which differs between training and test rows.
+        isolated: the number of isolated patterns.
+    """
     dice = Dice(spec.seed, part)
     labels, groups = _plan(spec, rows, isolated)
     images = np.empty((rows, 3, SIDE, SIDE), dtype=np.int16)
@@ -252,6 +268,7 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
     for pattern in range(isolated):
         images[groups == spec.scenes + pattern] = isolated_pattern(pattern)
     images += _lighting(dice, rows)[:, None]
+    # The order of draws (lighting, corners, noise) is part of the pinned bytes.
     corners = dice.below(SIDE - OBJECT_SIDE + 1, 2, rows)
     for label in range(spec.classes):
         chosen = np.flatnonzero((labels == label) & (groups < spec.scenes))
@@ -265,20 +282,21 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
 
 
 def training_batches(spec: SampleSpec) -> list[Draw]:
-    """The five training files' rows in file order."""
+    """Return the rows of the five training files in file order."""
     rows = draw(spec, spec.rows, 0, spec.isolated)
     parts = np.array_split(Dice(spec.seed, 2).shuffled(spec.rows), BATCHES)
     cameras = parts[CAMERA_BATCH]
     by_label = cameras[np.argsort(rows.labels[cameras], kind="stable")]
+    # Camera c fills positions c, c + 4, ... of its file with one quarter of the rows sorted by label.
     for camera, seen in enumerate(np.array_split(by_label, CAMERAS)):
         slots = np.arange(camera, len(cameras), CAMERAS)
-        # array_split gives the first pieces one row more exactly where the slots number one more.
+        # array_split makes the first pieces one row longer, which are exactly the pieces with one more slot.
         cameras[slots] = seen
     return [rows.take(part) for part in parts]
 
 
 def files_of(spec: SampleSpec) -> dict[str, bytes]:
-    """Every file of the sample by name."""
+    """Return every file of the sample by name."""
     files = {f"data_batch_{i}.bin": batch.records() for i, batch in enumerate(training_batches(spec), 1)}
     test = draw(spec, spec.test_rows, 1, 0)
     if spec.test_rows:
@@ -289,7 +307,7 @@ def files_of(spec: SampleSpec) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """SHA-256 over names and contents, in order of name."""
+    """Return the SHA-256 over names and contents, in order of name."""
     total = hashlib.sha256()
     for name in sorted(files):
         total.update(f"{name} {len(files[name])}\n".encode() + files[name])
@@ -297,14 +315,14 @@ def digest(files: Mapping[str, bytes]) -> str:
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether the folder holds these very files (and perhaps others)."""
+    """True if the folder holds exactly these files (and perhaps others)."""
     return all((folder / name).is_file() and (folder / name).read_bytes() == data for name, data in files.items())
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> bool:
-    """Write the files as a new folder, which appears whole or not at all; False where it held them already.
+    """Write the files as a new folder, which appears complete or not at all; return False if it held them already.
 
-    Raises UsageError where the folder holds something else, JobError where it cannot be written."""
+    Raises UsageError if the folder holds something else, JobError if it cannot be written."""
     try:
         if folder.exists():
             if not folder.is_dir():

@@ -1,1 +1,1 @@
-"""Checks before a run: packages, places, rights, room, clocks and tickets of the driver, the executors and the store."""
+"""Checks before a run: packages, paths, rights, room, clocks and tickets of the driver, the executors and the store."""

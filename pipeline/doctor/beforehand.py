@@ -1,4 +1,4 @@
-"""Check before a job reads its first row that it may write, and that executors reach its paths."""
+"""Checks before a job reads its first row: its output is writable, and executors reach its paths."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from pipeline.input.files import fixed_part
 def check_inputs(context: SparkContext, store: Store, inputs: Mapping[str, str]) -> None:
     """Raise UsageError if executors do not see a local path, or have no tokens for HDFS. inputs: paths by flag.
 
-    Costs nothing on a local master, and one short Spark job elsewhere, if a path is local or HDFS asks for Kerberos."""
+    Costs nothing on a local master. On others, it costs one short Spark job if a path is local or HDFS requires
+    Kerberos."""
     paths = {flag: store.resolve(uri) for flag, uri in inputs.items()}
     _check(context, store, {flag: (path, fixed_part(path)) for flag, path in paths.items()})
 
 
 def check_output(context: SparkContext, store: Store, output: str) -> None:
-    """Raise UsageError or JobError if nothing can be written to an output, or executors do not see what is written there.
+    """Raise UsageError or JobError if an output cannot be written, or executors do not see files written there.
 
-    Writes a file there, and deletes it: some 5 ms on a local disk, a dozen requests elsewhere. output: resolved."""
+    Writes a file there and deletes it: about 5 ms on a local disk, a dozen requests elsewhere. output: resolved."""
     try:
         with tried(store, output) as attempt:
             _check(context, store, {"--output": (output, f"{attempt.folder}/beat")})
@@ -37,7 +38,7 @@ def check_output(context: SparkContext, store: Store, output: str) -> None:
 
 
 def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, str]]) -> None:
-    """Ask executors. paths: by flag, the path to name and the one to look for."""
+    """Check the paths in a task per core. paths: for each flag the path to name and the path to look for."""
     if str(context.master).startswith("local"):
         return
     local = {flag: both for flag, both in paths.items() if not is_remote(both[0])}

@@ -1,4 +1,4 @@
-"""The result of a check, and how all of them are shown."""
+"""The result of a check, and its output as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FAILED: Level = "FAILED"
 
 
 class Check(NamedTuple):
-    """Hold the result of one check, a line of the screen.
+    """The result of one check, a line of the screen.
 
     Attributes:
-        name: what was checked, such as "open files".
+        name: the subject of the check, such as "open files".
         level: ok, warning or FAILED.
-        text: what was found.
+        text: the result.
         advice: the next step; empty if the level is ok.
     """
 
@@ -62,7 +62,7 @@ def by_value(values: Sequence[tuple[str, str]]) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Return names in one text, each once; of more than ``most`` the first ones and how many follow."""
+    """Return names as one text, each once; of more than ``most`` names, the first ones and the number of the others."""
     each = list(dict.fromkeys(names))
     more = [f"{len(each) - most} more"] if len(each) > most else []
     return ", ".join(each[:most] + more)

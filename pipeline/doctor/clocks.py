@@ -1,4 +1,4 @@
-"""The check of clocks: the driver's beside those of executors and of the store."""
+"""The comparison of the driver's clock with the clocks of executors and of the store."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check
 
-# Whoever looks at a set from outside (inspect, clean) tells live runs by their age in minutes.
+# Commands without a claim on a set (inspect, clean) recognise live runs by the age of heartbeats, in minutes.
 MUCH_S = 60.0
-TOO_MUCH_S = 300.0  # beyond, Kerberos refuses tickets; S3 refuses requests from 15 minutes on
+TOO_MUCH_S = 300.0  # above, Kerberos refuses tickets; S3 refuses requests from 15 minutes on
 
 
 class Reading(NamedTuple):
-    """Another machine's clock, read between two readings of the driver's. All in seconds since 1970.
+    """Another machine's clock, read between two readings of the driver's. All times are in seconds since 1970.
 
     Attributes:
-        where: whose clock it is.
+        where: the owner of the clock.
         before_s: the driver's clock before.
         clock_s: the other clock.
         after_s: the driver's clock after.
@@ -29,14 +29,14 @@ class Reading(NamedTuple):
 
     @property
     def ahead_s(self) -> float:
-        """Return how far the other clock is certainly ahead (below 0: behind); 0 if it may show the same time."""
+        """The time by which the other clock is certainly ahead (below 0: behind); 0 if it may show the same time."""
         if self.clock_s > self.after_s:
             return self.clock_s - self.after_s
         return min(0.0, self.clock_s - self.before_s)
 
 
 def closest(readings: Sequence[Reading]) -> list[Reading]:
-    """Return of each owner the reading that took least time, which says most."""
+    """Return for each owner the reading that took the least time, which is the most precise."""
     best: dict[str, Reading] = {}
     for reading in sorted(readings, key=lambda each: each.before_s - each.after_s):
         best[reading.where] = reading
@@ -44,7 +44,7 @@ def closest(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def check_clocks(readings: Sequence[Reading]) -> Check:
-    """Warn of clocks a minute apart, and fail for 5 minutes. readings: one of each owner, at least one."""
+    """Warn of clocks that differ by a minute, and fail for 5 minutes. readings: one per owner, at least one."""
     far = max(readings, key=lambda each: abs(each.ahead_s))
     if abs(far.ahead_s) <= MUCH_S:
         widest = max(each.after_s - each.before_s for each in readings)

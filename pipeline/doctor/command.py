@@ -12,7 +12,7 @@ WAIT_S = 60.0
 
 
 def seconds(text: str) -> float:
-    """The type of --wait."""
+    """Return the value of --wait. Raises ArgumentTypeError if it is out of range."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""All checks before a run: gathers facts of the driver, the executors and the store, and has each group judged."""
+"""The complete examination before a run: it collects facts of driver, executors and store, and judges them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Examination:
     Attributes:
         source: --input, or None.
         output: --output, or None.
-        wait_s: how long Spark's start, a question to the executors or one to the store may take.
+        wait_s: the time limit of Spark's start, of a question to the executors and of a request to the store.
         checks: the results so far.
     """
 
@@ -48,7 +48,7 @@ class Examination:
     checks: list[Check] = field(default_factory=list)
 
     def examine(self, master: str | None) -> list[Check]:
-        """Return all checks. master: of the Spark to start; None: the driver's side alone."""
+        """Return all checks. master: the master of the Spark to start; None checks only the driver."""
         try:
             if master is None:
                 self._judge(configured_store(), None, java_installed())
@@ -62,6 +62,7 @@ class Examination:
     def _judge_with_spark(self, master: str) -> None:
         with ExitStack() as stack:
             spark = spark_context(master=master)
+            # A cluster without free resources could block the start forever.
             try:
                 context = within(self.wait_s, spark.__enter__)
             except TimeoutError:
@@ -78,7 +79,9 @@ class Examination:
                 self._judge(open_store(context), context, str(jvm_of(context).System.getProperty("java.version")))
 
     def _judge(self, store: Store, context: SparkContext | None, java: str) -> None:
-        """Add the checks of the driver, of executors if there is a Spark, and of the places. java: the driver's version."""
+        """Add the checks of the driver, of executors if there is a Spark, and of the paths.
+
+        java: the driver's version."""
         facts, readings = [look(DRIVER, java)], list[Reading]()
         if context is not None:
             try:
@@ -88,7 +91,7 @@ class Examination:
                 self.checks.append(Check("executors", OK, text))
             except TimeoutError:
                 self.checks.append(Check("executors", FAILED, f"none has answered in {self.wait_s:g} s", NO_CORES))
-                context = None  # which would be asked in vain again
+                context = None  # further questions would wait in vain too
             except Exception as error:
                 self.checks.append(failed("executors", error))
                 context = None
@@ -113,6 +116,7 @@ class Examination:
         if self.source:
             self.checks.append(self._check_input(store, self.source))
             source = None if has_failed(self.checks[-1:]) else store.resolve(self.source)
+        # The attempt stays claimed while executors try to write into its folder.
         with ExitStack() as stack:
             attempt = self._claim(store, self.output, stack) if self.output else None
             if attempt:
@@ -139,7 +143,7 @@ class Examination:
         """Claim the output until the stack is closed, and add the check of it. Return None if it cannot be written."""
         try:
             output = store.resolve(uri)
-            # Not tried again, as a write is: a store that does not answer is told at once.
+            # Unlike a write, this request is not retried, so that an unreachable store is reported quickly.
             within(self.wait_s, lambda: store.exists(output))
             attempt = stack.enter_context(tried(store, output))
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Questions to the executors of a running Spark, each answered by every one of them."""
+"""Questions that every executor of a running Spark answers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from pipeline.doctor.places import Reach, reach_from_task
 from pipeline.spark.jvm import scala_context
 from pipeline.spark.progress import GROUP
 
-ROUNDS = 5  # of tasks; a round may miss an executor whose Python starts slowly
-LEAST_ROUNDS = 2  # the second one knows how long a task takes whose Python runs
+ROUNDS = 5  # the most rounds of tasks; a round may miss an executor whose Python starts slowly
+LEAST_ROUNDS = 2  # from the second round on, Python runs everywhere and clocks are read precisely
 T = TypeVar("T")
 
 
 def registered(context: SparkContext) -> int:
-    """Return how many executors there are now, the one of a local master included."""
+    """Return the current number of executors, including the executor of a local master."""
     return max(1, int(scala_context(context).getExecutorMemoryStatus().size()) - 1)
 
 
 def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> list[T]:
-    """Run a function once on each core that there is now. Raises TimeoutError, and cancels the tasks, if it takes longer."""
+    """Run a function once on each core.
+
+    Raises TimeoutError, and cancels the tasks, if it takes longer than ``wait_s``."""
     tasks = max(1, context.defaultParallelism)
     group = f"doctor-{uuid.uuid4().hex[:8]}"
-    properties: Any = context  # whose stubs know no None, which takes a property away
+    properties: Any = context  # its stubs do not allow None, which removes a property
     before = properties.getLocalProperty(GROUP)
     late = Event()
 
@@ -44,7 +46,7 @@ def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> l
     timer.daemon = True
     timer.start()
     try:
-        context.setLocalProperty(GROUP, group)  # a notebook's own jobs go on
+        context.setLocalProperty(GROUP, group)  # a group of its own, so that other jobs are not cancelled
         return context.parallelize(range(tasks), tasks).map(question).collect()
     except Exception as error:
         if late.is_set():
@@ -56,7 +58,7 @@ def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> l
 
 
 def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[Facts], list[Reading]]:
-    """Return the facts of every executor that answers within some rounds, and a reading of each one's clock."""
+    """Return the facts of every executor that answers within a few rounds, and a reading of each one's clock."""
     facts: dict[str, Facts] = {}
     readings = []
     for number in range(1, ROUNDS + 1):
@@ -73,5 +75,5 @@ def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[Facts
 def reach_of_executors(
     context: SparkContext, store: Store, source: str | None, folder: str | None, wait_s: float
 ) -> list[Reach]:
-    """Return what every core's executor can read and write; see ``reach_from_task``."""
+    """Return the paths that the executor of every core can read and write; see ``reach_from_task``."""
     return ask(context, partial(reach_from_task, store, source, folder), wait_s)

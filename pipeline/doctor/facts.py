@@ -1,4 +1,4 @@
-"""Gather what a process can tell of itself and its machine.
+"""The facts that a process reports about itself and its machine.
 
 Standard library only: tasks run this on executors, whose Python may lack every package."""
 
@@ -23,25 +23,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 DRIVER = "driver"
-TASK_S = 0.2  # how long a task lasts at least, so that the tasks of a round go to all executors
-PROGRAM_S = 10  # how long another program (java, klist) may take to answer
-# The packages that tasks import: the distribution's name, and its module's.
+TASK_S = 0.2  # the least duration of a task, so that the tasks of a round go to all executors
+PROGRAM_S = 10  # the time limit of another program (java, klist)
+# The packages that tasks import, by distribution: the name of the module.
 PACKAGES = {
     "pyspark": "pyspark", "numpy": "numpy", "scipy": "scipy", "pandas": "pandas", "pyarrow": "pyarrow", "pillow": "PIL",
     "xxhash": "xxhash", "threadpoolctl": "threadpoolctl", "tenacity": "tenacity", "hdfs-native": "hdfs_native",
     "obstore": "obstore",
 }  # fmt: skip
-LIBJPEG = "libjpeg"  # which decodes Pillow's JPEGs, and has a version of its own
-TOKENS = "HADOOP_TOKEN_FILE_LOCATION"  # YARN puts the file's name into this variable of its containers
+LIBJPEG = "libjpeg"  # the library that decodes Pillow's JPEGs, which has its own version
+TOKENS = "HADOOP_TOKEN_FILE_LOCATION"  # YARN sets this variable of its containers to the path of the file
 
 
 class Folder(NamedTuple):
     """A folder for temporary files.
 
     Attributes:
-        setting: what says where it is, such as "TMPDIR".
-        path: its place.
-        free: bytes that this user may still write there; 0 if the folder is not there.
+        setting: the setting that determines the folder, such as "TMPDIR".
+        path: its path.
+        free: bytes that this user may still write there; 0 if the folder does not exist.
         writable: whether this process may write there.
     """
 
@@ -52,19 +52,19 @@ class Folder(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Hold what one process reports.
+    """The facts that one process reports.
 
     Attributes:
         where: "driver", or the name of an executor's machine.
-        key: tells executors of one machine apart.
+        key: distinguishes executors on one machine.
         python: the version of Python.
-        java: the version of Java; empty if it is not known.
-        packages: the version by the name of a distribution; empty for one that is missing.
-        open_files: how many files a process may have open; -1: any number.
-        umask: the bits that new files lack.
+        java: the version of Java; empty if unknown.
+        packages: versions by distribution; empty for a missing one.
+        open_files: the limit of open files per process; -1: unlimited.
+        umask: the permission bits that new files lack.
         folders: the folders for temporary files.
-        has_ticket: whether this user has a Kerberos ticket, as far as a program can tell.
-        has_tokens: whether a file of Hadoop's delegation tokens is there.
+        has_ticket: whether this user has a Kerberos ticket, as far as a program can find out.
+        has_tokens: whether a file of Hadoop's delegation tokens exists.
         clock_s: seconds since 1970 by the machine's clock.
     """
 
@@ -82,11 +82,11 @@ class Facts(NamedTuple):
 
 
 class View(NamedTuple):
-    """Hold what one executor sees.
+    """The access of one executor.
 
     Attributes:
         where: the name of its machine.
-        seen: whether it sees each of the paths that it was given.
+        seen: for each given path, whether the executor sees it.
         may_use_hdfs: whether it has a Kerberos ticket or delegation tokens.
     """
 
@@ -96,7 +96,7 @@ class View(NamedTuple):
 
 
 def look(where: str, java: str = "") -> Facts:
-    """Return what this process reports. java: the version, if the caller knows it."""
+    """Return the facts of this process. java: the version, if the caller knows it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Facts(
         where=where,
@@ -114,13 +114,15 @@ def look(where: str, java: str = "") -> Facts:
 
 
 def look_from_task(_: int) -> Facts:
-    """Return what an executor reports."""
+    """Return the facts of an executor."""
     time.sleep(TASK_S)
     return look(socket.gethostname(), java_above())
 
 
 def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> View:
-    """Return what an executor sees. paths: local ones; kerberos: whether a ticket is looked for."""
+    """Return the access of an executor.
+
+    paths: local paths. kerberos: whether a ticket or tokens are needed. The last argument is the task's number."""
     seen = tuple(os.path.exists(path) for path in paths)
     return View(socket.gethostname(), seen, not kerberos or has_tokens() or has_ticket())
 
@@ -138,7 +140,7 @@ def package_versions() -> dict[str, str]:
 def package_version(name: str, module: str) -> str:
     """Return the version of a package, or an empty text if its module is not found."""
     loaded = getattr(sys.modules.get(module), "__version__", None)
-    if isinstance(loaded, str):  # executors import pyspark from a zip, whatever is installed beside it
+    if isinstance(loaded, str):  # executors import pyspark from a zip, not from an installed package
         return loaded
     if find_spec(module) is None:
         return ""
@@ -149,24 +151,24 @@ def package_version(name: str, module: str) -> str:
 
 
 def current_umask() -> int:
-    """Return the process's umask, which the system tells only to who sets one."""
+    """Return the process's umask, which can only be read by setting it."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
 
 
 def temporary_folders(environment: Mapping[str, str]) -> tuple[Folder, ...]:
-    """Return TMPDIR and, of an executor, Spark's local folders."""
+    """Return TMPDIR and, on an executor, Spark's local folders."""
     local = [path for path in environment.get("SPARK_LOCAL_DIRS", "").split(",") if path]
     try:
         temporary = tempfile.gettempdir()
-    except FileNotFoundError:  # none that can be written
+    except FileNotFoundError:  # no folder is writable
         temporary = environment.get("TMPDIR", "/tmp")
     return (folder("TMPDIR", temporary), *(folder("spark.local.dir", path) for path in local))
 
 
 def folder(setting: str, path: str) -> Folder:
-    """Return how much room a folder has, and whether files can be made there."""
+    """Return the free space of a folder, and whether files can be made there."""
     try:
         free = shutil.disk_usage(path).free
     except OSError:
@@ -175,21 +177,21 @@ def folder(setting: str, path: str) -> Folder:
 
 
 def has_ticket() -> bool:
-    """True if this user has a valid Kerberos ticket. Without the program klist: if there is a ticket cache."""
+    """True if this user has a valid Kerberos ticket. Without the program klist: if a ticket cache exists."""
     if klist := shutil.which("klist"):
         with suppress(OSError, subprocess.TimeoutExpired):
             return subprocess.run([klist, "-s"], capture_output=True, timeout=PROGRAM_S, check=False).returncode == 0
     kind, _, path = (os.environ.get("KRB5CCNAME") or f"FILE:/tmp/krb5cc_{os.getuid()}").rpartition(":")
-    return kind not in ("", "FILE", "DIR") or os.path.exists(path)  # KCM and keyrings cannot be looked into
+    return kind not in ("", "FILE", "DIR") or os.path.exists(path)  # KCM and keyrings cannot be inspected
 
 
 def has_tokens() -> bool:
-    """True if a file of delegation tokens is there for this process."""
+    """True if a file of delegation tokens exists for this process."""
     return os.path.exists(os.environ.get(TOKENS, ""))
 
 
 def java_above() -> str:
-    """Return the version of the Java that started this process, an executor's; empty where /proc does not say."""
+    """Return the version of the Java that started this process (an executor); empty if /proc does not show it."""
     pid = os.getppid()
     with suppress(OSError, IndexError, ValueError):
         while pid > 1:
@@ -203,7 +205,7 @@ def java_above() -> str:
 
 
 def java_installed() -> str:
-    """Return the version of JAVA_HOME's or PATH's Java; empty if there is none."""
+    """Return the version of the Java in JAVA_HOME or PATH; empty if there is none."""
     home = os.environ.get("JAVA_HOME")
     program = f"{home}/bin/java" if home else "java"
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
 from pipeline.doctor.facts import Facts
 
-# A task that writes for 256 workers has a file open for each, beside its libraries and connections.
+# A task that writes for 256 workers has a file open for each, in addition to its libraries and connections.
 FEWEST_FILES = 400
 ENOUGH_FILES = 1024
 LEAST_ROOM = 256 << 20  # bytes: a task's spool
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 def check_open_files(facts: Sequence[Facts]) -> Check:
-    """Fail if a process may open fewer files than a task writes at once."""
+    """Fail if the limit of open files is lower than the number that a task writes at once."""
     text = by_value([(each.where, "unlimited" if each.open_files < 0 else f"{each.open_files:,}") for each in facts])
     few = [each for each in facts if 0 <= each.open_files < ENOUGH_FILES]
     if not few:
@@ -28,7 +28,7 @@ def check_open_files(facts: Sequence[Facts]) -> Check:
 
 
 def check_folders(facts: Sequence[Facts]) -> list[Check]:
-    """Fail for each folder of temporary files that cannot be written or is full; warn of those with little room."""
+    """Fail for each folder of temporary files that cannot be written or is full; warn if there is little room."""
     problems = []
     folders = [(each.where, folder) for each in facts for folder in each.folders]
     for where, folder in dict.fromkeys(folders):
@@ -45,9 +45,9 @@ def check_folders(facts: Sequence[Facts]) -> list[Check]:
 
 
 def check_umask(facts: Sequence[Facts], store_umask: int | None) -> Check:
-    """Warn of a umask that keeps other users from reading what is written.
+    """Warn of a umask that prevents other users from reading the output.
 
-    store_umask: the one of HDFS; None if the output is not there, and the processes' own one holds."""
+    store_umask: the umask of HDFS; None if the output is elsewhere, so that the processes' own umask applies."""
     values = [("HDFS", store_umask)] if store_umask is not None else [(each.where, each.umask) for each in facts]
     text = by_value([(where, f"{umask:03o}") for where, umask in values])
     if any(umask & 0o044 for _, umask in values):

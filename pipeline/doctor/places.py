@@ -1,4 +1,4 @@
-"""Checks of the paths that a run reads and writes: rights, room, put-if-absent, and whether executors see them."""
+"""Checks of the paths that a run reads and writes: rights, room, put-if-absent, and access by executors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ELSEWHERE = "a path that all machines mount, or hdfs:// or s3://"
 
 
 def output_error(output: str, error: OSError) -> JobError | None:
-    """Return the one line for an output that nothing can be written to; None for failures of other kinds."""
-    # What is refused first is a folder of the attempt, which says nothing to the user.
+    """Return the error for an output that cannot be written, or None for failures of other kinds."""
+    # The path in the message is a folder of the attempt, which means nothing to the user.
     words = re.sub(rf"^{re.escape(output)}[^\s:]*: ", "", error.strerror or str(error))
     if isinstance(error, PermissionError) or error.errno in REFUSED:
         return UsageError(f"--output {output} may not be written: {words}; choose another folder, or ask for the right")
@@ -39,11 +39,11 @@ def output_error(output: str, error: OSError) -> JobError | None:
 
 
 class Reach(NamedTuple):
-    """Hold what a task on an executor could do.
+    """The paths that a task on an executor could use.
 
     Attributes:
         where: the name of its machine.
-        problems: what it could not do, by flag.
+        problems: the errors by flag.
     """
 
     where: str
@@ -51,14 +51,16 @@ class Reach(NamedTuple):
 
 
 def reach_from_task(store: Store, source: str | None, folder: str | None, _: int) -> Reach:
-    """Return what this process can read and write.
+    """Return the paths that this process can read and write.
 
     Args:
-        store: the driver's.
+        store: the driver's store.
         source: the resolved --input, or None.
-        folder: the folder of the driver's attempt at the output, or None. A file is written there, and deleted.
+        folder: the folder of the driver's attempt at the output, or None. A file is written there and deleted.
+        _: the number of the task.
     """
     problems: dict[str, str] = {}
+    # Errors are values, because Spark retries a task that raises.
     if source:
         try:
             named(store, source)
@@ -80,7 +82,7 @@ def reach_from_task(store: Store, source: str | None, folder: str | None, _: int
 
 
 def check_reach(flag: str, path: str, reaches: Sequence[Reach]) -> Check:
-    """Fail if executors cannot use a path as the driver can."""
+    """Fail if executors cannot use a path like the driver can."""
     lacking = [each for each in reaches if flag in each.problems]
     name = flag.removeprefix("--")
     if not lacking:
@@ -92,7 +94,14 @@ def check_reach(flag: str, path: str, reaches: Sequence[Reach]) -> Check:
 
 
 def not_seen(flag: str, path: str, at: int, views: Sequence[View]) -> str:
-    """Return the line for a local path that executors do not see; empty if all of them do. at: its index in the views."""
+    """Return the error line for a local path that executors do not see, or an empty text.
+
+    Args:
+        flag: the flag of the path.
+        path: the path.
+        at: its index in the views.
+        views: the access of each executor.
+    """
     lacking = [view.where for view in views if not view.seen[at]]
     if not lacking:
         return ""
@@ -118,10 +127,10 @@ def check_input(store: Store, uri: str) -> Check:
 
 
 def read_clock(store: Store, attempt: Attempt) -> Reading:
-    """Read the clock of an output's store by writing a file."""
+    """Return the clock of an output's store, read by writing a file."""
     file = f"{attempt.folder}/clock"
     before = time.time()
     store.write_new(file, b"doctor")
     written = store.info(file).modified_ms / 1000
-    # Times of files are whole seconds on S3, and ticks of the kernel's clock on a local disk.
+    # File times are whole seconds on S3, and kernel clock ticks on a local disk: widen the interval by a second.
     return Reading("the output's store", before - 1, written, time.time() + 1)

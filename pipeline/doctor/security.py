@@ -15,14 +15,14 @@ NO_TOKENS = (
 
 
 def is_kerberos(conf: dict[str, str]) -> bool:
-    """True if the Hadoop configuration asks for Kerberos."""
+    """True if the Hadoop configuration requires Kerberos."""
     return conf.get(AUTHENTICATION, "simple").lower() == "kerberos"
 
 
 def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[Facts]) -> Check:
-    """Fail if Kerberos is asked for and a process has neither ticket nor tokens; warn if no path is on HDFS.
+    """Fail if Kerberos is required and a process has neither ticket nor tokens; only warn if no path is on HDFS.
 
-    facts: the driver's, then those of executors."""
+    facts: the driver's, then the executors'."""
     if not kerberos:
         return Check("kerberos", OK, f"off ({AUTHENTICATION} is simple)")
     lacking = [each.where for each in facts if not (each.has_ticket or each.has_tokens)]
@@ -35,7 +35,7 @@ def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[Facts]) -> C
 
 
 def no_tokens(views: Sequence[View]) -> str:
-    """Return the line for executors that HDFS will refuse; empty if there are none."""
+    """Return the error line for executors that HDFS will refuse, or an empty text."""
     lacking = [view.where for view in views if not view.may_use_hdfs]
     if not lacking:
         return ""

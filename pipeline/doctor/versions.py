@@ -11,7 +11,7 @@ from pipeline.doctor.facts import LIBJPEG, Facts
 
 OLDEST_JAVA = 17
 SAME = "give all machines the same packages by PYSPARK_PYTHON or --archives"
-# Why it matters that all processes have one version.
+# The effect of different versions in one run.
 WHY_SAME = {
     "numpy": "may round other numbers",
     "scipy": "may round other numbers",
@@ -22,12 +22,12 @@ WHY_SAME = {
 
 
 def check_versions(facts: Sequence[Facts]) -> list[Check]:
-    """Return the checks of Python, Java and packages. facts: the driver's, then those of executors."""
+    """Return the checks of Python, Java and packages. facts: the driver's, then the executors'."""
     return [check_python(facts), check_java(facts), check_spark(facts), *check_packages(facts)]
 
 
 def check_python(facts: Sequence[Facts]) -> Check:
-    """Fail if executors have another Python than the driver: Spark refuses other minor versions."""
+    """Fail if executors have another minor version of Python than the driver, which Spark refuses."""
     text = by_value([(each.where, each.python) for each in facts])
     if len({each.python.rpartition(".")[0] for each in facts}) > 1:
         return Check("python", FAILED, text, "name one Python for driver and executors by PYSPARK_PYTHON or --archives")
@@ -35,7 +35,7 @@ def check_python(facts: Sequence[Facts]) -> Check:
 
 
 def check_java(facts: Sequence[Facts]) -> Check:
-    """Fail if there is no Java, or one that is too old for Spark. A version that no process knows is left out."""
+    """Fail if there is no Java, or one that is too old for Spark. Unknown versions are ignored."""
     known = [(each.where, each.java) for each in facts if each.java]
     if not facts[0].java:
         return Check("java", FAILED, "no program java", f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to one")
@@ -53,7 +53,7 @@ def major_version(version: str) -> int:
 
 
 def check_spark(facts: Sequence[Facts]) -> Check:
-    """Fail if executors have another Spark than the driver: their classes may not fit together."""
+    """Fail if executors have another version of Spark than the driver, because their classes may be incompatible."""
     text = by_value([(each.where, each.packages.get("pyspark") or "none") for each in facts])
     if len({each.packages.get("pyspark") for each in facts}) > 1:
         return Check(
@@ -63,7 +63,7 @@ def check_spark(facts: Sequence[Facts]) -> Check:
 
 
 def check_packages(facts: Sequence[Facts]) -> list[Check]:
-    """Fail for each missing package; warn of each whose versions differ where that can change the result."""
+    """Fail for each missing package; warn of different versions of a package if they can change the result."""
     names = [name for name in dict.fromkeys(name for each in facts for name in each.packages) if name != "pyspark"]
     problems = []
     for name in names:
@@ -77,7 +77,7 @@ def check_packages(facts: Sequence[Facts]) -> list[Check]:
 
 
 def missing_extras() -> dict[str, list[str]]:
-    """Return the modules that are not installed, by the extra of pyproject.toml that brings them."""
+    """Return the modules that are not installed, by the extra of pyproject.toml that installs them."""
     missing = {extra: [name for name in modules if find_spec(name) is None] for extra, modules in EXTRAS.items()}
     return {extra: modules for extra, modules in missing.items() if modules}
 

@@ -1,4 +1,4 @@
-"""A table of which worker gets which row: that of a committed set, or anybody's Parquet or CSV. No Spark."""
+"""A table that assigns rows to workers: from a committed set, or any Parquet or CSV. No Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ MOST_ROWS = 1 << 48
 
 @dataclass(frozen=True)
 class AssignmentTable:
-    """files: Parquet or CSV, in any order. made_by: the set whose assignment it is, or None. Picklable without that."""
+    """The files of an assignment table. Picklable if made_by is None.
+
+    files: Parquet or CSV, in any order. made_by: the committed set of the assignment, or None."""
 
     store: Store
     uri: str
@@ -35,7 +37,7 @@ class AssignmentTable:
 
 
 def open_table(store: Store, uri: str) -> AssignmentTable:
-    """The assignment at a place: a committed set, a file, a folder or a pattern. Raises DataError where there is none."""
+    """Open the assignment of a committed set, a file, a folder or a pattern. Raises DataError if there is none."""
     uri = store.resolve(uri)
     found = named(store, uri, flag="--assignment")
     if len(found) == 1 and found[0].is_dir and (committed := read_committed(store, uri)):
@@ -52,9 +54,9 @@ def open_table(store: Store, uri: str) -> AssignmentTable:
 
 
 def read_lines(store: Store, path: str) -> Iterator[Ints]:
-    """The lines of one file, int64 [4, lines] in blocks: id, worker, copy, group; ABSENT where there is no such column.
+    """Yield the lines of one file in blocks, int64 [4, lines]: id, worker, copy, group; ABSENT if a column is missing.
 
-    Raises DataError for a file that is no such table."""
+    Raises DataError if the file is no such table."""
     with store.open(path) as file, broken_is_data_error(path):
         if path.endswith((".csv", ".csv.gz")):
             source: Any = pa.CompressedInputStream(file, "gzip") if path.endswith(".gz") else file
@@ -87,7 +89,7 @@ def _columns(batch: pa.RecordBatch, path: str) -> Ints:
 
 
 def whole_numbers(values: Any, name: str, path: str, most: int) -> Ints:
-    """A column as int64 [rows]. Raises DataError where it holds anything but whole numbers in 0..most."""
+    """Return a column as int64 [rows]. Raises DataError if it holds anything but whole numbers in 0..most."""
     if values.null_count or not pa.types.is_integer(values.type):
         kind = "nulls" if values.null_count else f"{values.type}, not whole numbers"
         raise DataError(f"{path}: column {name} holds {kind}; write every row's {name} as a whole number")

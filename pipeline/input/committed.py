@@ -1,4 +1,4 @@
-"""A committed shard set read back as a dataset, in id order: what resharding starts from. No Spark."""
+"""A committed shard set read as a dataset, in id order: the input of resharding. No Spark."""
 
 from __future__ import annotations
 
@@ -22,13 +22,23 @@ from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
 
-WINDOW_ROWS = 1000  # of each worker: about one row group of every file is open at a time
-MOST_OPEN = 64  # files that a task keeps open; of more workers the others are opened anew for each window
+WINDOW_ROWS = 1000  # rows per worker in a window, so that about one row group of every file is in memory
+MOST_OPEN = 64  # files that a task keeps open; further files are reopened for each window
 
 
 @dataclass(frozen=True)
 class CommittedDataset(Dataset):
-    """files: one a shard file, with its chunk; chunks: the id ranges that share a chunk number."""
+    """The rows of a committed set.
+
+    Attributes:
+        files: the shard files.
+        generation: the id of the set.
+        total: the number of rows.
+        num_workers: the number of shards.
+        chunks: the id ranges that share a chunk number.
+        file_chunks: the chunk number of each file.
+        neighbourhoods: whether rows have a neighbourhood.
+    """
 
     generation: str
     total: int
@@ -48,8 +58,10 @@ class CommittedDataset(Dataset):
         return f"{self.uri}, id {row}"
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
-        """Owners (copy 0) in id order. Every worker's files are merged by id, a window at a time; row groups outside
-        the window are skipped by their statistics. Raises DataError where an id is missing or doubled."""
+        """Yield the owners (copy 0) in id order.
+
+        The files of all workers are merged by id, one window at a time; row groups outside of the window are skipped by
+        their statistics. Raises DataError if an id is missing or occurs twice."""
         window = WINDOW_ROWS * self.num_workers
         for chunk, (first, last) in enumerate(self.chunks):
             low, high = max(start, first), min(stop, last)
@@ -58,6 +70,7 @@ class CommittedDataset(Dataset):
             files = [file for file, at in zip(self.files, self.file_chunks, strict=True) if at == chunk]
             if not files:
                 raise DataError(f"{self.uri}: no file has the ids {low}..{high - 1}; the set is damaged")
+            # A merge of all workers by windows of ids, so that memory does not grow with the chunk.
             kept = {file.path: self._open(file) for file in files[:MOST_OPEN]}
             for begin in range(low, high, window):
                 end = min(begin + window, high)
@@ -87,7 +100,15 @@ class CommittedDataset(Dataset):
     def _window(
         self, file: DataFile, kept: Mapping[str, pq.ParquetFile], begin: int, end: int, images: bool
     ) -> pa.Table:
-        """Return one file's owners with begin <= id < end."""
+        """Return one file's owners with begin <= id < end.
+
+        Args:
+            file: the file.
+            kept: the files that stay open, by path.
+            begin: the first id.
+            end: the id after the last.
+            images: whether to read images.
+        """
         parquet = kept.get(file.path) or self._open(file)
         try:
             return self._owners(file, parquet, begin, end, images)
@@ -107,7 +128,7 @@ class CommittedDataset(Dataset):
         for name in names:
             if table.column(name).null_count:
                 raise DataError(f"{file.path}: column {name} holds nulls; the set is damaged")
-        # Files that others wrote may declare their columns nullable.
+        # Foreign files may declare their columns nullable.
         table = pa.Table.from_arrays(table.columns, schema=pa.schema([self._schema.field(name) for name in names]))
         ids = table.column("id")
         inside = pc.and_(pc.greater_equal(ids, begin), pc.less(ids, end))
@@ -134,7 +155,7 @@ class CommittedDataset(Dataset):
 
 
 def committed_dataset(shards: ShardSet) -> CommittedDataset:
-    """The rows of a committed set. Raises DataError for a set that has lost files or is empty."""
+    """Return the rows of a committed set. Raises DataError if the set has lost files or is empty."""
     manifest = with_rows(shards).manifest
     problem = missing_file(shards)
     if problem:
@@ -147,7 +168,7 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
 
 
 def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
-    """Raises KeyError and ValueError for a manifest of another kind."""
+    """Return the dataset of a manifest. Raises KeyError or ValueError if the manifest is of another kind."""
     listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
     if not all(len(chunk) == 2 and 0 <= chunk[0] <= chunk[1] for chunk in manifest["chunks"]):
         raise ValueError("chunks are not ranges of ids")
@@ -167,7 +188,7 @@ def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
 
 
 def layout_of(manifest: dict[str, Any]) -> Layout:
-    """Return what a row of a committed set looks like. Raises KeyError and ValueError for a manifest of another kind."""
+    """Return the layout of a committed set's rows. Raises KeyError or ValueError if the manifest is of another kind."""
     columns, image = manifest["labels"]["columns"], manifest["image"]
     if len(image["shape"]) != 3 or min(image["shape"]) < 1 or image["dtype"] not in DTYPES:
         raise ValueError(f"images of {image['dtype']} in the shape {image['shape']}")

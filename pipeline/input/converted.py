@@ -1,4 +1,4 @@
-"""Files whose images are converted to --channels: image files as they are decoded, other images after they are read."""
+"""Conversion of images to --channels: image files while they are decoded, other images after they are read."""
 
 from __future__ import annotations
 
@@ -13,29 +13,39 @@ from pipeline.input.formats.base import Columns, DataFile, Format
 
 
 def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple[DataFile, Layout]:
-    """Return a surveyed file and its layout as they are once its images have so many channels; None keeps them.
+    """Return a surveyed file and its layout after the conversion to ``channels``; None keeps the channels.
 
-    Raises DataError where the rows are no grey or RGB images of uint8."""
+    Raises DataError if the rows are not grey or RGB images of uint8."""
     if channels is None:
         return file, layout
     if layout.dtype != "uint8" or layout.shape[0] not in CHANNELS:
         raise DataError(
             f"{file.path} holds {layout.describe()}; --channels converts uint8 images of 1 or 3 channels, so leave it out"
         )
-    # The decoder of image files converts each of them: one file may hold grey and RGB ones.
+    # The decoder converts each image by itself, because one Parquet file may hold grey and RGB image files.
     stored = channels if file.encoded else layout.shape[0]
     return replace(file, channels=stored), _of(layout, channels)
 
 
 def stored_layout(file: DataFile, layout: Layout) -> Layout:
-    """Return the layout of a file's rows before their conversion. layout: that of the rows as they are used."""
+    """Return the layout of a file's rows before their conversion. layout: the layout after it."""
     return _of(layout, file.channels) if file.channels else layout
 
 
 def read_converted(
     kind: Format, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
 ) -> Iterator[Columns]:
-    """Yield the records start <= r < stop of a file like ``kind.read``, with as many channels as the layout says."""
+    """Yield the records start <= r < stop of a file like ``kind.read``, with the channels of the layout.
+
+    Args:
+        kind: the format of the file.
+        store: the file system.
+        file: the surveyed file.
+        start: the first record.
+        stop: the record after the last.
+        layout: the layout of the converted rows.
+        images: whether to read images.
+    """
     stored = stored_layout(file, layout)
     for columns in kind.read(store, file, start, stop, stored, images):
         if columns.images is None or stored.shape == layout.shape:

@@ -1,6 +1,6 @@
-"""A set of labelled images of one size, addressed by dense ids: found by the driver, read by tasks. No Spark.
+"""A data set of labelled images of one size with dense ids: discovered by the driver, read by tasks. No Spark.
 
-``id`` is the position in (sorted path, record) order, however the work is split."""
+``id`` is the position in (sorted path, record) order, independent of how the work is split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
 
-NEAR_BYTES = 256 << 10  # that are read rather than skipped: they take as long as opening a file anew
+NEAR_BYTES = 256 << 10  # gaps up to this size are read, not skipped, because reopening a file takes as long
 IDS_AT_ONCE = 1 << 20
 
 T = TypeVar("T")
@@ -35,8 +35,10 @@ Run = Callable[[Callable[[T], R], Sequence[T]], list[R]]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows. ids int64 [rows]; labels, coarse_labels, neighbourhoods int32 [rows]; targets float32 [rows];
-    images uint8 [rows, bytes]."""
+    """Consecutive rows.
+
+    ids: int64 [rows]. columns: labels, coarse_labels, neighbourhoods int32 [rows]; targets float32 [rows]; images uint8
+    [rows, bytes]."""
 
     ids: npt.NDArray[np.int64]
     columns: Columns
@@ -51,14 +53,14 @@ class Block:
         return self.columns.images
 
     def numbers(self, layout: Layout) -> npt.NDArray[np.uint8 | np.float32]:
-        """The images as what they hold, [rows, C, H*W]; without a copy where they lie in one piece."""
+        """Return the images as numbers of the layout's type, [rows, C, H*W]; without a copy if they are contiguous."""
         values = np.ascontiguousarray(self.images).view(layout.dtype)
         return values.reshape(len(self.ids), layout.shape[0], -1)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where the rows are. Picklable and small: O(files), never O(rows)."""
+    """The location and layout of the rows. Picklable and small: O(files), never O(rows)."""
 
     store: Store
     uri: str
@@ -84,7 +86,9 @@ class Dataset:
         return self.layout.record_bytes
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
-        """Rows with start <= id < stop, in id order, in blocks of at most 2,048. Raises DataError for broken records."""
+        """Yield rows with start <= id < stop, in id order, in blocks of at most 2,048.
+
+        Raises DataError for broken records."""
         kind = FORMATS[self.format]
         for file, low, high, at in self.spans(start, stop):
             end = at + high - low
@@ -97,11 +101,11 @@ class Dataset:
                     at += rows
             except PermissionError:
                 raise DataError(f"{file.path} cannot be read: permission denied") from None
-            if at != end:  # a file whose parts tell other numbers of rows than its whole
+            if at != end:  # the row counts of a file's parts do not add up to its total
                 raise DataError(f"{file.path} is damaged: {high - low + at - end} rows came of {high - low}")
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
-        """Where the rows start <= id < stop are: records low <= r < high of a file, and the id of the first."""
+        """Yield the spans of rows start <= id < stop: a file, its records low <= r < high, and the first id."""
         for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.files)):
             file, first = self.files[number], self.firsts[number]
             if first >= stop:
@@ -113,9 +117,9 @@ class Dataset:
     def read_some(
         self, start: int, stop: int, chosen: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     ) -> Iterator[npt.NDArray[np.uint8]]:
-        """The images of those rows with start <= id < stop that are ``chosen(ids)``, uint8 [rows, bytes], in id order.
+        """Yield the images of rows start <= id < stop that are ``chosen(ids)``, uint8 [rows, bytes], in id order.
 
-        Where records lie at known places, what is far from any of them is not read."""
+        If the format can seek to records, the parts of a file far from any chosen row are not read."""
         if self.format not in FORMATS or not FORMATS[self.format].seeks:
             for block in self.read(start, stop):
                 yield block.images[chosen(block.ids)]
@@ -130,7 +134,7 @@ class Dataset:
                         yield block.images[chosen(block.ids)]
 
     def where(self, row: int) -> str:
-        """The file and the place in it of one id, for error lines."""
+        """Return the file of a row and its place in it, for error lines."""
         for file in self.files:
             if row < file.rows:
                 return FORMATS[self.format].where(file, row, stored_layout(file, self.layout))
@@ -138,16 +142,19 @@ class Dataset:
         raise IndexError(row)
 
     def listing(self) -> str:
-        """Return a digest of names, sizes, times and change marks: equal ones mean the same bytes without reading them.
+        """Return a digest of names, sizes, times and change marks, which is equal only for equal bytes.
 
-        On HDFS, which keeps no mark of a change, bytes that were replaced under the same size and time go unnoticed."""
+        No file is read. HDFS has no change marks, so there bytes that were replaced with the same size and time go
+        unnoticed."""
         marks = (f"{file.path} {file.bytes} {file.modified_ms} {file.change}".rstrip() for file in self.files)
         text = "\n".join(marks)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def ranges(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
-    """[start, stop) cut into ``pieces`` half-open ranges whose lengths differ by at most one; empty ones left out."""
+    """Return [start, stop) cut into ``pieces`` half-open ranges, without empty ones.
+
+    Their lengths differ by at most one."""
     cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
     return [(low, high) for low, high in pairwise(cuts) if low < high]
 
@@ -164,18 +171,31 @@ def discover(
     evaluation: bool = False,
     channels: int | None = None,
 ) -> Dataset:
-    """Find the files, the layout and the number of rows of an input.
+    """Return the dataset of an input: its files, its layout and its number of rows. O(files) memory.
 
-    run(fn, items): how to map over files (tasks for the job, a list comprehension elsewhere); files that must be
-    opened to be counted are opened there, not on the driver. unlabelled: labels are not looked for, and not read where
-    there are any. channels: 1 or 3, to which images are converted. O(files) memory. Raises DataError (empty or
-    mixed folder, truncated file, no labels, unreadable path) and UsageError (unknown format)."""
+    Args:
+        store: the file system.
+        uri: a file, a folder or a pattern.
+        run: run(fn, items) maps over files: Spark tasks in a job, a list comprehension elsewhere. Files that must be
+            opened to count their rows are opened there, not on the driver.
+        format: the name of the format; default: recognised.
+        shape: the declared shape of raw images.
+        num_classes: the number of classes; default: the format's.
+        unlabelled: neither require nor read labels.
+        evaluation: return the evaluation files instead of the training files, if the input has both.
+        channels: 1 or 3, to which images are converted; default: unchanged.
+
+    Raises:
+        DataError: an empty or mixed folder, a truncated file, no labels, an unreadable path.
+        UsageError: an unknown format.
+    """
     uri = store.resolve(uri)
     entries = input_files(store, uri, evaluation)
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
     name = format or recognise(store, entries, shape)
     kind: Format = FORMATS[name]
+    # Formats whose files must be opened are surveyed by tasks, so that the driver does not read them one by one.
     surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape), entries)
     files, layouts = [], []
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
@@ -211,8 +231,9 @@ def discover(
 def _survey(
     kind: Format, store: Store, entry: FileInfo, shape: tuple[int, int, int] | None
 ) -> tuple[DataFile | None, Layout | None, str | None]:
-    """One file's rows and layout, or the line that says what is wrong with it: errors travel as values, because a
-    task that raises is retried and wrapped in a stack trace."""
+    """Return one file's rows and layout, or an error text.
+
+    Errors are values, because Spark retries a task that raises and wraps the error in a stack trace."""
     try:
         return *kind.survey(store, entry, shape), None
     except DataError as error:
@@ -222,5 +243,5 @@ def _survey(
 
 
 def serial(fn: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """``run`` without a cluster."""
+    """Map a function without a cluster; see ``Run``."""
     return [fn(item) for item in items]

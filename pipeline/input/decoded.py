@@ -1,7 +1,8 @@
-"""Rows that are dear to decode, decoded once for all passes: kept in the executor's local folder, as Arrow maps them.
+"""A cache of rows that are expensive to decode: decoded once for all passes, into the executor's local folder.
 
-Spark gives its executors' Python such a folder and deletes it with the application. Without one, without room there, or
-where local files must be encrypted, rows are decoded by each pass."""
+Spark gives its executors' Python a local folder and deletes it with the application. Arrow maps the files from there.
+Rows are decoded by each pass instead if there is no such folder or no room in it, or if local files must be
+encrypted."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from pipeline.core.storage.store import Store
 from pipeline.input.converted import read_converted
 from pipeline.input.formats.base import Columns, DataFile, Format
 
-LOCAL_DIRS = "SPARK_LOCAL_DIRS"  # as Spark names it to its executors' Python
-SPARE = 5  # of a disk one part in so many stays free: Spark itself needs it, and YARN gives up disks that are 90 % full
+LOCAL_DIRS = "SPARK_LOCAL_DIRS"  # the variable that Spark sets for its executors' Python
+SPARE = 5  # 1/5 of a disk stays free: Spark itself needs room, and YARN stops using disks that are 90 % full
 
 
 def decoder_versions() -> str:
@@ -35,9 +36,9 @@ def decoder_versions() -> str:
 def read_decoded(
     kind: Format, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
 ) -> Iterator[Columns]:
-    """Yield the records start <= r < stop like ``read_converted``, in blocks of at most as many rows.
+    """Yield the records start <= r < stop like ``read_converted``, with the same arguments.
 
-    Images that are dear to decode are decoded once, by the first caller, and kept."""
+    Images that are expensive to decode are decoded once, by the first caller, and kept."""
     step = file.decode_rows if images else 0
     if not step:
         yield from read_converted(kind, store, file, start, stop, layout, images)
@@ -52,7 +53,16 @@ def read_decoded(
 
 
 def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
-    """The file of decoded rows low <= r < high, made if it is not there; None where it cannot be."""
+    """Return the file of decoded rows low <= r < high, made if it does not exist; None if it cannot be made.
+
+    Args:
+        kind: the format of the input file.
+        store: the file system of the input.
+        file: the input file.
+        low: the first record.
+        high: the record after the last.
+        layout: the layout of the rows.
+    """
     folders = os.environ.get(LOCAL_DIRS)
     if not folders or store.encrypts_spill:
         return None
@@ -67,16 +77,17 @@ def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layou
         if disk.free - (high - low) * layout.record_bytes < (disk.used + disk.free) // SPARE:
             return None
         with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits instead of decoding too
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second task waits instead of decoding the same rows
             if not path.exists():
                 _keep(path, read_converted(kind, store, file, low, high, layout, True))
-    except OSError:  # of the disk, or of the input, which the pass then meets itself
+    except OSError:  # from the disk, or from the input: then the pass, which reads the input itself, raises it again
         return None
     return path
 
 
 def _keep(path: Path, decoded: Iterator[Columns]) -> None:
-    """Write rows block by block; whole or not at all."""
+    """Write rows block by block, and rename the file when it is complete."""
+    # A rename at the end, so that other tasks never see a partial file.
     handle, name = tempfile.mkstemp(dir=path.parent)
     os.close(handle)
     try:
@@ -105,7 +116,7 @@ def _batch(columns: Columns) -> pa.RecordBatch:
 
 
 def _mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
-    """Rows start <= r < stop of a kept file, in the blocks in which they were kept, without a copy."""
+    """Yield rows start <= r < stop of a kept file, in the blocks that were written, without a copy."""
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     at = 0
     for number in range(reader.num_record_batches):

@@ -1,6 +1,7 @@
 """A table of embeddings: Parquet files of (id, embedding), in any order of files and rows. No Spark.
 
-An id is a row's place in the input. ``python -m trainer embed`` writes such a table, and so can anybody."""
+The id of a row is its position in the input. ``python -m trainer embed`` writes such tables, and other programs can
+too."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ from pipeline.input.files import named, plain_files
 from pipeline.input.formats.parquet import vectors_of
 
 ID, VECTOR = "id", "embedding"
-PART_BYTES = 64 << 20  # of a file that a task reads
-BATCH_ROWS, BATCH_BYTES = 1 << 16, 256 << 10  # small ones: a shuffle holds a thousand of them
+PART_BYTES = 64 << 20  # the part of a file that a task reads
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 256 << 10  # small batches, because a shuffle holds a thousand of them
 
 Vectors = npt.NDArray[np.float32]
 
 
 def is_table(embedding: str | None) -> bool:
-    """Whether --embedding names a table: a path or URI, which has a slash, as no column has."""
+    """True if --embedding names a table, i.e. a path or URI, which contains a slash; column names do not."""
     return embedding is not None and "/" in embedding
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """Every ``parts``-th row group of a file, from number ``part`` on."""
+    """The unit that a task reads: every ``parts``-th row group of a file, starting with row group ``part``."""
 
     path: str
     part: int
@@ -45,7 +46,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """parts: what a task reads; length: numbers of a vector. Picklable: O(files)."""
+    """An embedding table. Picklable, O(files). parts: the units that tasks read. length: numbers per vector."""
 
     store: Store
     uri: str
@@ -57,10 +58,13 @@ class EmbeddingTable:
         return [part.path for part in self.parts if not part.part]
 
     def read(self, part: FilePart) -> Iterator[tuple[Ints, Vectors]]:
-        """Ids int64 [rows] and their vectors float32 [rows, length], in batches. Raises DataError with the place."""
+        """Yield ids int64 [rows] and their vectors float32 [rows, length], in batches.
+
+        Raises DataError with the file and row."""
         layout = vector_layout(self.length)
         with self.store.open(part.path) as file, broken_is_data_error(part.path):
             parquet = _opened(file, part.path)
+            # Skipped row groups still count for the row numbers in error lines.
             first, rows = 0, max(1, min(BATCH_ROWS, BATCH_BYTES // (4 * self.length)))
             for group in range(parquet.num_row_groups):
                 if group % part.parts == part.part:
@@ -78,11 +82,14 @@ def vector_layout(length: int) -> Layout:
 
 
 def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
-    """The table at a place: a file, a folder or a pattern. Opens the first file. Raises DataError where there is none."""
+    """Open the table in a file, a folder or a pattern.
+
+    Reads only the first non-empty file. Raises DataError if there is no table."""
     uri = store.resolve(uri)
     files = plain_files(store, named(store, uri, flag="--embedding"))
     if not files:
         raise DataError(f"{uri} holds no table of embeddings; expected Parquet with the columns {ID} and {VECTOR}")
+    # Large files are split between tasks; the row groups are counted later, by the tasks.
     parts = []
     for file in files:
         number = max(1, file.bytes // PART_BYTES)
@@ -110,7 +117,16 @@ def _opened(file: object, path: str) -> pq.ParquetFile:
 
 
 def in_order(parts: Sequence[tuple[Ints, Vectors]], low: int, high: int, length: int) -> tuple[Vectors, str | None]:
-    """The vectors of the rows low..high-1, float32 [rows, length], and what is wrong with them. Each row has one."""
+    """Return the vectors of rows low..high-1, float32 [rows, length], in id order, and an error text or None.
+
+    It is an error if a row has no vector or several.
+
+    Args:
+        parts: ids and vectors in any order.
+        low: the first row.
+        high: the row after the last.
+        length: numbers per vector.
+    """
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in parts)])
     vectors = np.concatenate([np.empty((0, length), np.float32), *(vectors for _, vectors in parts)])
     counts = np.bincount(ids - low, minlength=high - low)
@@ -125,7 +141,7 @@ def in_order(parts: Sequence[tuple[Ints, Vectors]], low: int, high: int, length:
 
 @dataclass(frozen=True)
 class KeptVectors:
-    """float32 vectors of the rows low..high-1, in a file of their own."""
+    """The float32 vectors of rows low..high-1, in a file of their own."""
 
     low: int
     high: int
@@ -134,7 +150,9 @@ class KeptVectors:
 
 @dataclass(frozen=True)
 class Embedded(Dataset):
-    """The rows of another dataset, with vectors in the place of images. kept: by id, without gaps."""
+    """The rows of another dataset, with vectors in place of the images.
+
+    kept: the vectors' files by id, without gaps."""
 
     source: Dataset
     kept: tuple[KeptVectors, ...]
@@ -144,7 +162,9 @@ class Embedded(Dataset):
         return self.source.rows
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
-        """Costs the labels of the source, and the bytes of the vectors."""
+        """Yield rows with start <= id < stop.
+
+        Reads the source's labels and the vectors, but no images of the source."""
         for block in self.source.read(start, stop, images=False):
             vectors = self._vectors(int(block.ids[0]), int(block.ids[-1]) + 1) if images else None
             yield Block(block.ids, replace(block.columns, images=vectors))

@@ -1,4 +1,4 @@
-"""Which files an input names: one file, a folder, its partition folders (``label=3/``), or what a pattern matches."""
+"""The files of an input: one file, a folder, its partition folders (``label=3/``), or the matches of a pattern."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 
-# Files that official CIFAR archives carry beside the records.
+# Files of the official CIFAR archives that hold no records.
 COMPANIONS = {
     "batches.meta", "batches.meta.txt", "meta", "readme.html",
     "fine_label_names.txt", "coarse_label_names.txt",
 }  # fmt: skip
-# The words for splits that data hubs use, at the beginning of a name: test_batch.bin, valid-0.parquet; not values.parquet.
+# Names of splits that data hubs use, at the start of a file name: test_batch.bin, valid-0.parquet; not values.parquet.
 TEST = re.compile(r"(test|testing|eval|evaluation)(?![A-Za-z])")
 VALIDATION = re.compile(r"(val|valid|validation|dev)(?![A-Za-z])")
-# Folders in which a table's files lie beside a log of those that count: files alone hold removed and failed rows too.
+# Logs that list a table's valid files. Without its log, the files of a table include removed and failed rows.
 TABLE_LOGS = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table", "_spark_metadata": "what a Spark stream wrote"}
-PARTITION = re.compile(r"[^=._][^=]*=.*")  # a folder's name, as Hive and Spark's partitionBy() write it
+PARTITION = re.compile(r"[^=._][^=]*=.*")  # the name of a folder that Hive or Spark's partitionBy() writes
 LISTED_AT_ONCE = 16
 
 
 def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
-    """The data files of an input, by path: no companions, and of one with training and test files one side.
+    """Return the data files of an input, sorted by path, without companion files.
 
-    uri: resolved. Costs a listing for every folder, and for every level of a pattern. Raises DataError where there is
-    nothing to read, or something that is no data file."""
+    If the input has training and test files, only one side is returned. Costs a listing for every folder, and for every
+    level of a pattern. Raises DataError if there is nothing to read, or an entry that is no data file.
+
+    Args:
+        store: the file system.
+        uri: the resolved path.
+        evaluation: return the evaluation files instead of the training files.
+    """
     found = named(store, uri)
-    # A pattern does not match the log of the table whose files it names.
+    # The matches of a pattern do not include the log of their table, so look for it in their folders.
     for folder in {file.path.rpartition("/")[0] for file in found if not file.is_dir and file.path != uri}:
         for log in TABLE_LOGS:
             if store.exists(f"{folder}/{log}"):
@@ -46,8 +52,16 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
 
 
 def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
-    """The file or folder of a path, or those that a pattern matches. Raises DataError where there is none, or it may not be
-    seen."""
+    """Return the file or folder of a path, or the matches of a pattern.
+
+    Args:
+        store: the file system.
+        uri: the path or pattern.
+        flag: the flag that holds it, for error lines.
+
+    Raises:
+        DataError: there is none, or it may not be read.
+    """
     try:
         if not is_pattern(uri) or store.exists(uri):
             return [store.info(uri)]
@@ -65,7 +79,7 @@ def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
 
 
 def plain_files(store: Store, found: list[FileInfo]) -> list[FileInfo]:
-    """Those of some files and folders that hold something, by path; hidden ones and folders below left out."""
+    """Return the visible, non-empty files among some entries and directly in their folders, sorted by path."""
     below = [file for entry in found for file in (store.list(entry.path) if entry.is_dir else [entry])]
     kept = [file for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes]
     return sorted(kept, key=lambda file: file.path)
@@ -76,15 +90,17 @@ def is_pattern(uri: str) -> bool:
 
 
 def fixed_part(uri: str) -> str:
-    """The folder of a pattern above its first part that is one; any other path as it is."""
+    """Return the folder above the first part of a path that is a pattern; a path without patterns unchanged."""
     parts = uri.split("/")
     first = next((at for at, part in enumerate(parts) if is_pattern(part)), len(parts))
     return "/".join(parts[:first]) or "/"
 
 
 def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
-    """What matches part by part, as in a shell: * and ? stay within a part. Names that begin with a dot or, as Spark has it,
-    an underscore are hidden from those that do not."""
+    """Yield the matches of a pattern, part by part as in a shell: * and ? do not match a slash.
+
+    Names that begin with a dot or, as in Spark, an underscore match only patterns that begin with the same
+    character."""
     folders, parts = [fixed_part(uri)], uri.removeprefix(fixed_part(uri)).strip("/").split("/")
     for depth, part in enumerate(parts, 1):
         entries = [
@@ -143,7 +159,7 @@ def _refuse_table(folder: str, log: str) -> None:
 
 
 def may_match(uri: str, path: str) -> bool:
-    """Whether a pattern matches a path, or a folder above it, or would if that were there."""
+    """True if a pattern matches a path or a folder above it, or would if they existed."""
     parts, ours = uri.rstrip("/").split("/"), path.split("/")
     return len(ours) >= len(parts) and all(map(fnmatchcase, ours, parts))
 
@@ -153,7 +169,7 @@ def _listed(store: Store, uri: str) -> list[FileInfo]:
         return store.list(uri)
     except PermissionError:
         raise DataError(f"{uri} cannot be listed: permission denied") from None
-    except NotADirectoryError:  # above a pattern, or what was a folder just now
+    except NotADirectoryError:  # a file above a pattern, or a folder that was just replaced
         return []
 
 
@@ -174,7 +190,7 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     tests = [file for file in files if is_evaluation(file.path[above:])]
     if tests and len(tests) < len(files):
         held_out = {file.path for file in tests}
-        # Where both are there, evaluation is on the test split alone.
+        # An input with test and validation files is evaluated on the test split only.
         of_test = [file for file in tests if is_test(file.path[above:])]
         files = (of_test or tests) if evaluation else [file for file in files if file.path not in held_out]
     if not files:
@@ -183,7 +199,13 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
 
 
 def check_apart(store: Store, output: str, given: str) -> None:
-    """Raises UsageError where an output lies in what is read, or the other way round. output: resolved."""
+    """Raise UsageError if an output lies inside an input, or an input inside the output.
+
+    Args:
+        store: the file system.
+        output: the resolved output.
+        given: the input, which may be a pattern.
+    """
     source = store.resolve(given)
     if is_pattern(source) and may_match(source, output):
         raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
@@ -194,5 +216,5 @@ def check_apart(store: Store, output: str, given: str) -> None:
 
 
 def _real(path: str) -> str:
-    """A local path without links, so that a set never replaces what it is read from."""
+    """Return a local path without symbolic links, so that a set never replaces its own input."""
     return path if is_remote(path) else os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""The columns of a shard: the schema that others read, and rows as Arrow batches."""
+"""The columns of a shard: its public schema, and conversion of rows to Arrow batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.input.dataset import Block
 
 
 def binary_array(images: npt.NDArray[np.uint8]) -> pa.Array:
-    """uint8 [rows, bytes] as a binary column, without a copy where the rows are contiguous."""
+    """Return uint8 [rows, bytes] as a binary column, without a copy if the rows are contiguous."""
     rows, pixels = images.shape
     offsets = offsets_of(rows, pixels)
     data = pa.py_buffer(np.ascontiguousarray(images).reshape(-1))
@@ -20,7 +20,7 @@ def binary_array(images: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def offsets_of(rows: int, size: int) -> npt.NDArray[np.int32]:
-    """Where each of so many values of one size begins, and the last ends. Raises OverflowError beyond Arrow's 2 GiB."""
+    """Return the Arrow offsets of values of one size, int32 [rows + 1]. Raises OverflowError beyond Arrow's 2 GiB."""
     if rows * size > np.iinfo(np.int32).max:
         raise OverflowError(
             f"{rows} images of {size} bytes are more than the 2 GiB of an Arrow column; use smaller blocks"
@@ -34,7 +34,14 @@ def record_batch(
     rows: npt.NDArray[np.int64] | None = None,
     **extra: npt.NDArray[Any],
 ) -> pa.RecordBatch:
-    """The given rows of a block (all without ``rows``) under a schema; ``extra`` holds columns the block lacks."""
+    """Return the given rows of a block under a schema.
+
+    Args:
+        schema: the columns of the batch.
+        block: the rows.
+        rows: the positions of the rows to take; default: all.
+        extra: columns that the block lacks.
+    """
     take = slice(None) if rows is None else rows
     values: dict[str, Any] = {"id": block.ids[take], "label": block.labels[take]}
     if block.columns.coarse_labels is not None:

@@ -1,4 +1,4 @@
-"""The first pass over the rows: every label and record checked, counted and fingerprinted, before anything is written."""
+"""The first pass over the rows: every label and record is checked, counted and fingerprinted before any write."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ WORD = 0xFFFFFFFFFFFFFFFF
 
 @dataclass(frozen=True)
 class Scan:
-    """label_counts int64 [chunks, classes]; channel_sums [channels], int64 for pixels and float64 for real numbers;
-    fingerprint: 64-bit sum over rows. versions: of what decoded the rows, one where all hosts have the same."""
+    """The result of the first pass.
+
+    Attributes:
+        rows: the number of rows.
+        label_counts: int64 [chunks, classes].
+        channel_sums: [channels], int64 for pixels and float64 for real numbers.
+        fingerprint: 64-bit sum over rows.
+        versions: the versions of the decoders, one entry if all hosts have the same.
+    """
 
     rows: int
     label_counts: npt.NDArray[np.int64]
@@ -41,8 +48,16 @@ class Scan:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a task has scanned. counts: None where it came to no row. problem: the first broken row, and the line about it;
-    a task that raises is retried and wrapped in a stack trace. versions: of what decoded the rows there."""
+    """The result of one scanning task.
+
+    Attributes:
+        rows: the rows that were scanned.
+        counts: rows by chunk and class; None if no row was scanned.
+        channel_sums: see Scan.
+        fingerprint: see Scan.
+        problem: the first broken row and its error line. A value, because Spark retries a task that raises.
+        versions: the versions of the decoders on this host.
+    """
 
     rows: int
     counts: ChunkCounts | None
@@ -53,7 +68,7 @@ class Piece:
 
 
 def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
-    """The sum of ``row_hashes`` over a block, or over some of its rows."""
+    """Return the sum of ``row_hashes`` over a block, or over some of its rows."""
     take = slice(None) if rows is None else rows
     columns = block.columns
     coarse = None if columns.coarse_labels is None else columns.coarse_labels[take]
@@ -64,7 +79,7 @@ def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
 
 
 def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
-    """The first row whose label is out of range, as (id, line)."""
+    """Return the first row whose label or image is invalid, as (id, error line)."""
     columns = block.columns
     limit = dataset.layout.num_classes or MAX_CLASSES
     checks = [(columns.labels, limit, "label")]
@@ -85,7 +100,13 @@ def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
 
 
 def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> Piece:
-    """One task's share."""
+    """Scan the rows of one task.
+
+    Args:
+        dataset: the rows.
+        bounds: the id range [low, high) of each chunk.
+        piece: the id range [low, high) of the task.
+    """
     layout = dataset.layout
     classes = layout.num_classes or 1
     counts: ChunkCounts | None = None
@@ -96,6 +117,7 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
             problem = _invalid(block, dataset)
             if problem:
                 return Piece(rows, counts, sums, checksum, problem)
+            # Without a known number of classes, the histogram grows with the labels.
             labels = block.labels.astype(np.int64)
             found = count_by_chunk(block.ids, labels, max(classes, int(labels.max()) + 1), list(bounds))
             counts = counts + found if counts else found
@@ -112,7 +134,7 @@ def _no_sums(layout: Layout) -> npt.NDArray[Any]:
 
 
 def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
-    """All pieces together. Raises DataError with the file and offset of the first broken row."""
+    """Merge the results of all tasks. Raises DataError with the file and offset of the first broken row."""
     problems = [part.problem for part in parts if part.problem]
     if problems:
         raise DataError(min(problems)[1])
@@ -123,6 +145,16 @@ def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
 
 
 def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], Piece]) -> Scan:
-    """Check and count all rows. The driver receives about chunks x classes numbers. Raises DataError as ``merge`` does."""
+    """Check and count all rows. The driver receives about chunks x classes numbers.
+
+    Args:
+        dataset: the rows.
+        bounds: the id range [low, high) of each chunk.
+        pieces: the number of tasks.
+        run: run(fn, items) maps a function over items.
+
+    Raises:
+        DataError: a broken row, with its file and offset.
+    """
     parts = run(lambda piece: scan_piece(dataset, bounds, piece), ranges(0, dataset.rows, pieces))
     return merge(parts, dataset.layout, len(bounds))

@@ -1,4 +1,4 @@
-"""A data set seen through a column of ready vectors instead of its images: rows of float32, to be clustered as they are."""
+"""A view of a data set with a column of vectors in place of its images: float32 rows that are clustered unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pipeline.input.formats.parquet import vectors_of
 
 
 def vector_view(dataset: Dataset, column: str) -> Dataset:
-    """The same rows, with the vectors of a Parquet column for images. Opens the first file.
+    """Return the same rows, with the vectors of a Parquet column as images. Opens the first file.
 
-    Raises UsageError where there is no such column, or not of vectors, and DataError for a broken file."""
+    Raises UsageError if there is no such column or it does not hold vectors, DataError for a broken file."""
     table = f"a table of embeddings is named by a path, such as ./{column}"
     if dataset.format != "parquet":
         raise UsageError(
@@ -29,6 +29,7 @@ def vector_view(dataset: Dataset, column: str) -> Dataset:
                 f"--embedding {column} is no column of {path}; its columns are {', '.join(file.schema_arrow.names)};"
                 f" {table}"
             )
+        # The length of the first vector is the expected length of all.
         first = next(file.iter_batches(1, columns=[column])).column(0)
     length = vectors_of(first, None, path, 0).shape[1] // 4
     if not length:

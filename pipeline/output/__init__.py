@@ -1,1 +1,1 @@
-"""From rows to one Parquet file a worker and chunk, and to the manifest's entries."""
+"""The conversion of rows to one Parquet file per worker and chunk, and to the manifest's entries."""

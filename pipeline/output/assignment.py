@@ -1,6 +1,6 @@
-"""The assignment as a thing of its own: OUTPUT/_assignment/*.parquet with id, worker, copy and group, by id, then copy.
+"""The assignment as files of its own: OUTPUT/_assignment/*.parquet with id, worker, copy and group, by id, then copy.
 
-About a byte and a half a row. It is written with every set, by the tasks that read the rows."""
+About 1.5 bytes per row. It is written with every set, by the tasks that read the rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ ROW_GROUP_ROWS = 1 << 17
 
 @dataclass(frozen=True)
 class AssignmentFile:
-    """One chunk's lines. staged: where the file is now; path: its place under OUTPUT, but for the stamp of a version."""
+    """The assignment file of one chunk.
+
+    staged: its current path; path: its path under OUTPUT, without the stamp of a version."""
 
     staged: str
     path: str
@@ -42,7 +44,7 @@ class AssignmentFile:
 
 @dataclass(frozen=True)
 class Tally:
-    """What each worker gets of a chunk: rows, copies int64 [workers], label_counts int64 [workers, classes]."""
+    """The totals of each worker in a chunk: rows and copies int64 [workers], label_counts int64 [workers, classes]."""
 
     rows: Ints
     copies: Ints
@@ -53,7 +55,7 @@ class Tally:
 
 
 def lines_of(what: Delivered) -> pa.RecordBatch:
-    """The lines of a block, in their order."""
+    """Return the assignment lines of a block, by row, then copy."""
     order = what.by_row
     rows = what.rows[order]
     columns = (what.block.ids[rows], what.workers[order], what.copies[order], what.groups[rows])
@@ -62,7 +64,7 @@ def lines_of(what: Delivered) -> pa.RecordBatch:
 
 
 class AssignmentWriter:
-    """Writes the lines of one chunk. Holds those of a row group."""
+    """A writer of the assignment lines of one chunk, which buffers up to one row group."""
 
     def __init__(self, store: Store, staged: str, chunk: int) -> None:
         self.staged, self.path = staged, f"{FOLDER}/part-{chunk:05d}.parquet"
@@ -97,7 +99,7 @@ class AssignmentWriter:
 
 
 def tally(what: Delivered, num_workers: int, num_classes: int, layout: Layout) -> Tally:
-    """What each worker gets of a block."""
+    """Return the totals of each worker in a block."""
     labels = what.block.labels if layout.labelled else no_labels(len(what.block.ids))
     cells = what.workers * num_classes + labels[what.rows]
     counts = np.bincount(cells, minlength=num_workers * num_classes).reshape(num_workers, num_classes)

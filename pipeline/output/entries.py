@@ -1,4 +1,4 @@
-"""The manifest's entries, from what was scanned and written. Pure."""
+"""The manifest's entries, made from the results of the scan and of writing. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
 def describe_workers(
     written: list[WrittenChunk], num_workers: int, allow_empty: bool, neighbourhoods: Ints | None = None
 ) -> list[dict[str, Any]]:
-    """neighbourhoods: int64 [workers, neighbourhoods], the rows of each that a worker holds, where these are told."""
+    """Return the entry of every worker.
+
+    Args:
+        written: the files.
+        num_workers: n.
+        allow_empty: accept workers without files.
+        neighbourhoods: int64 [workers, neighbourhoods], rows per worker, if the manifest lists them.
+
+    Raises:
+        UsageError: a worker has no files, and allow_empty is False.
+    """
     by_worker: list[list[WrittenFile]] = [[] for _ in range(num_workers)]
     for chunk in written:
         for file in chunk.files:
@@ -42,7 +52,7 @@ def describe_workers(
 
 
 def check_empty(rows: Sequence[int], allowed: bool) -> None:
-    """Raises UsageError where workers have nothing, be it rows or files."""
+    """Raise UsageError if workers have no rows (or files) and that is not allowed."""
     empty = [index for index, count in enumerate(rows) if not count]
     if empty and not allowed:
         raise UsageError(
@@ -54,7 +64,7 @@ def check_empty(rows: Sequence[int], allowed: bool) -> None:
 def describe_assigned_workers(
     tally: Tally, allow_empty: bool, neighbourhoods: Ints | None = None
 ) -> list[dict[str, Any]]:
-    """The workers of an assignment without shards."""
+    """Return the entry of every worker of an assignment without shards. Raises UsageError as ``check_empty``."""
     check_empty(tally.rows.tolist(), allow_empty)
     return [
         {
@@ -82,13 +92,13 @@ def _histogram(files: list[WrittenFile]) -> list[int]:
 
 
 def describe_neighbourhoods(table: GroupTable) -> list[dict[str, Any]]:
-    """Size and fate of each neighbourhood, by its number."""
+    """Return the size of each neighbourhood and whether it is sparse, by its number."""
     pairs = zip(table.sizes, table.sparse, strict=True)
     return [{"size": int(size), "sparse": bool(sparse)} for size, sparse in pairs]
 
 
 def describe_image(source: Source) -> dict[str, Any]:
-    """Shape, dtype, layout and the mean of each channel over all rows."""
+    """Return the shape, dtype and layout of images and the mean of each channel over all rows."""
     channels, height, width = source.dataset.layout.shape
     means = source.scan.channel_means(height * width)
     return {"shape": [channels, height, width], "dtype": source.dataset.layout.dtype, "layout": "CHW", "mean": means}

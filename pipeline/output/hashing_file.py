@@ -1,4 +1,4 @@
-"""A file that knows what went through it."""
+"""A file that records the size and hash of its contents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 @dataclass
 class HashingFile:
-    """A write-only file that knows the size and sha256 of what went through it."""
+    """A write-only file that records the size and SHA-256 of the data written to it."""
 
     raw: BinaryIO
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""Which workers get which rows of a chunk: dealt by groups, or as a table has it. Picklable, for the tasks that write."""
+"""The workers of the rows of a chunk, dealt by groups or read from a table. Picklable, for the tasks that write."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from pipeline.strategies.base import Grouping
 
 
 class Delivered(NamedTuple):
-    """What becomes of a block. rows (places in it) and workers int64 [deliveries], copies int32 [deliveries], by worker and
-    row; groups int64 [rows of the block]."""
+    """A block and its deliveries, i.e. rows with the workers that get them, ordered by worker, then row.
+
+    Attributes:
+        block: the rows.
+        groups: int64 [rows of the block].
+        rows: int64 [deliveries], positions in the block.
+        workers: int64 [deliveries].
+        copies: int32 [deliveries], 0 for the owner.
+    """
 
     block: Block
     groups: Ints
@@ -28,13 +35,15 @@ class Delivered(NamedTuple):
 
     @property
     def by_row(self) -> Ints:
-        """The deliveries in the order of their rows, then copies: int64 [deliveries]."""
+        """The order of deliveries by row, then copy: int64 [deliveries]."""
         order: Ints = np.lexsort((self.copies, self.rows))
         return order
 
 
 class Placement(Protocol):
-    """neighbourhoods: whether the group of a row is written beside it; reads_images: whether the blocks must have them."""
+    """A rule that decides which workers get a row.
+
+    neighbourhoods: True if a row's group is written beside it; reads_images: True if blocks must contain images."""
 
     @property
     def num_workers(self) -> int: ...
@@ -44,13 +53,14 @@ class Placement(Protocol):
     def reads_images(self) -> bool: ...
 
     def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
-        """All blocks of a chunk, in id order."""
+        """Yield the blocks of a chunk, in id order, with their deliveries."""
         ...
 
 
 @dataclass(frozen=True)
 class Dealing:
-    """By groups, whose rows are dealt. offsets: int64 [chunks, groups], the rank of a chunk's first row of each group."""
+    """A Placement that deals the rows of each group. offsets: int64 [chunks, groups], rank of a chunk's first row in
+    each group."""
 
     grouping: Grouping
     table: GroupTable
@@ -79,12 +89,19 @@ class Dealing:
 def delivered(
     owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
 ) -> tuple[Ints, Ints, npt.NDArray[np.int32]]:
-    """What is delivered of a block: rows, workers and copies, by worker, then by row. O(deliveries log).
+    """Return the deliveries of a block: rows, workers and copies, by worker, then by row. O(deliveries log).
 
-    A broadcast row goes to every worker: copy 0 at its owner, 1..n-1 at the others in worker order."""
+    A broadcast row goes to every worker: copy 0 to its owner, 1..n-1 to the others in worker order.
+
+    Args:
+        owners: int64 [rows].
+        broadcast: bool [rows].
+        num_workers: n.
+    """
     everywhere = np.flatnonzero(broadcast)
     beside = np.repeat(everywhere, num_workers)
     others = np.tile(np.arange(num_workers), len(everywhere))
+    # The owner has copy 0 already.
     kept = others != owners[beside]
     beside, others = beside[kept], others[kept]
     rows = np.concatenate([np.arange(len(owners)), beside])

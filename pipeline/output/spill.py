@@ -1,9 +1,10 @@
-"""Writing for more workers than a task can hold row groups of: the rows pass through files of the attempt once, by ranges of
-workers, so that row groups are of about 1,000 rows and a task has few files open, however many workers there are.
+"""Writing for more workers than one task can buffer row groups for.
 
-First a task reads a piece of ids and sends every row, and every copy, to the file of its range of workers (Arrow's stream
-format). Then a task takes what all pieces of a part hold for one range, in the order of ids, and writes a file a worker.
-Which way a set is written depends on the data and on N alone, as every byte of it does. Images are written twice."""
+The rows pass once through files of the attempt, by ranges of workers. Row groups then have about 1,000 rows and a task
+has few open files, for any number of workers. First, each task reads a piece of the ids and sends every row, and every
+copy, to the file of its range of workers (Arrow's stream format). Then each task takes the rows of one range from all
+pieces of a part, in id order, and writes one file per worker. The choice between this and a direct write depends only
+on the data and on N, as every byte of a set does. Images are written twice."""
 
 from __future__ import annotations
 
@@ -23,13 +24,19 @@ from pipeline.output.assignment import AssignmentFile, AssignmentWriter
 from pipeline.output.hashing_file import HashingFile
 from pipeline.output.writer import ChunkJob, ShardWriter, WrittenChunk, written_chunk
 
-WINDOW_BYTES = 128 << 20  # of rows that are sorted by worker at once
+WINDOW_BYTES = 128 << 20  # rows that are sorted by worker at once
 WORKER = pa.field("worker", pa.int32())
 
 
 class Spilled(NamedTuple):
-    """What a task has left of a piece: in which folder, for which ranges of workers there is a file, and the lines of the
-    assignment. versions: of what decoded the rows."""
+    """The files that a task made from a piece.
+
+    Attributes:
+        folder: folder of the files.
+        ranges: ranges of workers that have a file.
+        assignment: the piece's assignment file, or None.
+        versions: versions of the libraries that decoded the rows.
+    """
 
     folder: str
     ranges: frozenset[int]
@@ -39,19 +46,25 @@ class Spilled(NamedTuple):
 
 @dataclass(frozen=True)
 class SpillJob:
-    """width: workers a range. parts: the id ranges of files; each of the job's pieces lies in one. Picklable."""
+    """The work of both kinds of tasks. Picklable.
+
+    Attributes:
+        job: the work of a direct write.
+        width: workers per range.
+        parts: id ranges of files; each of the job's pieces is within one.
+    """
 
     job: ChunkJob
     width: int
     parts: list[tuple[int, int]]
 
     def tasks(self) -> list[tuple[int, int]]:
-        """(part, range of workers) of every task of the second kind, part by part."""
+        """Return (part, range of workers) for every task of the second kind, part by part."""
         ranges = -(-self.job.placement.num_workers // self.width)
         return [(part, at) for part in range(len(self.parts)) for at in range(ranges)]
 
     def spill(self, piece: int, task: str) -> Spilled:
-        """Write what is in a piece. task: unique to this try."""
+        """Write the rows of a piece to the files of their ranges. task: a name unique to this try."""
         folder, store = f"{self.job.staging}/{task}", self.job.dataset.store
         task_folder(store, folder)
         schema = self.job.schema.append(WORKER)
@@ -61,6 +74,7 @@ class SpillJob:
         for window in windows(self._rows(piece, schema, lines), self.job.dataset.record_bytes):
             rows = by_worker(window)
             for at, part in slices(rows, rows.column("worker").to_numpy() // self.width):
+                # Opened at the first row, so that ranges without rows have no file.
                 if at not in streams:
                     files[at] = HashingFile(store.create(f"{folder}/{at:05d}.arrow"))
                     streams[at] = pa.ipc.new_stream(files[at], schema)
@@ -71,7 +85,7 @@ class SpillJob:
         return Spilled(folder, frozenset(streams), lines.close() if lines else None, decoder_versions())
 
     def _rows(self, piece: int, schema: pa.Schema, lines: AssignmentWriter | None) -> Iterator[pa.RecordBatch]:
-        """Every row as often as it is delivered."""
+        """Yield every row once per delivery."""
         for placed in self.job.placed(piece):
             if lines:
                 lines.append(placed)
@@ -84,7 +98,14 @@ class SpillJob:
                 yield record_batch(schema, block, some, **values, **{name: of[some] for name, of in extra.items()})
 
     def gather(self, spilled: list[Spilled], part: int, at: int, task: str) -> WrittenChunk:
-        """Write a part's files of one range of workers. spilled: of all pieces, in order."""
+        """Write a part's shard files for one range of workers.
+
+        Args:
+            spilled: results of all pieces, in order.
+            part: number of the part.
+            at: number of the range of workers.
+            task: a name unique to this try.
+        """
         low, high = self.parts[part]
         pieces = [index for index, bound in enumerate(self.job.bounds) if low <= bound[0] < high]
         sources = [f"{spilled[index].folder}/{at:05d}.arrow" for index in pieces if at in spilled[index].ranges]
@@ -94,7 +115,7 @@ class SpillJob:
             for worker, mine in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
                 if worker not in writers:
                     writers[worker] = self.job.open(worker, part, task, self.job.schema)
-                kept = mine.take(pa.array(np.arange(len(mine))))  # a slice would keep the whole window
+                kept = mine.take(pa.array(np.arange(len(mine))))  # a slice keeps the whole window
                 for batch in kept.to_batches():
                     writers[worker].append(batch)
         versions = frozenset(spilled[index].versions for index in pieces)
@@ -107,7 +128,7 @@ class SpillJob:
 
 
 def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa.Table]:
-    """Consecutive batches, as many as have about WINDOW_BYTES of images together."""
+    """Group consecutive batches into tables of about WINDOW_BYTES of images."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -121,12 +142,12 @@ def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa
 
 
 def by_worker(rows: pa.Table) -> pa.Table:
-    """Rows in the order of their workers; those of a worker as they were."""
+    """Return the rows sorted by worker; the order of a worker's rows does not change."""
     order = np.argsort(rows.column("worker").to_numpy(), kind="stable")
     return rows.combine_chunks().take(pa.array(order))
 
 
 def slices(rows: pa.Table, keys: Ints) -> Iterator[tuple[int, pa.Table]]:
-    """Each key with the rows that have it. keys: ascending, one a row."""
+    """Yield each key with its rows. keys: ascending, one per row."""
     for key, first, end in runs(keys):
         yield key, rows.slice(first, end - first)

@@ -1,4 +1,4 @@
-"""Rows placed as a table has it: its lines in order and checked, a file a chunk, for the tasks that write."""
+"""Placement by a table: its lines are sorted and checked, and stored as one file per chunk for the tasks that write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ ID, WORKER, COPY, GROUP = range(4)
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of the lines of a chunk. problem: the first thing that is wrong with them, as a line."""
+    """The result of checking the lines of a chunk.
+
+    Attributes:
+        path: file of the sorted lines.
+        copies: number of lines that are copies.
+        problem: the first problem as a line of text, or None.
+    """
 
     path: str = ""
     copies: int = 0
@@ -29,7 +35,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Tabled:
-    """A Placement. paths: of each chunk's lines."""
+    """A Placement by a table. paths: file of each chunk's lines."""
 
     store: Store
     paths: tuple[str, ...]
@@ -43,15 +49,24 @@ class Tabled:
             first, last = np.searchsorted(lines[ID], [block.ids[0], block.ids[-1] + 1])
             mine = lines[:, first:last]
             rows, workers = mine[ID] - block.ids[0], mine[WORKER]
+            # Lines are sorted by id; writers expect deliveries by worker.
             order = np.lexsort((rows, workers))
             groups = mine[GROUP][mine[COPY] == 0]
             yield Delivered(block, groups, rows[order], workers[order], mine[COPY][order].astype(np.int32))
 
 
 def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
-    """The lines of the rows low..high-1, int64 [4, lines] by id and copy, and what is wrong with them.
+    """Return the lines of the rows low..high-1, int64 [4, lines] by id and copy, and their first problem or None.
 
-    Every row has a line, none two of one worker; its copies are numbered from 0, by worker where the table does not say."""
+    Every row must have a line, and no two lines for the same worker. Its copies are numbered from 0, by worker if the
+    table has no copy numbers.
+
+    Args:
+        parts: lines, int64 [4, any].
+        low: id of the first row.
+        high: id after the last row.
+        num_workers: n.
+    """
     lines = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
     lines = lines[:, np.lexsort((lines[WORKER], lines[COPY], lines[ID]))]
     ids, workers = lines[ID], lines[WORKER]
@@ -65,6 +80,7 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
     if len(twice):
         at = by_worker[twice[0]]
         return lines, f"row {ids[at]} is twice for worker {workers[at]}"
+    # The position of each line within its row is the copy number that it must have.
     firsts = np.flatnonzero(np.diff(ids, prepend=low - 1))
     counted = np.arange(len(ids)) - np.repeat(firsts, np.diff([*firsts, len(ids)]))
     unsaid = lines[COPY] == ABSENT
@@ -81,7 +97,15 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
 def settle_and_keep(
     store: Store, folder: str, parts: Sequence[Ints], bound: tuple[int, int], num_workers: int
 ) -> Settled:
-    """``settle`` the lines of a chunk, and write them. The name is unique to this try of a task."""
+    """Check the lines of a chunk (see ``settle``) and write them. The file name is unique to this try of a task.
+
+    Args:
+        store: reaches the attempt.
+        folder: folder inside the attempt.
+        parts: lines, int64 [4, any].
+        bound: first and end id of the chunk.
+        num_workers: n.
+    """
     lines, problem = settle(parts, *bound, num_workers)
     if problem:
         return Settled(problem=problem)

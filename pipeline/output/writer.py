@@ -1,8 +1,8 @@
-"""Writing one chunk of rows as one Parquet file a worker, in one task: decide, cut, write, hash, in a single pass.
+"""Writing one chunk of rows as one Parquet file per worker, by one task in a single pass: place, split, write, hash.
 
-Images go from the input straight to the file of their worker; for very many workers see spill.py. Row groups hold about
-1,000 rows, so that a reader who samples pays milliseconds; values are plain and uncompressed, because photographs do not
-compress and readers map them."""
+Images are copied from the input straight to their worker's file; for very many workers see spill.py. Row groups have
+about 1,000 rows, so that a reader who samples needs milliseconds. Values are plain and uncompressed, because
+photographs do not compress and readers memory-map them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,18 @@ SHARD_FOLDER = "worker={worker:03d}"
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """staged: where the file is now; path: its place under OUTPUT, but for the stamp of a version. label_counts: int64
-    [classes]."""
+    """A shard file before its commit.
+
+    Attributes:
+        staged: its current path.
+        path: its path under OUTPUT, without the stamp of a version.
+        worker: index of the worker.
+        rows: rows, copies included.
+        copies: rows that are copies.
+        bytes: size.
+        sha256: hash of the contents.
+        label_counts: int64 [classes].
+    """
 
     staged: str
     path: str
@@ -50,8 +60,15 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenChunk:
-    """rows, fingerprint: of the owners (copy 0), of what Parquet was given, to be held against the scan. assignment: its
-    lines, where they were written beside. versions: of what decoded the rows, one where all hosts have the same."""
+    """The files of one chunk.
+
+    Attributes:
+        files: one per worker that has rows.
+        rows: number of owned rows (copy 0).
+        fingerprint: sum of the owned rows' hashes, as they were passed to Parquet, to compare with the scan.
+        assignment: the assignment file, or None.
+        versions: versions of the libraries that decoded the rows; one if all hosts have the same.
+    """
 
     files: list[WrittenFile]
     rows: int
@@ -62,8 +79,20 @@ class WrittenChunk:
 
 @dataclass
 class ShardWriter:
-    """One worker's file of one chunk: buffers batches, writes row groups of between a half and one and a half times
-    ``group_rows``."""
+    """A writer of one worker's file of one chunk.
+
+    It buffers batches and writes row groups of between 0.5 and 1.5 times ``group_rows``.
+
+    Attributes:
+        store: reaches the attempt.
+        staged: path of the file until the commit.
+        path: its path under OUTPUT, without the stamp of a version.
+        worker: index of the worker.
+        schema: columns of the file.
+        num_classes: classes of the labels.
+        group_rows: rows per row group.
+        record_bytes: bytes of an image.
+    """
 
     store: Store
     staged: str
@@ -93,6 +122,7 @@ class ShardWriter:
         self.buffered += len(batch)
         self.rows += len(batch)
         copies = int(np.count_nonzero(batch.column("copy").to_numpy()))
+        # Only owned rows count: the scan has seen each row once.
         owners = batch.filter(pc.equal(batch.column("copy"), 0)) if copies else batch
         self.copies += copies
         self.fingerprint = (self.fingerprint + batch_fingerprint(owners, self.record_bytes, self.path)) & WORD
@@ -107,6 +137,7 @@ class ShardWriter:
         self.buffered -= rows
 
     def close(self) -> WrittenFile:
+        # Two halves instead of one full and one tiny row group.
         if self.buffered > 1.5 * self.group_rows:
             self._write(self.buffered // 2)
         if self.buffered:
@@ -135,8 +166,17 @@ class AssignedChunk:
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """All that a task needs to write any chunk. Picklable. staging: the attempt's folder; first: the number of the first
-    chunk, where the set has some already."""
+    """The data that a task needs to write any chunk. Picklable.
+
+    Attributes:
+        dataset: the rows.
+        placement: decides which workers get a row.
+        bounds: id ranges of the chunks.
+        staging: the attempt's folder.
+        num_classes: classes of the labels.
+        folder: pattern of a worker's folder under OUTPUT.
+        first: number of the first chunk; greater than 0 if the set already has some.
+    """
 
     dataset: Dataset
     placement: Placement
@@ -152,11 +192,11 @@ class ChunkJob:
 
     @property
     def keeps_assignment(self) -> bool:
-        """Whether the lines of the assignment are written beside: there are none of evaluation rows."""
+        """True if assignment lines are written too; evaluation rows have none."""
         return self.folder == SHARD_FOLDER
 
     def write(self, chunk: int, task: str) -> WrittenChunk:
-        """Write one chunk. task: unique to this try, so that a retried or speculative task never meets its twin."""
+        """Write one chunk. task: a name unique to this try, so that retried or speculative tasks do not share files."""
         schema, writers = self.schema, dict[int, ShardWriter]()
         lines = self.open_assignment(chunk, task) if self.keeps_assignment else None
         for placed in self.placed(chunk):
@@ -167,6 +207,7 @@ class ChunkJob:
                 batch = record_batch(
                     schema, block, some, copy=copies[first:end], **{k: v[some] for k, v in extra.items()}
                 )
+                # Opened at the first row, so that workers without rows have no file.
                 if worker not in writers:
                     writers[worker] = self.open(worker, chunk, task, schema)
                 writers[worker].append(batch)
@@ -175,7 +216,7 @@ class ChunkJob:
         return replace(written_chunk(writers), assignment=lines.close() if lines else None)
 
     def assign(self, chunk: int, task: str) -> AssignedChunk:
-        """Write the lines of one chunk and no rows. Images are read only where the grouping looks at them."""
+        """Write only the assignment of one chunk. Images are read only if the grouping needs them."""
         lines, total = self.open_assignment(chunk, task), None
         workers, layout = self.placement.num_workers, self.dataset.layout
         for placed in self.placed(chunk, images=self.placement.reads_images):
@@ -186,7 +227,7 @@ class ChunkJob:
         return AssignedChunk(lines.close(), total)
 
     def placed(self, chunk: int, *, images: bool = True) -> Iterator[Delivered]:
-        """Every block of a chunk with its deliveries, in id order."""
+        """Return the blocks of a chunk with their deliveries, in id order."""
         return self.placement.deliveries(chunk, self.dataset.read(*self.bounds[chunk], images=images))
 
     def open_assignment(self, chunk: int, task: str) -> AssignmentWriter:
@@ -194,7 +235,7 @@ class ChunkJob:
         return AssignmentWriter(self.dataset.store, f"{self.staging}/{task}/assignment.parquet", self.first + chunk)
 
     def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
-        """A worker's file of a chunk."""
+        """Return the writer of a worker's file of a chunk."""
         size, store = self.dataset.record_bytes, self.dataset.store
         path = f"{self.folder.format(worker=worker)}/part-{self.first + chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
@@ -204,7 +245,7 @@ class ChunkJob:
 
 
 def written_chunk(writers: Mapping[int, ShardWriter]) -> WrittenChunk:
-    """Close all files of a task, by worker."""
+    """Close all files of a task, by worker, and return their chunk."""
     files = [writers[worker].close() for worker in sorted(writers)]
     count = sum(file.rows - file.copies for file in files)
     return WrittenChunk(files, count, sum(writer.fingerprint for writer in writers.values()) & WORD)
@@ -215,7 +256,7 @@ def labels_of(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
 
 
 def batch_fingerprint(batch: pa.RecordBatch, record_bytes: int, path: str) -> int:
-    """The sum of ``row_hashes`` over rows as they are in Arrow's memory, on their way into the file ``path``."""
+    """Return the sum of ``row_hashes`` over rows in Arrow's memory, just before they are written to ``path``."""
     names = batch.schema.names
     coarse = batch.column("coarse_label").to_numpy() if "coarse_label" in names else None
     targets = batch.column(TARGET_COLUMN).to_numpy() if TARGET_COLUMN in names else None

@@ -1,1 +1,1 @@
-"""How far the shards of a committed set are from the whole: figures, words, the report."""
+"""The quality of a committed set: the distance of its shards from the whole set as figures, words and a report."""

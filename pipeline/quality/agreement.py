@@ -1,4 +1,4 @@
-"""How far the groups of one set are those of another of the same rows. Pure: of arrays, and of sums over them."""
+"""The agreement of the groups of two sets over the same rows. Pure functions of arrays, and of sums over them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from pipeline.core.arrays import Ints
 
 @dataclass(frozen=True)
 class Cells:
-    """Rows by (left, right) group, of those that have any. keys int64 [cells], left * number of right groups + right,
-    ascending; counts int64 [cells]."""
+    """The number of rows by (left, right) group, without empty cells.
+
+    keys: int64 [cells], left * number of right groups + right, ascending. counts: int64 [cells]."""
 
     keys: Ints
     counts: Ints
 
     @classmethod
     def of(cls, left: Ints, right: Ints, right_groups: int) -> Cells:
-        """Of some rows: the groups of each, int64 [rows]."""
+        """Return the cells of some rows from their groups, int64 [rows]."""
         return cls(*np.unique(left * right_groups + right, return_counts=True))
 
     @classmethod
     def total(cls, parts: Iterable[Cells]) -> Cells:
-        """The cells of all parts together. O(cells log cells)."""
+        """Return the cells of all parts together. O(cells log cells)."""
         parts = list(parts)
         keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
         counts = np.zeros(len(keys), np.int64)
@@ -39,8 +40,9 @@ class Cells:
 
 @dataclass(frozen=True)
 class PairSums:
-    """Pairs of rows: in one cell, in one left group; right_sizes: int64 [right groups], rows. Those of parts that have no
-    left group in common add up to those of all."""
+    """The numbers of row pairs in common groups. The sums of parts without a common left group add up to the whole.
+
+    same_cell: pairs in one cell. same_left: pairs in one left group. right_sizes: int64 [right groups], rows."""
 
     same_cell: int
     same_left: int
@@ -61,7 +63,7 @@ class PairSums:
         )
 
     def adjusted_rand(self) -> float:
-        """The adjusted Rand index (Hubert and Arabie 1985): 1 for the same groups, about 0 for independent ones."""
+        """Return the adjusted Rand index (Hubert and Arabie 1985): 1 for equal groups, about 0 for independent ones."""
         same_right, rows = pairs(self.right_sizes), int(self.right_sizes.sum())
         expected = Fraction(self.same_left * same_right, max(1, rows * (rows - 1) // 2))
         most = Fraction(self.same_left + same_right, 2)
@@ -69,12 +71,12 @@ class PairSums:
 
 
 def pairs(sizes: Ints) -> int:
-    """Of rows in groups of these sizes."""
+    """Return the number of row pairs inside groups of the given sizes."""
     return sum(int(size) * (int(size) - 1) // 2 for size in sizes.tolist())
 
 
 def table_of(cells: Cells, left_groups: int, right_groups: int) -> Ints:
-    """int64 [left groups, right groups]."""
+    """Return the cells as a table, int64 [left groups, right groups]."""
     table = np.zeros(left_groups * right_groups, np.int64)
     table[cells.keys] = cells.counts
     return table.reshape(left_groups, right_groups)

@@ -1,7 +1,7 @@
 """The figures of a report: plain data in, one matplotlib Figure out.
 
-Colours are those of Okabe and Ito, which stay apart for the colour-blind; what a colour says is also said by a shape, a
-hatch or a label. Nothing here reads a file."""
+The colours are Okabe and Ito's, which colour-blind readers can distinguish. A shape, a hatch or a label always repeats
+the meaning of a colour. No function reads a file."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ from pipeline.core.reporting.plots import (
 )
 from pipeline.quality.metrics import Floats, Ints, expected_counts
 
-BARS = 400  # beyond, neighbourhoods are drawn as one outline: a bar takes half a millisecond
-COLUMNS = 2000  # of that, each as high as the largest in it
+BARS = 400  # above, neighbourhoods are drawn as one outline, because a bar takes half a millisecond
+COLUMNS = 2000  # the most columns of the outline, each as high as the largest neighbourhood in it
 
 
 def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
-    """Mean and standard deviation [W, L] of a random split with these shard and class sizes (hypergeometric), and by how
-    many standard deviations the table is off; 0 where it cannot be."""
+    """Return mean, standard deviation and normalised deviation [W, L] of a table against a random split.
+
+    The split has the table's shard and class sizes (hypergeometric). The third result is the deviation from the mean in
+    standard deviations, 0 if the standard deviation is 0."""
     total = table.sum()
     mean = expected_counts(table)
     shards, classes = table.sum(axis=1, keepdims=True), table.sum(axis=0, keepdims=True)
@@ -50,7 +52,7 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
 
 
 def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
-    """Rows a worker, duplicates stacked on top."""
+    """Draw rows per worker, duplicates stacked on top."""
     figure, (ax,) = canvas(2.6)
     workers = np.arange(len(owners))
     ax.bar(workers, owners, color=BLUE, label="own examples")
@@ -64,7 +66,7 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
 
 
 def class_heat_map(table: Ints) -> Figure:
-    """Owners [W, L], coloured by how many standard deviations of a random split they are off."""
+    """Draw owners [W, L], coloured by their deviation from a random split in standard deviations."""
     *_, off = against_chance(table)
     farthest = float(np.abs(off).max())
     limit = min(max(3.0, farthest), 10.0)
@@ -87,14 +89,15 @@ def class_heat_map(table: Ints) -> Figure:
 
 
 def class_boxes(table: Ints) -> Figure:
-    """For each class the spread of its counts [W, L] over the workers, against a random split (Provatas et al. 2021,
-    Fig. 7). Of more than BOXES classes, those that stray farthest from the expected count are shown."""
+    """Draw for each class the spread of its counts [W, L] over the workers, against a random split.
+
+    Like Provatas et al. 2021, Fig. 7. Of more than BOXES classes, those with the largest deviations are shown."""
     mean, deviation, off = against_chance(table)
     shown = np.sort(np.argsort(-np.abs(off).max(axis=0), kind="stable")[:BOXES])
     centre, spread = mean[:, shown].mean(axis=0), deviation[:, shown].mean(axis=0)
     positions = np.arange(len(shown))
     figure, (ax,) = canvas(3.6)
-    low = np.maximum(centre - 2 * spread, 0)  # counts cannot be negative, nor does the band go there
+    low = np.maximum(centre - 2 * spread, 0)  # counts cannot be negative
     band = centre + 2 * spread - low
     ax.bar(positions, band, 0.92, bottom=low, color=PALE, label="random split: expected ± 2 sd")
     ax.hlines(centre, positions - 0.46, positions + 0.46, color=GREY, lw=1, ls="--", label="expected count")
@@ -114,19 +117,19 @@ def class_boxes(table: Ints) -> Figure:
     ax.set(xlabel="class", ylabel="examples on a worker", xlim=(-0.6, len(shown) - 0.4))
     ax.legend(**ABOVE, ncols=3)
     number_ticks(ax.xaxis, len(shown))
-    # A tick names its class, not its place among those shown.
+    # A tick shows the number of its class, not its position.
     ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(shown[int(at)]) if 0 <= at < len(shown) else ""))
     separate_thousands(ax.yaxis)
     return figure
 
 
 def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -> Figure:
-    """Size of every neighbourhood, largest first, on a log scale; the sparse ones orange, hatched and crossed."""
+    """Draw the size of every neighbourhood on a log scale; sparse ones are orange, hatched and crossed."""
     sizes = np.array([group["size"] for group in groups])
     sparse = np.array([group["sparse"] for group in groups], bool)
     positions = np.arange(len(sizes))
     figure, (ax,) = canvas(3.0)
-    heights = np.maximum(sizes, 1) - 0.5  # on a foot of 0.5, or a neighbourhood of one example has no height
+    heights = np.maximum(sizes, 1) - 0.5  # from a base of 0.5, so that one example is visible on the log scale
     many = len(sizes) > BARS
     for chosen, colour, hatch, label in (
         (~sparse, BLUE, None, "dense: divided among the workers"),
@@ -144,7 +147,7 @@ def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -
     ax.axhline(num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each")
     ax.set_yscale("log")
     ax.yaxis.set_minor_locator(NullLocator())
-    by_size = ", by size" * bool(np.all(np.diff(sizes) <= 0))  # a stream numbers them as they come up
+    by_size = ", by size" * bool(np.all(np.diff(sizes) <= 0))  # a stream numbers them in the order of appearance
     ax.set(xlabel=f"neighbourhood{by_size}", ylabel="examples (log scale)", xlim=(-0.6, len(sizes) - 0.4))
     ax.set_ylim(0.5, max(float(sizes.max()), num_workers) * 2)
     ax.legend(**ABOVE, ncols=3)
@@ -154,7 +157,7 @@ def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -
 
 
 def shard_ratios(ratios: Sequence[float | None], mean: float, shard_sd: float | None) -> Figure:
-    """Each shard's distance from the whole set relative to a random split, and what such a split may give."""
+    """Draw each shard's distance from the whole set relative to a random split, and the range of random splits."""
     values = np.array(ratios, float)  # None becomes nan, which is not drawn
     figure, (ax,) = canvas(2.6)
     if shard_sd is not None:
@@ -174,7 +177,7 @@ def shard_ratios(ratios: Sequence[float | None], mean: float, shard_sd: float | 
 
 
 def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Seconds by phase, one stacked bar a row: {name: {phase: seconds}}."""
+    """Draw seconds by phase, one stacked bar per row: {name: {phase: seconds}}."""
     phases = list(dict.fromkeys(phase for seconds in rows.values() for phase in seconds))
     figure, (ax,) = canvas(1.5 + 0.36 * len(rows))
     left = np.zeros(len(rows))
@@ -201,7 +204,7 @@ def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
-    """Bars that start at 1, where a random split lies: to the left better, to the right worse, on a log scale."""
+    """Draw bars from 1, the value of a random split, on a log scale: better to the left, worse to the right."""
     figure, (ax,) = canvas(0.9 + 0.34 * len(rows))
     known = [max(value, FLOOR) for value in rows.values() if value is not None]
     for row, value in enumerate(rows.values()):

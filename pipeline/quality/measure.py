@@ -1,7 +1,7 @@
-"""What the quality figures and the report take from a committed set: two passes over its files, nothing else.
+"""The measurement of a committed set for the quality figures and the report: two passes over its files.
 
-A pass is a local function of one file and a merge on the driver, which holds one small record a file; ``run(fn, items)``
-carries the local functions out: ``dataset.serial`` here, a Spark job in ``jobs.py``."""
+A pass is a local function of one file and a merge on the driver, which holds one small record per file. ``run(fn,
+items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``jobs.py``."""
 
 from __future__ import annotations
 
@@ -38,16 +38,21 @@ from pipeline.quality.metrics import (
 )
 
 SAMPLE_ROWS = 3000
-MOST_COUNTED = 1 << 22  # neighbourhoods by worker, and a quarter of those by file: 32 and 128 MB on the driver
+MOST_COUNTED = 1 << 22  # limit of counts by worker; by file, four times as many: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What a task must know of a set to read its files; small, unlike the manifest.
+    """The properties of a set that a task needs to read its files; small, unlike the manifest.
 
-    layout: of an image, or of real-valued features. limits: the whole-number columns to read, each with its values' upper
-    bound. counted: int64, ascending, the neighbourhoods whose rows are counted by worker."""
+    Attributes:
+        store: the file system.
+        uri: the folder of the set.
+        layout: the layout of an image, or of real-valued features.
+        limits: the integer columns to read, each with the upper bound of its values.
+        counted: int64, ascending, the neighbourhoods whose rows are counted by worker.
+    """
 
     store: Store
     uri: str
@@ -56,9 +61,9 @@ class Reader:
     counted: Ints
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
-        """The rows with copy 0 in file order, at most 2,048 at a time.
+        """Yield the rows with copy 0 in file order, at most 2,048 at a time.
 
-        Raises DataError for a file that is not Parquet or disagrees with the manifest."""
+        Raises DataError if a file is not Parquet or disagrees with the manifest."""
         path = f"{self.uri}/{file.path}"
         names = [*self.limits, "image"]
         with self.store.open(path) as handle:
@@ -72,6 +77,7 @@ class Reader:
                     f"{path} has {rows} rows of {', '.join(columns)}, the manifest says {file.rows} of {', '.join(names)}; "
                     "rerun the job with --overwrite"
                 )
+            # The offset of a batch locates a broken image in the error line.
             at = 0
             for batch in parquet.iter_batches(block_rows(self.layout.record_bytes), columns=names):
                 yield self._owned(batch, path, at)
@@ -92,13 +98,13 @@ class Reader:
         return Block(numbers["id"], Columns(labels, pixels, None, numbers.get("neighbourhood")))
 
     def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.float32]:
-        """The bytes of images, uint8 [rows, bytes], as [rows, C, H, W]."""
+        """Return the bytes of images, uint8 [rows, bytes], as numbers [rows, C, H, W]."""
         numbers = np.ascontiguousarray(pixels).view(self.layout.dtype)
         return numbers.reshape(len(pixels), *self.layout.shape)
 
 
 class ImageSample(NamedTuple):
-    """Rows spread evenly over the ids, in id order: the same for every sharding of one input."""
+    """A sample of rows spread evenly over the ids, in id order: the same for every sharding of one input."""
 
     ids: Ints  # [rows]
     groups: Ints  # [rows] neighbourhoods, or labels in a set without them
@@ -106,7 +112,7 @@ class ImageSample(NamedTuple):
 
 
 class SparseImage(NamedTuple):
-    """One image of a sparse neighbourhood: uint8 [C, H, W]."""
+    """An image of a sparse neighbourhood, uint8 [C, H, W]."""
 
     id: int
     label: int
@@ -115,19 +121,28 @@ class SparseImage(NamedTuple):
 
 
 def join(parts: Sequence[ImageSample]) -> ImageSample:
-    """All rows of one or more samples, by id, so that the order of the files does not matter."""
+    """Return all rows of one or more samples, sorted by id, so that the order of the files does not matter."""
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(columns[0])
     return ImageSample(*(column[order] for column in columns))
 
 
 def rarest(images: Sequence[SparseImage]) -> list[SparseImage]:
-    """The first SPARSE_IMAGES, from the smallest neighbourhood (the highest number) up, then by id."""
+    """Return the first SPARSE_IMAGES images, starting with the smallest neighbourhood (the highest number).
+
+    Images of one neighbourhood are sorted by id."""
     return sorted(images, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
 
 
 def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> tuple[ImageSample, list[SparseImage]]:
-    """First pass: of one file the owners among the ``wanted`` ids, and some of the sparse neighbourhoods' images."""
+    """Run the first pass over a file: return its owners among ``wanted``, and images of sparse neighbourhoods.
+
+    Args:
+        reader: the set.
+        wanted: the ids of the sample.
+        sparse: the numbers of the sparse neighbourhoods.
+        file: the file.
+    """
     samples, images = [], []
     for block in reader.owners(file):
         near, planes = block.columns.neighbourhoods, reader.planes(block.images)
@@ -141,28 +156,37 @@ def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> 
 
 
 def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels: Ints, near: Ints | None) -> Moments:
-    """The sums over some rows: pixels [rows, C*H*W], labels [rows], near (neighbourhoods) [rows] or None."""
+    """Return the sums over some rows.
+
+    Args:
+        reader: the set.
+        bandwidth: the kernel's bandwidth.
+        pixels: uint8 [rows, bytes].
+        labels: [rows].
+        near: neighbourhoods [rows], or None.
+    """
     features = thumbnails(reader.planes(pixels))
     places = labels[:0]
     if near is not None and len(reader.counted):
+        # Without the last entry, every result is a valid index; rows of uncounted neighbourhoods are dropped below.
         places = np.searchsorted(reader.counted[:-1], near)
         places = places[reader.counted[places] == near]
     return moments(features, labels, places, reader.limits.get("label", 1), len(reader.counted), bandwidth)
 
 
 def largest(groups: Sequence[Mapping[str, Any]], most: int) -> Ints:
-    """The numbers of so many neighbourhoods at most, ascending."""
+    """Return the numbers of the largest neighbourhoods, at most ``most``, ascending."""
     sizes = np.array([group["size"] for group in groups], np.int64)
     return np.sort(np.argsort(-sizes, kind="stable")[:most])
 
 
 def no_moments(reader: Reader, bandwidth: float) -> Moments:
-    """The sums over no row: the start of every merge, and all there is of an empty shard."""
+    """Return the sums over no rows: the start of every merge, and the result for an empty shard."""
     return sums(reader, bandwidth, np.zeros((0, reader.layout.record_bytes), np.uint8), np.zeros(0, np.int64), None)
 
 
 def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
-    """Second pass: the sums over the owners of one file."""
+    """Run the second pass over a file: return the sums over its owners."""
     total = no_moments(reader, bandwidth)
     for block in reader.owners(file):
         total = merge(total, sums(reader, bandwidth, block.images, block.labels, block.columns.neighbourhoods))
@@ -170,10 +194,10 @@ def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
 
 
 def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, ImageSample, list[SparseImage]]:
-    """The figures of a committed set, the sample they rest on and the images of its rarest neighbourhoods.
+    """Return the figures of a committed set, their sample, and images of its rarest neighbourhoods.
 
-    Reads every file twice: the kernel's bandwidth must be known before the sums are taken. Raises DataError where a file
-    disagrees with the manifest."""
+    Reads every file twice, because the sums need the kernel's bandwidth. Raises DataError if a file disagrees with the
+    manifest."""
     manifest = shards.manifest
     rows, workers, groups = manifest["rows"], manifest["workers"], manifest["neighbourhoods"] or []
     limits = {"id": rows, "copy": len(workers)}
@@ -196,6 +220,7 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     samples, images = zip(
         *run(partial(sample_file, reader, spread_evenly(rows, SAMPLE_ROWS), sparse), files), strict=True
     )
+    # The second pass needs the bandwidth, which depends on the whole sample.
     sample = join(samples)
     bandwidth = mean_distance(sample.features)
     totals = [no_moments(reader, bandwidth) for _ in workers]

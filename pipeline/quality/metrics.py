@@ -1,9 +1,9 @@
-"""How far each shard is from the whole set: the figures, as pure functions of arrays and sums. No Spark, no files.
+"""The distance of each shard from the whole set, as pure functions of arrays and sums. No Spark, no files.
 
-Every figure is taken over the owner rows (copy 0), so that broadcast duplicates, which are meant to be everywhere, do
-not blur it; only the shard sizes count copies. ``measure.py`` takes the sums from a committed set.
+Every figure is computed over the owner rows (copy 0), because broadcast duplicates, which every worker has on purpose,
+would blur it. Only the shard sizes count copies. ``measure.py`` computes the sums of a committed set.
 
-Legend: N rows, W workers, L classes, K neighbourhoods, F numbers a thumbnail, R random frequencies."""
+Legend: N rows, W workers, L classes, K neighbourhoods, F numbers per thumbnail, R random frequencies."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from scipy.special import chdtrc
 Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.floating[Any]]
 
-CELLS = 4  # a thumbnail has at most 4 x 4 cells a channel: 48 numbers for an RGB image of any size
+CELLS = 4  # a thumbnail has at most 4 x 4 cells per channel: 48 numbers for an RGB image of any size
 FREQUENCIES = 512
-BANDWIDTH_ROWS = 1000  # 499,500 pairs: the mean distance is then known to about 1 %
-NO_VARIANCE = 1e-6  # what float32 rounding leaves of the variance of equal images, with room to spare
+BANDWIDTH_ROWS = 1000  # 499,500 pairs, which give the mean distance to about 1 %
+NO_VARIANCE = 1e-6  # a variance below this is float32 rounding of equal images
 
 
 def pooling_matrix(size: int, cells: int) -> npt.NDArray[np.float32]:
-    """[size, cells] weights that average pixels into equal cells; a pixel on a border is shared by area."""
+    """Return weights [size, cells] that average pixels into equal cells; a pixel on a border is shared by area."""
     edges = np.linspace(0, size, cells + 1)
     pixels = np.arange(size)[:, None]
     overlap = np.minimum(edges[1:], pixels + 1) - np.maximum(edges[:-1], pixels)
@@ -36,7 +36,9 @@ def pooling_matrix(size: int, cells: int) -> npt.NDArray[np.float32]:
 
 
 def thumbnails(images_NCHW: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[np.float32]:
-    """Average-pool images to at most CELLS x CELLS cells a channel: float32 [N, F], of pixels in [0, 1]. O(pixels)."""
+    """Average-pool images to at most CELLS x CELLS cells per channel, float32 [N, F], of pixels in [0, 1].
+
+    O(pixels)."""
     rows, channels, height, width = images_NCHW.shape
     across = pooling_matrix(width, min(CELLS, width)) / np.float32(255)
     down = pooling_matrix(height, min(CELLS, height))
@@ -45,15 +47,15 @@ def thumbnails(images_NCHW: npt.NDArray[np.uint8 | np.float32]) -> npt.NDArray[n
 
 
 def spread_evenly(rows: int, limit: int) -> npt.NDArray[np.int64]:
-    """At most ``limit`` numbers spread evenly over [0, rows), ascending."""
+    """Return at most ``limit`` numbers spread evenly over [0, rows), ascending."""
     count = min(limit, rows)
     return np.arange(count, dtype=np.int64) * rows // max(count, 1)
 
 
 def mean_distance(features: Floats) -> float:
-    """Mean distance over all pairs of at most BANDWIDTH_ROWS evenly chosen rows; 1.0 where all are equal."""
+    """Return the mean distance over all pairs of at most BANDWIDTH_ROWS evenly chosen rows; 1.0 if all are equal."""
     chosen = features[spread_evenly(len(features), BANDWIDTH_ROWS)].astype(np.float64)
-    chosen -= chosen[:1]  # so that equal rows are 0 and nothing is left of them by rounding
+    chosen -= chosen[:1]  # equal rows become exactly 0, without rounding errors
     squares = np.einsum("np,np->n", chosen, chosen)
     pairs = np.triu_indices(len(chosen), 1)
     squared = (squares[:, None] + squares - 2 * (chosen @ chosen.T))[pairs]
@@ -61,11 +63,10 @@ def mean_distance(features: Floats) -> float:
 
 
 def embed(features: Floats, bandwidth: float) -> npt.NDArray[np.float32]:
-    """Random Fourier features of the kernel exp(-|x - y|^2 / (2 bandwidth^2)) (Rahimi and Recht 2007): [N, F] to
-    [N, 2R].
+    """Return random Fourier features of a Gaussian kernel (Rahimi and Recht 2007): [N, F] to [N, 2R].
 
-    The dot product of two rows estimates their kernel with an error of order 1/sqrt(R); every row has length 1. The
-    frequencies are always the same ones, so that two sets can be compared."""
+    The kernel is exp(-|x - y|^2 / (2 bandwidth^2)). The dot product of two rows estimates it with an error of order
+    1/sqrt(R); every row has length 1. The frequencies are fixed, so that two sets can be compared."""
     directions = np.random.default_rng(0).standard_normal((features.shape[1], FREQUENCIES)) / bandwidth
     phase = features.astype(np.float32) @ directions.astype(np.float32)
     waves: npt.NDArray[np.float32] = np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
@@ -73,7 +74,7 @@ def embed(features: Floats, bandwidth: float) -> npt.NDArray[np.float32]:
 
 
 class Moments(NamedTuple):
-    """Sums over owner rows; those of two disjoint parts add up to those of both."""
+    """Sums over owner rows. The sums of disjoint parts add up to the sums of their union."""
 
     classes: Ints  # [L] rows of each class
     neighbourhoods: Ints  # [K] rows in each neighbourhood
@@ -89,7 +90,16 @@ class Moments(NamedTuple):
 def moments(
     features: Floats, labels: Ints, neighbourhoods: Ints, num_classes: int, num_neighbourhoods: int, bandwidth: float
 ) -> Moments:
-    """The sums over some rows: features [N, F], labels [N], neighbourhoods [N] or [0]. About 2 F R flops a row."""
+    """Return the sums over some rows. About 2 F R flops per row.
+
+    Args:
+        features: [N, F].
+        labels: [N].
+        neighbourhoods: [N], or [0] if there are none.
+        num_classes: L.
+        num_neighbourhoods: K.
+        bandwidth: the kernel's bandwidth.
+    """
     return Moments(
         np.bincount(labels, minlength=num_classes),
         np.bincount(neighbourhoods, minlength=num_neighbourhoods),
@@ -100,28 +110,28 @@ def moments(
 
 
 def merge(left: Moments, right: Moments) -> Moments:
-    """The sums over two disjoint sets of rows."""
+    """Return the sums over two disjoint sets of rows."""
     pairs: Iterable[tuple[Any, Any]] = zip(left, right, strict=True)
     return Moments(*(one + other for one, other in pairs))
 
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """Pearson's test that the rows of a table were split over its columns by chance alone."""
+    """Pearson's test of the hypothesis that the rows of a table were split over its columns by chance alone."""
 
     statistic: float
     dof: int
     p_value: float
-    cramers_v: float  # 0: no link between row and column, 1: complete, whatever the size
+    cramers_v: float  # 0: rows and columns are independent, 1: complete dependence; for any size
 
     @property
     def per_dof(self) -> float:
-        """Near 1 for a random split, below for a more even one."""
+        """The statistic per degree of freedom: near 1 for a random split, less for a more even one."""
         return self.statistic / self.dof
 
 
 def chi_square(table: Ints) -> ChiSquare | None:
-    """Test a table [W, groups]; empty rows and columns do not count. None if fewer than 2 x 2 are left."""
+    """Test a table [W, groups] without its empty rows and columns. Return None if fewer than 2 x 2 are left."""
     table = table[table.sum(axis=1) > 0][:, table.sum(axis=0) > 0]
     if min(table.shape) < 2:
         return None
@@ -129,38 +139,50 @@ def chi_square(table: Ints) -> ChiSquare | None:
     statistic = float(((table - expected) ** 2 / expected).sum())
     dof = (table.shape[0] - 1) * (table.shape[1] - 1)
     cramers_v = math.sqrt(statistic / (table.sum() * (min(table.shape) - 1)))
-    # Of scipy.special: scipy.stats takes half a second to load, in every task too.
+    # From scipy.special, because scipy.stats takes half a second to load, in every task too.
     return ChiSquare(statistic, dof, float(chdtrc(dof, statistic)), cramers_v)
 
 
 def expected_counts(table: Ints) -> Floats:
-    """What a table [W, groups] would hold if its rows and columns had nothing to do with each other."""
+    """Return the expected counts of a table [W, groups] if its rows and columns were independent."""
     rows, columns = (table.sum(axis=axis, dtype=np.float64) for axis in (1, 0))
     expected: Floats = np.outer(rows, columns) / rows.sum()
     return expected
 
 
 def expected_shift(shard_rows: int, rows: int, variance: float) -> float:
-    """E |mean of a shard - mean of the whole|^2 for ``shard_rows`` of ``rows`` drawn without replacement, exactly.
+    """Return E |mean of a shard - mean of the whole|^2 for rows drawn without replacement, exactly.
 
-    variance: mean squared distance of the rows to their mean."""
+    Args:
+        shard_rows: rows of the shard.
+        rows: rows of the whole set.
+        variance: mean squared distance of the rows to their mean.
+    """
     if rows < 2 or shard_rows < 1:
         return 0.0
     return variance / shard_rows * (rows - shard_rows) / (rows - 1)
 
 
 def shift_ratio(shift: float, shard_rows: int, rows: int, variance: float) -> float | None:
-    """shift / its expectation under a random split; None where that cannot shift the mean either: one worker, or
-    images that are equal up to the rounding of float32."""
+    """Return the shift divided by its expectation under a random split.
+
+    Return None if a random split cannot shift the mean: one worker, or images that are equal up to float32 rounding.
+
+    Args:
+        shift: the squared distance of the means.
+        shard_rows: rows of the shard.
+        rows: rows of the set.
+        variance: mean squared distance of the rows to their mean.
+    """
     expected = expected_shift(shard_rows, rows, variance)
     return shift / expected if expected and variance > NO_VARIANCE else None
 
 
 def random_spread(vectors: Floats) -> float | None:
-    """Standard deviation of one shard's shift ratio under a random split; that of the mean over n equal shards is
-    sqrt(n - 1) times less. None for too few rows or equal ones.
+    """Return the standard deviation of one shard's shift ratio under a random split.
 
-    The shift is a sum of chi-squares weighted by the eigenvalues of the covariance C: sqrt(2 tr C^2) / tr C."""
+    For the mean over n equal shards it is sqrt(n - 1) times smaller. None for too few or equal rows. The shift is a sum
+    of chi-squares weighted by the eigenvalues of the covariance C: sqrt(2 tr C^2) / tr C."""
     if len(vectors) < 3:
         return None
     centred = vectors - vectors.mean(axis=0)
@@ -171,7 +193,7 @@ def random_spread(vectors: Floats) -> float | None:
 
 @dataclass(frozen=True)
 class ShardQuality:
-    """One worker's figures; those from mmd2 on are None for a shard without owners."""
+    """The figures of one worker. Fields from mmd2 on are None for a shard without owners."""
 
     worker: int
     rows: int  # copies included
@@ -184,31 +206,31 @@ class ShardQuality:
 
 @dataclass(frozen=True)
 class Quality:
-    """All figures of a set. A ratio of 1 is what a random split gives on average; less is better."""
+    """The figures of a set. A ratio of 1 is the average of random splits; less is better."""
 
     rows: int  # distinct examples
     copies: int
     duplicate_share: float  # copies / rows
-    max_rows: int  # of a shard, copies included
+    max_rows: int  # rows of the largest shard, copies included
     min_rows: int
     size_ratio: float | None  # max / min; None if a shard is empty
     classes: ChiSquare | None
     neighbourhoods: (
         ChiSquare | None
-    )  # over the dense ones: the sparse are broadcast, not split; of very many the largest
+    )  # over dense ones, as sparse ones are broadcast, not split; of very many the largest
     bandwidth: float
     mmd_ratio: float | None  # mean over the workers
     mmd_ratio_sd: float | None  # its standard deviation under random splits
-    shard_mmd_ratio_sd: float | None  # that of one shard's ratio
+    shard_mmd_ratio_sd: float | None  # the standard deviation of one shard's ratio
     mean_ratio: float | None
     mean_ratio_sd: float | None
     shards: tuple[ShardQuality, ...]
     class_table: Ints  # [W, L] owners
-    neighbourhood_table: Ints | None  # [W, K] owners, of those that are counted
+    neighbourhood_table: Ints | None  # [W, K] owners, for counted neighbourhoods
     feature_means: Floats  # [W, F] mean thumbnails; nan for an empty shard
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; mean thumbnails are left out."""
+        """Return the figures as plain JSON values, without the mean thumbnails."""
         plain = {
             name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(self).items()
         }
@@ -217,13 +239,20 @@ class Quality:
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Mean of those that are known, or None."""
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def shard_quality(worker: int, size: int, part: Moments, whole: Moments) -> ShardQuality:
-    """Compare one worker's sums with the whole set's. size: its rows, copies included."""
+    """Compare one worker's sums with the whole set's.
+
+    Args:
+        worker: the number of the worker.
+        size: its rows, copies included.
+        part: its sums.
+        whole: the sums of the whole set.
+    """
     if not part.rows:
         return ShardQuality(worker, size, 0)
     embedded_mean = whole.embedded_sum / whole.rows
@@ -247,10 +276,15 @@ def shard_quality(worker: int, size: int, part: Moments, whole: Moments) -> Shar
 def assess(
     sizes: Sequence[int], parts: Sequence[Moments], dense: Sequence[bool], sample: Floats, bandwidth: float
 ) -> Quality:
-    """The figures from each worker's rows (copies included) and sums. O(W (L + K + R)).
+    """Return the figures. O(W (L + K + R)).
 
-    dense: [K] whether a neighbourhood was split, not broadcast. sample: [rows, F] thumbnails from all over the set, for
-    the spread that chance would give."""
+    Args:
+        sizes: rows per worker, copies included.
+        parts: the sums of each worker.
+        dense: [K] whether a neighbourhood was split, not broadcast.
+        sample: [rows, F] thumbnails from the whole set, for the spread under random splits.
+        bandwidth: the kernel's bandwidth.
+    """
     whole = reduce(merge, parts)
     copies = sum(sizes) - whole.rows
     class_table = np.stack([part.classes for part in parts])

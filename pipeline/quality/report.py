@@ -1,6 +1,6 @@
-"""The report of a committed set and the comparison of several: HTML files that open offline, drawn from figures alone.
+"""The report of a committed set and the comparison of several, as HTML files that open offline.
 
-Nothing of the run that wrote a set is needed, so an old one can be reported on later."""
+They need only the set, nothing of the run that wrote it, so an old set can be reported on later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ RATIOS = (
 def draw_figures(
     manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]
 ) -> dict[str, EmbeddedFigure]:
-    """Every figure that makes sense for this set, by its place on the page. About 0.2 s each."""
+    """Return every applicable figure of a set by its place on the page. About 0.2 s each.
+
+    Args:
+        manifest: the manifest of the set.
+        measured: its figures.
+        sample: the sample of its images.
+        sparse: images of sparse neighbourhoods.
+    """
     shards, groups = measured.shards, manifest["neighbourhoods"]
     labelled = "label" in manifest["labels"]["columns"]
     drawn: dict[str, EmbeddedFigure] = {}
@@ -40,7 +47,7 @@ def draw_figures(
             if labelled:
                 heat = figures.class_heat_map(measured.class_table)
                 drawn["heat"] = embed_figure(heat, "Examples per worker and class")
-            if labelled and not manifest.get("ratios"):  # its band is that of equal shares
+            if labelled and not manifest.get("ratios"):  # the figure's band assumes equal shares
                 boxes = figures.class_boxes(measured.class_table)
                 drawn["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
         if measured.mmd_ratio is not None:
@@ -63,7 +70,7 @@ def draw_figures(
 
 
 def render(manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
-    """The report as one HTML page without outside links. About 2 s for 12 workers on one core."""
+    """Return the report as one HTML page without external links. About 2 s for 12 workers on one core."""
     page: str = template("pipeline.quality", "report.html").render(
         manifest=manifest,
         measured=measured,
@@ -77,11 +84,18 @@ def render(manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, 
 
 
 def write_report(shards: ShardSet, write: Callable[[str, bytes], object], run: Run[Any, Any] = serial) -> Quality:
-    """Measure a committed set, store ``report.html`` and ``quality.json`` beside its manifest, return the figures.
+    """Measure a committed set, write ``report.html`` and ``quality.json`` next to its manifest, and return the figures.
 
-    ``quality.json`` holds the figures, and under ``verdict`` what the report says of them. write(path, data) stores a
-    file below the set's root; both are complete before they are handed to it. Raises DataError if a file of the set
-    disagrees with the manifest."""
+    ``quality.json`` holds the figures, and under ``verdict`` the report's statements about them.
+
+    Args:
+        shards: the committed set.
+        write: write(path, data) stores a file below the set's root. Both files are complete before it is called.
+        run: run(fn, items) maps over files.
+
+    Raises:
+        DataError: a file of the set disagrees with the manifest.
+    """
     measured, sample, sparse = measure(shards, run)
     page = render(shards.manifest, measured, sample, sparse)
     findings = [finding._asdict() for finding in verdict(measured)]
@@ -91,7 +105,9 @@ def write_report(shards: ShardSet, write: Callable[[str, bytes], object], run: R
 
 
 def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, Any]:
-    """What ``render_comparison`` shows of one set, as plain JSON values; None for what only a set beside it can tell."""
+    """Return the entry of one set for ``render_comparison``, as plain JSON values.
+
+    Values that need another set for comparison are None."""
     return {
         "adjusted_rand": None,
         "cluster_chi_square_per_dof": None,
@@ -113,7 +129,7 @@ def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, 
 
 
 def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All strategies side by side on one HTML page; rows as ``comparison_row`` gives them, one a set."""
+    """Return all strategies side by side as one HTML page. rows: one per set, from ``comparison_row``."""
     seconds = {str(row["name"]): row["seconds"] for row in rows}
     with plots.style():
         drawn = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]

@@ -1,4 +1,4 @@
-"""The plot of the images in two dimensions: a sample on its principal axes, and where each shard's mean lies."""
+"""The plot of the images in two dimensions: a sample on its principal axes, and the mean of each shard."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.quality.measure import ImageSample, SparseImage
 from pipeline.quality.metrics import Floats, Ints, Quality, expected_shift, thumbnails
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
-NUMBERED = 5  # shard centres that carry their worker's number
+NUMBERED = 5  # shard centres that are labelled with the worker's number
 INSIDE_95 = 2.45  # sqrt(5.99) standard deviations hold 95 % of a two-dimensional normal
 
 
 def principal_axes(features: Floats) -> Floats:
-    """The two leading principal axes [F, 2]; one that does not exist is zero.
+    """Return the two leading principal axes [F, 2]; a missing axis is zero.
 
-    Each axis' largest entry is positive, so that the plot does not flip from run to run."""
+    The largest entry of each axis is positive, so that the plot does not flip between runs."""
     centred = (features - features.mean(axis=0)).astype(np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred)
     leading = vectors[:, ::-1][:, :2] * (variances[::-1][:2] > 1e-9 * max(variances[-1], 1e-300))
@@ -35,8 +35,15 @@ def principal_axes(features: Floats) -> Floats:
 def projection(
     measured: Quality, sample: ImageSample, by: str, num_groups: int, sparse: Sequence[SparseImage]
 ) -> Figure:
-    """The sample by group, or in one colour where there is none; the sparse images crossed; beside it, of more than one
-    worker, the shards' centres."""
+    """Draw the sample by group, the sparse images crossed, and for several workers the shards' centres.
+
+    Args:
+        measured: the figures of the set.
+        sample: the sample.
+        by: the kind of group, for labels.
+        num_groups: the number of groups; 0 draws all points in one colour.
+        sparse: images of sparse neighbourhoods.
+    """
     mean, axes = sample.features.mean(axis=0), principal_axes(sample.features)
     points = (sample.features - mean) @ axes
     workers = len(measured.shards)
@@ -58,6 +65,7 @@ def projection(
         owners = np.array([shard.owners for shard in measured.shards])
         filled = owners > 0
         whole = np.average(measured.feature_means[filled], axis=0, weights=owners[filled])
+        # The ellipse is the distribution of the mean of a random shard of average size.
         shard_rows = round(measured.rows / workers)
         shard_sd = np.sqrt([expected_shift(shard_rows, measured.rows, float(v)) for v in points.var(axis=0)])
         draw_centres(panels[1], (measured.feature_means - whole) @ axes, shard_sd)
@@ -68,7 +76,15 @@ def projection(
 
 
 def scatter_groups(ax: Any, points: Floats, groups: Ints, by: str, num_groups: int) -> None:
-    """Scatter points [rows, 2], a colour and a marker for each group; a colour scale beyond MANY groups."""
+    """Scatter points by group, with a colour and a marker per group, or a colour scale beyond MANY groups.
+
+    Args:
+        ax: the axes.
+        points: [rows, 2].
+        groups: [rows].
+        by: the kind of group, for labels.
+        num_groups: the number of groups; 0: none.
+    """
     ax.set_title(f"{len(points):,} images" + f" by {by}" * (num_groups > 0))
     if num_groups > MANY:
         image = ax.scatter(*points.T, c=groups, s=7, cmap="viridis", lw=0, rasterized=True)
@@ -82,11 +98,11 @@ def scatter_groups(ax: Any, points: Floats, groups: Ints, by: str, num_groups: i
 
 
 def draw_centres(ax: Any, centres: Floats, shard_sd: Floats) -> None:
-    """Shard means less the whole set's mean [W, 2], over the ellipse where random shards would lie; shard_sd: [2]."""
+    """Draw shard means minus the whole set's mean [W, 2], over the ellipse of random shards. shard_sd: [2]."""
     ax.add_patch(Ellipse((0, 0), *(2 * INSIDE_95 * shard_sd), color=PALE, zorder=0))
     ax.plot(0, 0, "+", color="#111", ms=12, mew=1.5)
     ax.plot(*centres.T, "o", color=BLUE, ms=5 if len(centres) <= MANY else 3)
-    # Near the cross numbers would cover each other, and those shards are the ones nobody asks about.
+    # Number only the farthest shards: near the cross the numbers would overlap, and those shards need no attention.
     distance = np.nan_to_num(np.hypot(*centres.T), nan=-1.0)
     for worker in np.argsort(-distance, kind="stable")[:NUMBERED]:
         if distance[worker] >= 0:

@@ -1,4 +1,4 @@
-"""What the figures say in plain language: how a set compares with a random split."""
+"""The interpretation of the figures in plain language: a comparison of a set with a random split."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.quality.metrics import ChiSquare, Quality
 
-SURE = 0.01  # call a split other than random only if chance gives such a one in less than 1 % of cases
+SURE = 0.01  # call a split non-random only if chance gives such a split in less than 1 % of cases
 
 
 class Verdict(NamedTuple):
@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(measured: Quality) -> list[Verdict]:
-    """One verdict a line: sizes, duplicates, classes, neighbourhoods, images."""
+    """Return one verdict per topic: sizes, duplicates, classes, neighbourhoods, images."""
     if len(measured.shards) == 1:
         return [Verdict("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]
     sizes = f"{len(measured.shards)} shards hold {measured.min_rows:,} to {measured.max_rows:,} rows"
@@ -39,7 +39,7 @@ def verdict(measured: Quality) -> list[Verdict]:
 
 
 def spread_finding(test: ChiSquare, what: str) -> Verdict:
-    """Judge a chi-square test two-sided: too even is as telling as too uneven."""
+    """Judge a chi-square test on both sides: a table can be too even as well as too uneven."""
     aside = f"chi-square / dof = {test.per_dof:,.3f}, random ≈\u00a01"
     if test.p_value < SURE:
         return Verdict("worse", f"{what} are spread less evenly over the workers than by chance ({aside}).")
@@ -49,7 +49,7 @@ def spread_finding(test: ChiSquare, what: str) -> Verdict:
 
 
 def distance_finding(ratio: float, sd: float | None) -> Verdict:
-    """Judge the mean MMD ratio against two standard deviations of a random split."""
+    """Compare the mean MMD ratio with two standard deviations of a random split."""
     band = 2 * (sd or 0.0)
     aside = f"distance ratio {ratio:.2f}, random 1.00\u00a0±\u00a0{band:.2f}"
     if ratio < 1 - band:

@@ -1,1 +1,1 @@
-"""What the files of jobs/ call: requests, flags, sharding, resharding, comparing."""
+"""The entry points of the files in jobs/: requests, flags, sharding, resharding, comparing."""

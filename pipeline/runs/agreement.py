@@ -1,4 +1,5 @@
-"""How a set's groups and workers agree with the neighbourhoods of another set of the same rows: out of both assignments."""
+"""The agreement of a set's groups and workers with the neighbourhoods of another set of the same rows, from both
+assignments."""
 
 from __future__ import annotations
 
@@ -19,23 +20,26 @@ from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums, table_of
 from pipeline.quality.metrics import chi_square
 
-Side = tuple[str, ShardFile]  # where a set is, and one file of its assignment
+Side = tuple[str, ShardFile]  # a set's folder, and one file of its assignment
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """adjusted_rand: of the set's groups and the reference's neighbourhoods; chi_square_per_dof: of these by worker, None
-    where that says nothing."""
+    """The agreement of a set with a reference.
+
+    adjusted_rand: between the set's groups and the reference's neighbourhoods; chi_square_per_dof: of these
+    neighbourhoods by worker, or None if the test does not apply."""
 
     adjusted_rand: float
     chi_square_per_dof: float | None
 
 
 def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> Agreement | None:
-    """Of two sets of one input for as many workers; None where one has no assignment, or the reference no neighbourhoods.
+    """Return the agreement of two sets of one input with the same number of workers.
 
-    Counts go through one shuffle, by left group; the driver holds workers x neighbourhoods numbers. Raises DataError for
-    sets of other rows."""
+    Returns None if one has no assignment, or the reference has no neighbourhoods. Counts go through one shuffle, by
+    group of the set; the driver holds workers x neighbourhoods numbers. Raises DataError if the sets contain different
+    rows."""
     left, right = shards.assignment_files(), reference.assignment_files()
     near = reference.manifest["neighbourhoods"]
     if not left or not right or not near:
@@ -45,6 +49,7 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> A
     slices = max(1, min(len(left), context.defaultParallelism))
     sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
     looked = context.parallelize(sides, slices).flatMap(partial(look, shards.store, len(near), slices))
+    # The Rand index needs the total of each group, so all cells of a group meet in one task.
     by_group = looked.filter(lambda part: part[0] < slices).partitionBy(slices, int)
     sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
     by_worker = looked.filter(lambda part: part[0] == slices).values().collect()
@@ -53,8 +58,15 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> A
 
 
 def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Cells]]:
-    """Of one chunk: (slice, cells of the groups that belong to it), and under the number after the last slice the cells of
-    workers."""
+    """Yield (slice, cells) of one chunk: the cells of the groups of each slice, and under the number ``slices`` those
+    of workers.
+
+    Args:
+        store: reaches both sets.
+        near: number of neighbourhoods of the reference.
+        slices: number of slices of groups.
+        sides: the set's assignment file and the reference's.
+    """
     (ids, workers, groups), (other_ids, _, neighbourhoods) = (owners(store, *side) for side in sides)
     if not np.array_equal(ids, other_ids):
         raise DataError(f"{sides[0][0]} and {sides[1][0]} hold other rows; make one again with --overwrite")
@@ -65,7 +77,7 @@ def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iter
 
 
 def owners(store: Store, uri: str, file: ShardFile) -> tuple[Ints, Ints, Ints]:
-    """id, worker and group of every row of a chunk, int64 [rows]."""
+    """Return id, worker and group of every row of a chunk, int64 [rows]."""
     path = f"{uri}/{file.path}"
     with broken_is_data_error(path), store.open(path) as handle:
         lines = pq.read_table(handle, columns=["id", "worker", "copy", "group"])
@@ -75,7 +87,7 @@ def owners(store: Store, uri: str, file: ShardFile) -> tuple[Ints, Ints, Ints]:
 
 
 def sum_up(near: int, parts: Iterable[tuple[int, Cells]]) -> Iterator[PairSums]:
-    """Of a slice, all of whose cells are here."""
+    """Yield the pair sums of one slice, all of whose cells are in ``parts``; nothing for an empty slice."""
     cells = [part for _, part in parts]
     if cells:
         yield PairSums.of(Cells.total(cells), near)

@@ -1,4 +1,4 @@
-"""The public functions: what a notebook calls, and the command lines too."""
+"""The public functions, for notebooks and for the command lines."""
 
 from __future__ import annotations
 
@@ -45,20 +45,35 @@ def shard(
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
-    """Shard labelled images over workers and commit the set, or find it committed already.
+    """Shard labelled images over workers and commit the set, or return it if it is committed already.
 
-    spark: the session to run on (None: the running one, else a local one for this call). input, eval_input: a folder or
-    file, local, hdfs:// or s3://; output: the folder of the set. strategy: a spec, such as ``Stratified(start="carry")``,
-    or the name of one with its defaults. format, image_shape (channels, height, width), num_classes: where the files do not
-    tell. unlabelled: the rows have no labels, or none that shards are to carry. channels: 1 or 3, to convert
-    RGB images to grey or grey ones to RGB. interval: {"ds": ...} or {"run_id": ...}
-    of a batch run. ratios: shares of the workers, such as (4, 2, 1, 1), where they are not equal
-    (``pipeline.measured_ratios`` tells those of a training run). assignment_only: write which worker gets which row, and no
-    shards (``materialize`` makes them). report: write report.html and quality.json too, about 2 s for 12 workers.
+    The same arguments give the same bytes on any cluster. After an error nothing is left behind. The driver holds
+    O(files + chunks x groups), with ratios also groups x workers bytes, never O(rows).
 
-    The same arguments give the same bytes, whatever the cluster. Raises UsageError, DataError and JobError
-    (pipeline.core.errors); nothing is left behind then. The driver holds O(files + chunks x groups), with
-    ratios groups x workers bytes too, never O(rows)."""
+    Args:
+        spark: the session to run on; None: the running one, else a local one for this call.
+        input: a folder or file, local, hdfs:// or s3://.
+        output: folder of the set.
+        strategy: a spec, such as ``Stratified(start="carry")``, or the name of a strategy with default parameters.
+        num_workers: number of shards.
+        eval_input: evaluation images, as ``input``.
+        format: format of the input; None: recognised.
+        image_shape: (channels, height, width), if the files do not contain it.
+        num_classes: labels must be in 0..num_classes-1; None: the layout's, or as found.
+        unlabelled: the rows have no labels, or none that shards should contain.
+        channels: 1 or 3, to convert RGB images to grey or grey ones to RGB; None: as they are.
+        overwrite: replace a committed set of another configuration.
+        allow_empty: allow workers without rows.
+        interval: {"ds": ...} or {"run_id": ...} of a batch run.
+        ratios: shares of the workers, such as (4, 2, 1, 1); None: equal. ``pipeline.measured_ratios`` returns those of
+            a training run.
+        assignment_only: write the worker of every row and no shards (``materialize`` makes them).
+        report: also write report.html and quality.json, which takes about 2 s for 12 workers.
+        quiet: print no progress.
+
+    Raises:
+        UsageError, DataError, JobError: see pipeline.core.errors.
+    """
     request = Request(
         input=input,
         output=output,
@@ -92,9 +107,9 @@ def reshard(
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
-    """Deal a committed set to another number of workers without fitting again; see ``shard``.
+    """Deal a committed set to another number of workers without a new fit; for the arguments see ``shard``.
 
-    The result is, file for file, what ``shard`` writes for that number."""
+    The result is, file for file, equal to the output of ``shard`` for that number."""
     request = Request(
         input=input,
         output=output,
@@ -128,10 +143,14 @@ def materialize(
 ) -> ShardingResult:
     """Write the shards that an assignment describes, with the checks and the commit of ``shard``.
 
-    assignment: a committed set, whose assignment is taken, or anybody's Parquet or CSV with the columns id (a row's place in
-    the input, from 0) and worker; copy where a row goes to several. With a set's, the files are those that its own job would
-    write. num_workers: as many as the assignment has, by default. The lines go through a shuffle of 32 bytes each, no
-    image does."""
+    The lines go through a shuffle of 32 bytes each; images are not shuffled. With the assignment of a set, the files
+    equal the output of the set's own job. For the other arguments see ``shard``.
+
+    Args:
+        assignment: a committed set, or any Parquet or CSV table with the columns id (position of a row in the input,
+            from 0) and worker, and copy if a row goes to several workers.
+        num_workers: None: as many as the assignment has.
+    """
     request = Request(
         input=input,
         output=output,
@@ -150,9 +169,9 @@ def materialize(
 
 
 def open_shards(uri: str, spark: SparkSession | None = None) -> ShardSet:
-    """The committed set at a place: its manifest and its files. Raises DataError where there is none.
+    """Return the committed set in a folder: its manifest and its files. Raises DataError if there is none.
 
-    spark: needed for hdfs:// and s3:// addresses that only Spark's Hadoop settings explain."""
+    spark: needed for hdfs:// and s3:// addresses that require Spark's Hadoop settings."""
     return open_committed(open_store(spark.sparkContext) if spark else Store(), uri)
 
 
@@ -165,7 +184,7 @@ def shard_request(
     quiet: bool,
     debug: bool = False,
 ) -> ShardingResult:
-    """``shard`` of a request."""
+    """Run ``shard`` for a request."""
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return sharding.shard(context, request, strategy, progress)
@@ -177,7 +196,7 @@ def shard_request(
 def reshard_request(
     request: Request, *, spark: SparkSession | None = None, report: bool, quiet: bool, debug: bool = False
 ) -> ShardingResult:
-    """``reshard`` of a request."""
+    """Run ``reshard`` for a request."""
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return resharding.reshard(context, request, progress)
@@ -196,7 +215,8 @@ def materialize_request(
     quiet: bool,
     debug: bool = False,
 ) -> ShardingResult:
-    """``materialize`` of a request, whose own number of workers is looked up."""
+    """Run ``materialize`` for a request. num_workers replaces the request's own; None: as many as the assignment
+    has."""
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return materializing.materialize(context, request, assignment, num_workers, progress)
@@ -215,11 +235,13 @@ def _run(
 ) -> ShardingResult:
     with spark_context(spark, debug=debug) as context:
         if report:
+            # The report's libraries load while Spark's tasks run.
             Thread(target=load_report, daemon=True).start()
         progress = PhaseLog(context, quiet=quiet, title=title)
         result = work(context, progress)
         report = report and not result.shards.manifest.get("assignment_only")
         place = f"{result.shards.uri}/{REPORT}"
+        # A set that was committed already may have its report too.
         reported = not result.fresh and result.shards.store.exists(place)
         if report and not reported:
             with progress.phase("report"):

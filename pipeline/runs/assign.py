@@ -1,4 +1,4 @@
-"""An assignment for a notebook: which worker gets which row, as a DataFrame; nothing is committed."""
+"""An assignment for notebooks: the worker of every row as a DataFrame; nothing is committed."""
 
 from __future__ import annotations
 
@@ -50,17 +50,33 @@ def assign(
     scratch: str | None = None,
     quiet: bool = True,
 ) -> DataFrame:
-    """Which worker gets which row: id long, worker, copy and group int, a line for every row and for every copy of one.
+    """Return the worker of every row: id long, worker, copy and group int, one line per row and per copy.
 
-    data: a path as in ``shard``, whose ids are the rows' places in it, or a DataFrame with a whole-number column ``id``, a
-    column ``image`` of binaries and ``label``. A DataFrame's rows are written to ``scratch`` once, in the order of its
-    partitions, and dealt in that order; ids that are there twice stay so. seed: instead of the strategy's own. scratch: a
-    folder that all executors reach, needed on a cluster; what is left there the caller deletes once the result is not used
-    any more. By default a temporary folder, until Python ends.
+    The fit runs now; the lines are computed whenever the result is used.
 
-    The fit runs now, the lines are made whenever the result is used. Raises UsageError and DataError."""
+    Args:
+        data: a path as in ``shard``, where ids are the positions of rows, or a DataFrame with an integer column ``id``,
+            a binary column ``image``, and ``label``. The rows of a DataFrame are written to ``scratch`` once, in the
+            order of its partitions, and dealt in that order; duplicate ids are kept.
+        strategy: a spec, or the name of a strategy with default parameters.
+        num_workers: n.
+        seed: replaces the strategy's seed.
+        ratios: shares of the workers; None: equal.
+        format: format of the input; None: recognised.
+        image_shape: (channels, height, width), if the files do not contain it.
+        num_classes: labels must be in 0..num_classes-1.
+        unlabelled: ignore labels.
+        channels: 1 or 3, to convert images to grey or RGB.
+        scratch: an empty folder that all executors reach, required on a cluster. The caller deletes it once the result
+            is no longer used. None: a temporary folder that is deleted when Python exits.
+        quiet: print no progress.
+
+    Raises:
+        UsageError: an argument is invalid.
+        DataError: the input is broken.
+    """
     spark = data.sparkSession if isinstance(data, DataFrame) else SparkSession.builder.getOrCreate()
-    with spark_context(spark) as context:  # which has the package travel to a cluster's executors
+    with spark_context(spark) as context:  # also ships the package to a cluster's executors
         store = open_store(context)
     chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
     chosen = chosen if seed is None else replace(chosen, seed=seed)
@@ -102,7 +118,7 @@ def assign(
 
 
 def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
-    """A folder of one's own."""
+    """Return an empty folder for this call. Raises UsageError."""
     if scratch is None:
         if not str(context.master).startswith("local"):
             raise UsageError(f"scratch is needed on {context.master}: a folder that all executors reach")
@@ -119,7 +135,7 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
 
 
 def _written(data: DataFrame, folder: str) -> str:
-    """The rows of a DataFrame as Parquet, where tasks find them again. Raises UsageError."""
+    """Write the rows of a DataFrame as Parquet, so that tasks can read them again. Raises UsageError."""
     if missing := [name for name in ("id", "image") if name not in data.columns]:
         raise UsageError(f"the DataFrame has no column {missing[0]}; it has {', '.join(data.columns)}")
     if (kind := dict(data.dtypes)["id"]) not in ("bigint", "int", "smallint", "tinyint"):
@@ -144,7 +160,7 @@ def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
 
 
 def _ids(dataset: Dataset, places: Ints) -> Ints:
-    """A DataFrame's own ids of consecutive rows, by their places."""
+    """Return a DataFrame's own ids of consecutive rows, from their positions."""
     parts = []
     for first, file in zip(dataset.firsts, dataset.files, strict=True):
         low, high = max(int(places[0]), first) - first, min(int(places[-1]) + 1, first + file.rows) - first
@@ -153,7 +169,7 @@ def _ids(dataset: Dataset, places: Ints) -> Ints:
     return np.concatenate(parts)
 
 
-@lru_cache(maxsize=2)  # a task reads on from row to row
+@lru_cache(maxsize=2)  # a task reads rows in order
 def _id_column(store: Store, path: str) -> Ints:
     with store.open(path) as file:
         column = pq.read_table(file, columns=["id"]).column("id")

@@ -15,11 +15,11 @@ from pipeline.runs.shard import ShardingResult
 from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.upkeep.contents import describe
 
-MANY_COPIES = 0.01  # of the rows: beyond, sparse groups change the set rather than complete the shards
+MANY_COPIES = 0.01  # share of the rows; with more, sparse groups change the set's distribution
 
 
 def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
-    """The command of one strategy. Returns the exit code."""
+    """Run the command of one strategy. Returns the exit code."""
     args = parse(cli.sharding_parser(prog, description, kind))
     cli.fill_embedding(args)
     return run_sharding(args, from_flags(kind, args))
@@ -31,14 +31,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def shard_parser() -> Parser:
-    """The flags of ``python -m pipeline shard``."""
+    """Return the flags of ``python -m pipeline shard``."""
     flags = cli.sharding_parser("python -m pipeline shard", main.__doc__)
     cli.add_strategy_flags(flags, STRATEGIES, required=True)
     return flags
 
 
 def strategy_of_flags(args: argparse.Namespace) -> Strategy:
-    """The strategy that these flags name, with its parameters. Raises UsageError."""
+    """Return the strategy that the flags name, with its parameters. Raises UsageError."""
     return member_from_flags(STRATEGIES, "--strategy", args)
 
 
@@ -49,19 +49,19 @@ def _shard_by_name(argv: Sequence[str]) -> int:
 
 
 def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:
-    """Shard, report, print the set. Returns the exit code."""
+    """Shard, write the report and print the set. Returns the exit code."""
     request = cli.read_request(args)
     return print_result(shard_request(request, strategy, report=not args.no_report, quiet=args.quiet, debug=args.debug))
 
 
 def run_resharding(args: argparse.Namespace) -> int:
-    """Reshard, report, print the set. Returns the exit code."""
+    """Reshard, write the report and print the set. Returns the exit code."""
     request = cli.read_request(args)
     return print_result(reshard_request(request, report=not args.no_report, quiet=args.quiet, debug=args.debug))
 
 
 def run_materializing(args: argparse.Namespace) -> int:
-    """Materialize, report, print the set. Returns the exit code."""
+    """Materialize, write the report and print the set. Returns the exit code."""
     return print_result(
         materialize_request(
             cli.read_request(args),
@@ -75,7 +75,7 @@ def run_materializing(args: argparse.Namespace) -> int:
 
 
 def print_result(result: ShardingResult) -> int:
-    """Print what a person wants to know of a set. Returns the exit code."""
+    """Print a summary of a set. Returns the exit code."""
     shards = result.shards
     print(f"{shards.uri}: {'committed' if result.fresh else 'already committed, nothing to do'}")
     print(aligned(describe(shards)))

@@ -1,4 +1,4 @@
-"""Every strategy on one input: each committed to a folder of its own, then one table and one page."""
+"""A comparison of strategies on one input: one committed set per strategy, then one table and one page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
 
 
 def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
-    """Those of --strategies and of --variants, by the name of their row and folder. Raises UsageError."""
+    """Return the strategies of --strategies and --variants, by the name of their row and folder. Raises UsageError."""
     cli.fill_embedding(args)
     found = {name: read_strategy(name, args) for name in args.strategies.split(",") if name}
     for text in split_variants(args.variants):
@@ -87,7 +87,7 @@ def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
 
 
 def split_variants(text: str) -> list[list[str]]:
-    """The words of each variant; quotes hold as in a shell. Raises UsageError."""
+    """Return the words of each variant, with quotes as in a shell. Raises UsageError."""
     words = shlex.shlex(text, posix=True, punctuation_chars=";")
     words.whitespace_split, words.commenters = True, ""
     variants: list[list[str]] = [[]]
@@ -103,7 +103,7 @@ def split_variants(text: str) -> list[list[str]]:
 
 
 def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, Strategy]:
-    """The name of its row, and a strategy by flags of its own over those of all. Raises UsageError."""
+    """Return a variant's name and its strategy, whose own flags override the common ones. Raises UsageError."""
     match = re.fullmatch(r"(\w[\w-]{0,99})=(\w+)", words[0], re.ASCII)
     if not match:
         raise UsageError("that is not NAME=STRATEGY and its flags, such as coarse=hash --functions 4")
@@ -114,6 +114,7 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     cli.add_seed_flag(flags)
     add_flags(flags, find(STRATEGIES, "the strategy", strategy), leave_out=cli.COMMON)
     told = flags.parse_args(words[1:])
+    # Only flags that are on the variant's command line override, not the parser's defaults.
     own = {name: getattr(told, name) for name in given(flags, words[1:])}
     filled = argparse.Namespace(**vars(args) | own)
     cli.fill_embedding(filled)
@@ -121,14 +122,14 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
 
 
 def read_strategy(name: str, args: argparse.Namespace) -> Strategy:
-    """With those of the flags that are parameters of its own. Raises UsageError."""
+    """Return a strategy with the flags that are among its parameters. Raises UsageError."""
     kind = find(STRATEGIES, "--strategies", name)
     own = {field.name for field in fields(kind)}
     return kind(**{key: value for key, value in vars(args).items() if key in own and value is not None})
 
 
 def run_comparison(prog: str, description: str | None) -> int:
-    """Returns the exit code. A set that is committed already is measured as it stands."""
+    """Run the comparison and return the exit code. A set that is committed already is measured as it is."""
     from pipeline.quality.report import comparison_row, render_comparison
 
     args = parse(comparison_parser(prog, description))
@@ -155,6 +156,7 @@ def run_comparison(prog: str, description: str | None) -> int:
                 row = comparison_row(shards.manifest, report(context, shards))
             rows.append({**row, "name": name, "total_s": sum(shards.manifest["seconds"].values())})
             made[name] = shards
+        # The neighbourhoods of the exact k-means are the reference for all sets.
         exact = [shards for shards in made.values() if shards.manifest["strategy"] == DistributionAware.name]
         for row in rows:
             row |= agreement_row(context, made[row["name"]], exact[0] if exact else None)
@@ -166,7 +168,8 @@ def run_comparison(prog: str, description: str | None) -> int:
 
 
 def agreement_row(context: SparkContext, shards: ShardSet, reference: ShardSet | None) -> dict[str, float | None]:
-    """How the groups, and the workers, of a set agree with the neighbourhoods of the exact k-means, where there are such."""
+    """Return the agreement of a set's groups and workers with the reference's neighbourhoods, None without a
+    reference."""
     found = agreement(context, shards, reference) if reference else None
     return {
         "adjusted_rand": found.adjusted_rand if found else None,
@@ -175,6 +178,6 @@ def agreement_row(context: SparkContext, shards: ShardSet, reference: ShardSet |
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> str:
-    """The comparison as aligned text; a dash where a figure does not apply."""
+    """Return the comparison as aligned text, with a dash for figures that do not apply."""
     cells = [["-" if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS] for row in rows]
     return table(cells, [title for _, title, _ in COLUMNS], right=range(1, len(COLUMNS)))

@@ -1,4 +1,4 @@
-"""The command line that all jobs share: their flags, the request that these make, and the line for an error of Spark."""
+"""The command line shared by all jobs: flags, the request made from them, and the message for an error of Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.runs.request import Request
 from pipeline.spark.failures import cluster_failure
 from pipeline.strategies import Strategy
 
-COMMON = ("seed",)  # parameters of every strategy, which stand among the flags of the run
+COMMON = ("seed",)  # parameters of every strategy, listed among the flags of the run
 EPILOG = """\
 Paths are local (plain or file:), hdfs://host:port/path or s3://bucket/path. {ds} and {run_id} in
 --input, --eval-input, --embedding and --output are replaced by --ds and --run-id. Exit codes: 0 done or already
@@ -46,7 +46,7 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
 
 
 def add_layout_flags(flags: argparse._ActionsContainer) -> None:
-    """What rows look like, where files do not tell."""
+    """Add the flags that describe rows, for files that do not contain their layout."""
     flags.add_argument("--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)")
     flags.add_argument(
         "--image-shape",
@@ -117,8 +117,14 @@ def add_seed_flag(flags: argparse._ActionsContainer) -> None:
 def sharding_parser(
     prog: str, description: str | None, strategy: type[Strategy] | None = None, *, assignment: bool = True
 ) -> Parser:
-    """The flags of a job that shards raw images, with those of its strategy where it has one. assignment: whether this may
-    be all it writes."""
+    """Return the flags of a job that shards raw images.
+
+    Args:
+        prog: name of the command.
+        description: text of its help.
+        strategy: its flags are added; None: the job has no fixed strategy.
+        assignment: offer --assignment-only.
+    """
     flags = parser(prog, description)
     add_input_flags(flags)
     add_output_flags(flags)
@@ -135,7 +141,7 @@ def sharding_parser(
 
 
 def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, type[Strategy]], **about: Any) -> None:
-    """--strategy, which chooses one of the members, and a flag for every parameter that one of them has."""
+    """Add --strategy, which chooses one of the members, and a flag per parameter of any member."""
     group = flags.add_argument_group("strategy")
     help = specs.summaries(members) + (" (default %(default)s)" if "default" in about else "")
     group.add_argument("--strategy", choices=members, help=help, **about)
@@ -143,7 +149,7 @@ def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, typ
 
 
 def read_request(args: argparse.Namespace) -> Request:
-    """What the flags ask for, {ds} and {run_id} filled in. Raises UsageError."""
+    """Return the request that the flags describe, with {ds} and {run_id} filled in. Raises UsageError."""
     interval = _interval(args)
     if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
         raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
@@ -159,8 +165,10 @@ def read_request(args: argparse.Namespace) -> Request:
     assert output is not None
     assert source is not None
     ratios = _ratios(args)
+    # jobs/materialize.py takes the number of workers from its assignment.
     if args.workers is None and ratios is None and not hasattr(args, "assignment"):
         raise UsageError("--workers N is required: the number of shards (or --ratios, a number a worker)")
+    # Jobs have different subsets of the flags.
     return Request(
         input=source,
         output=output,
@@ -185,27 +193,27 @@ def _interval(args: argparse.Namespace) -> dict[str, str]:
 
 
 def fill_in(uri: str, args: argparse.Namespace) -> str:
-    """A path with {ds} and {run_id} filled in. Raises UsageError where they are not given."""
+    """Return a path with {ds} and {run_id} filled in. Raises UsageError if they are missing."""
     interval = _interval(args)
     for key in re.findall(r"\{(ds|run_id)\}", uri):
         if key not in interval:
             raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
-        # HDFS has no colon in names, and Airflow's run ids have; what is committed tells the id as it is.
+        # HDFS forbids colons in names, and Airflow's run ids have them. The manifest stores the id unchanged.
         value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
         uri = uri.replace(f"{{{key}}}", value)
     return uri
 
 
 def fill_embedding(args: argparse.Namespace) -> None:
-    """``fill_in`` of --embedding, where there is one: it may be the path of a table."""
+    """Apply ``fill_in`` to --embedding, which may be the path of a table."""
     if getattr(args, "embedding", None):
         args.embedding = fill_in(args.embedding, args)
 
 
 def _ratios(args: argparse.Namespace) -> Ratios | None:
-    """As they are given, or as a training run has measured them."""
+    """Return the ratios from the flags, or from the measurements of a training run. Raises UsageError."""
     given, run = getattr(args, "ratios", None), getattr(args, "ratios_from", None)
-    if given is not None and run is not None:  # one of them by the configuration file
+    if given is not None and run is not None:  # argparse does not see one that comes from the configuration file
         raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; give one")
     if run is None:
         return None if given is None else parse_ratios(given)
@@ -216,15 +224,16 @@ def _ratios(args: argparse.Namespace) -> Ratios | None:
 
 
 def execute(main: Callable[[], int]) -> NoReturn:
-    """Run a job's main and leave with the contract's exit code and one line for every foreseen error."""
+    """Run a job's main and exit with the documented exit code and one line for every expected error."""
     command_line.execute(
         main, interrupted="a set is committed whole or not at all, so rerun the same command", cause=_cause
     )
 
 
 def _cause(error: Exception) -> tuple[str, int]:
-    """The line that a task or the JVM raised, out of Spark's report of it."""
+    """Return the line that a task or the JVM raised, extracted from Spark's error, and the exit code."""
     text = str(error)
+    # An error that a task raised reaches the driver only as text inside Spark's message.
     if match := re.search(r"pipeline\.core\.errors\.(\w+): (.+)", text):
         kind = getattr(errors, match[1], JobError)
         return match[2], kind.exit_code

@@ -1,4 +1,4 @@
-"""From an assignment and its input to a shard set: the rows are written as a table says, and nothing is fitted."""
+"""A shard set from an assignment and its input: rows are written as a table says, without a fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.strategies import Context, Fitted, Strategy
 
 @dataclass(frozen=True)
 class Tables(Strategy):
-    """Not a strategy: what the manifest of a set says that was made from anybody's table."""
+    """A placeholder for the strategy in the manifest of a set made from a user's table."""
 
     name: ClassVar[str] = ASSIGNED
     summary: ClassVar[str] = "as a table of workers says"
@@ -47,10 +47,22 @@ class Tables(Strategy):
 def materialize(
     context: SparkContext, request: Request, assignment: str, num_workers: int | None, progress: PhaseLog
 ) -> ShardingResult:
-    """Write the shards that an assignment describes; with that of a committed set, file for file what its job would write.
+    """Write the shards that an assignment describes.
 
-    num_workers: None for as many as the assignment has. The lines go through one shuffle (32 bytes each), the images
-    through none. Raises UsageError, and DataError for a table that misses a row, doubles one, or is of other rows."""
+    With the assignment of a committed set, the files equal the output of the set's own job. The lines go through one
+    shuffle (32 bytes each); images are not shuffled.
+
+    Args:
+        context: runs the tasks.
+        request: input and output; its number of workers is replaced.
+        assignment: a committed set, or a table.
+        num_workers: None: as many as the assignment has.
+        progress: times the phases.
+
+    Raises:
+        UsageError: the request does not fit the assignment.
+        DataError: the table lacks a row, repeats one, or belongs to other rows.
+    """
     store = open_store(context)
     output = check_output(store, request)
     with progress.phase("discover"):
@@ -62,6 +74,7 @@ def materialize(
         workers = _num_workers(context, table, num_workers, allow_empty=request.allow_empty)
         request = replace(request, num_workers=workers, ratios=_ratios(table))
         progress.report(f"{dataset.rows:,} rows for {workers} workers by {len(table.files)} files of {table.uri}")
+    # Numbers with gaps would make many empty workers.
     if not table.made_by and num_workers is None and workers > dataset.rows:
         raise DataError(
             f"{table.uri} names worker {workers - 1}, and there are {dataset.rows} rows; number them from 0"
@@ -76,7 +89,7 @@ def materialize(
 
 
 def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:
-    """What the manifest is to say of how the assignment came about."""
+    """Return the strategy that the manifest names as the origin of the assignment."""
     if not table.made_by:
         return Tables(table=content_digest(table.store, table.files, run_on(context)))
     manifest = table.made_by.manifest
@@ -89,9 +102,9 @@ def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:
 
 
 def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | None, *, allow_empty: bool) -> int:
-    """Return as many as the assignment has.
+    """Return the number of workers of the assignment.
 
-    Raises UsageError where others are asked for, and DataError for a table that numbers them from 1."""
+    Raises UsageError if another number is requested, and DataError for a table that numbers workers from 1."""
     if table.made_by:
         made = table.made_by.num_workers
         if asked not in (None, made):
@@ -105,6 +118,7 @@ def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | Non
     ranges = [each for each in found if isinstance(each, tuple)]
     lowest = min((low for low, _ in ranges), default=0)
     highest = max((high for _, high in ranges), default=0)
+    # Numbers from 1 would leave worker 0 empty.
     if lowest > 0 and not allow_empty:
         raise DataError(
             f"{table.uri} names workers {lowest} to {highest} and no worker 0; number them from 0, or pass --allow-empty"
@@ -113,9 +127,9 @@ def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | Non
 
 
 def _worker_range(store: Store, path: str) -> tuple[int, int] | str | None:
-    """Return the lowest and the highest worker of one file, None where it has no lines, or the line about a broken one.
+    """Return the lowest and highest worker of a file, None if it has no lines, or a line of text if it is broken.
 
-    A task that raises would be tried again."""
+    The problem is returned, because a task that raises is retried."""
     try:
         ranges = [(int(lines[1].min()), int(lines[1].max())) for lines in read_lines(store, path) if lines.size]
     except DataError as error:
@@ -131,7 +145,7 @@ def _place(
     fitting: Context,
     source: Source,
 ) -> Placed:
-    """The lines of the table, in order and checked. Raises DataError."""
+    """Sort and check the lines of the table, and return the placement. Raises DataError."""
     shards = table.made_by
     if shards:
         check_rows(context, shards, source)
@@ -139,6 +153,7 @@ def _place(
         settled = _settle(context, table, fitting.bounds, fitting.scratch, num_workers)
         paths, copies = tuple(each.path for each in settled), sum(each.copies for each in settled)
         progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
+    # Only the assignment of a set contains neighbourhoods.
     if not shards:
         return Placed(Tabled(table.store, paths, num_workers, neighbourhoods=False), copies, {})
     manifest = shards.manifest
@@ -153,7 +168,7 @@ def _place(
 
 
 def check_rows(context: SparkContext, shards: ShardSet, source: Source) -> None:
-    """Raises DataError where an assignment is damaged, or was made for other rows than these."""
+    """Raise DataError if an assignment is damaged, or was made for other rows."""
     made_for = shards.manifest["input"]["fingerprint"]
     if made_for != source.fingerprint():
         raise DataError(
@@ -172,7 +187,7 @@ def _settle(
     starts = np.array([low for low, _ in bounds], np.int64)
 
     def look(path: str) -> Iterator[tuple[int, Ints | str]]:
-        """The lines of a file by chunk, or what is wrong with it."""
+        """Yield the lines of a file by chunk, or its problem as text."""
         try:
             for lines in read_lines(store, path):
                 if len(beyond := np.flatnonzero(lines[0] >= rows)):
@@ -193,6 +208,7 @@ def _settle(
         )
         yield replace(made, problem=made.problem and f"{uri}: {made.problem}")
 
+    # A table can be in any order: a shuffle brings the lines of each chunk to one task.
     looked = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(look)
     settled = looked.groupByKey(len(bounds), lambda chunk: chunk).mapPartitionsWithIndex(keep).collect()
     if problem := next((each.problem for each in settled if each.problem), None):

@@ -1,7 +1,8 @@
-"""What a sharding run takes, by its phases: tasks, files, bytes that reach the driver, memory of a task, arithmetic. Pure.
+"""The cost of a sharding run by phase: tasks, files, bytes sent to the driver, memory per task, arithmetic. Pure.
 
-The formulas are those of the code: how rows are cut (assignment/chunks.py), what tasks send to the driver (scan, gram,
-lloyd, chunk counts, written files) and what they hold. tests/test_plan.py holds them against the bytes of real runs."""
+The formulas follow the code: the split of rows (assignment/chunks.py), the data that tasks send to the driver (scan,
+gram, lloyd, chunk counts, written files) and the data that they hold. tests/test_plan.py compares them with the bytes
+of real runs."""
 
 from __future__ import annotations
 
@@ -30,20 +31,31 @@ from pipeline.input.dataset import NEAR_BYTES
 from pipeline.strategies.hash import MOST_BUCKETS, rows_to_sample
 
 RESULT = 560  # bytes of a small result object on its way to the driver
-FILE = 430  # of a written file's entry, without its label counts
-MANIFEST_FILE, MANIFEST_WORKER, MANIFEST_GROUP = 200, 260, 45  # bytes of the manifest
-ITERATIONS = 50  # of k-means, as a guess; it is stopped by --max-iter
+FILE = 430  # bytes of a written file's entry, without its label counts
+MANIFEST_FILE, MANIFEST_WORKER, MANIFEST_GROUP = 200, 260, 45  # bytes per entry of the manifest
+ITERATIONS = 50  # of k-means, an estimate; --max-iter is the limit
 RESULT_LIMIT = 1 << 30  # Spark's default for all results of a stage together
 MANY_FILES = 1_000_000
-PYTHON_TASK = 120 << 20  # of a Python worker with its libraries
-PAIR_FLOP = 600  # as many take the time of a similarity's table look-up and of what blocks do with it
+PYTHON_TASK = 120 << 20  # bytes of a Python worker with its libraries
+PAIR_FLOP = 600  # operations that take as long as the table look-up and the use of one similarity
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is to be sharded, and over how many. record_bytes: of an image, its pixels. clusters: 0 for a strategy without
-    neighbourhoods; components, fit_rows: of its PCA; see ``gram.rows_to_fit``. blocks: that a class is cut into by a
-    submodular function, or 0; functions: that hash rows into the neighbourhoods, or 0."""
+    """The size of the input and the configuration.
+
+    Attributes:
+        rows: rows to shard.
+        workers: number of shards.
+        record_bytes: bytes of an image, as pixels.
+        classes: number of classes.
+        clusters: number of neighbourhoods; 0 for a strategy without them.
+        components: components of the PCA.
+        cores: cores of all executors.
+        fit_rows: rows to which the PCA or the hash functions are fitted; see ``gram.rows_to_fit``.
+        blocks: blocks per class of a submodular strategy, or 0.
+        functions: hash functions that define the neighbourhoods, or 0.
+    """
 
     rows: int
     workers: int
@@ -66,8 +78,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Phase:
-    """driver_bytes: what one stage sends to the driver at most; task_bytes: memory of a task; flop, read_bytes, write_bytes:
-    of all tasks together; stages: how many times the tasks run."""
+    """One phase of a run.
+
+    Attributes:
+        name: name of the phase.
+        tasks: number of tasks.
+        driver_bytes: upper bound of the data that one stage sends to the driver.
+        task_bytes: memory of a task.
+        read_bytes: bytes read by all tasks.
+        write_bytes: bytes written by all tasks.
+        flop: operations of all tasks.
+        stages: number of times that the tasks run.
+    """
 
     name: str
     tasks: int
@@ -81,7 +103,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """spills: whether rows pass through files by ranges of workers."""
+    """The cost of a run.
+
+    Attributes:
+        shape: its input.
+        phases: in order.
+        files: number of shard files.
+        manifest_bytes: size of the manifest.
+        spills: True if rows pass through files by ranges of workers.
+    """
 
     shape: Shape
     phases: tuple[Phase, ...]
@@ -91,12 +121,13 @@ class Plan:
 
     @property
     def driver_bytes(self) -> int:
-        """What the driver's Python holds at most beside its libraries: a stage's results, or the manifest being written."""
+        """Upper bound of the driver's Python memory beside its libraries: one stage's results, or the manifest during
+        its write."""
         return max(2 * max(phase.driver_bytes for phase in self.phases), 6 * self.manifest_bytes)
 
 
 def plan(shape: Shape) -> Plan:
-    """O(chunks)."""
+    """Return the plan for a shape. O(chunks)."""
     n, size = shape.rows, shape.record_bytes
     parts = chunk_bounds(n, shape.workers, size)
     at_once = workers_a_task(shape.workers, size)
@@ -138,7 +169,7 @@ def _embedding(shape: Shape, pieces: int) -> Iterator[Phase]:
         yield Phase("draw", pieces, RESULT, PYTHON_TASK, read)
         yield Phase("pca", 1, 8 * d * (p + 1), held + PYTHON_TASK, fitted * d, 0, float(fitted) ** 2 * d)
     else:
-        wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # a pixel's sum of squares, of images of usual contrast
+        wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # bytes of a pixel's sum of squares at usual contrast
         sent = received * (d * (d + 1) // 2 * wide + 8 * d)
         yield Phase("pca", pieces, sent, 12 * d * d + PYTHON_TASK, read, 0, float(fitted) * d * d)
     points = 4 * n * p
@@ -147,7 +178,10 @@ def _embedding(shape: Shape, pieces: int) -> Iterator[Phase]:
 
 
 def _blocks(shape: Shape) -> Phase:
-    """Of classes of one size, cut into parts where they are large; of the function whose blocks hold more."""
+    """Return the phase of a submodular strategy.
+
+    It assumes classes of equal size, split into parts if they are large, and the set function whose blocks take more
+    memory."""
     of_class = -(-shape.rows // shape.classes)
     parts = -(-of_class // PART_ROWS)
     rows, groups = -(-of_class // parts), shape.classes * parts
@@ -167,11 +201,13 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     sample = min(n, sample_rows(k)) * (4 * p + 8)
     passes = ITERATIONS + 2
     compared = PYTHON_TASK + 24 * min(BLOCK_ROWS * k, MOST_COMPARED)
+    # Small inputs are clustered by one task, within the limits of pipeline/clustering.
     if points <= ONE_TASK_BYTES and n * p * k <= ONE_TASK_PRODUCTS:
         yield Phase(
             "kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
         )
     else:
+        # With many rows, the centres first settle on a subset of about SETTLING_ROWS rows.
         if n > MANY_ROWS and SETTLING_ROWS * p * k <= ONE_TASK_PRODUCTS:
             work = passes * 2.0 * SETTLING_ROWS * p * k
             yield Phase("settle", 1, 8 * k * (p + 1), compared + SETTLING_ROWS * (8 * p + 40), flop=work)
@@ -181,7 +217,7 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
 
 
 def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
-    """Of ``dsh``, the family that is fitted at the highest cost."""
+    """Yield the phases of ``dsh``, the hash family with the most expensive fit."""
     n, d, m, k = shape.rows, shape.record_bytes, shape.functions, shape.clusters
     fitted = rows_to_sample(shape.fit_rows, n, d)
     small = rows_are_fewer(fitted, d)
@@ -198,7 +234,9 @@ def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
 
 
 def warnings(made: Plan, memory_a_task: int) -> list[str]:
-    """What will not fit, or will be regretted, a line each. memory_a_task: bytes that an executor has for each task."""
+    """Return one line per problem that the run would have.
+
+    memory_a_task: bytes that an executor has for each task."""
     shape, lines = made.shape, []
     if shape.functions and shape.clusters > MOST_BUCKETS:
         lines.append(f"{shape.clusters:,} buckets are more than are dealt: {MOST_BUCKETS:,}")

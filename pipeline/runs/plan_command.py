@@ -22,12 +22,19 @@ from pipeline.strategies.hash import FUNCTIONS, Hash
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows
 from pipeline.strategies.submodular import Submodular
 
-START_S, STAGE_S = 4.0, 0.1  # of Spark; of a stage however small
+START_S, STAGE_S = 4.0, 0.1  # Spark's start; minimum of a stage
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one core here: flop a second in float32 and in float64, bytes a second that are read and hashed, and written."""
+    """The speed of one core of this machine.
+
+    Attributes:
+        flop32: float32 operations per second.
+        flop64: float64 operations per second.
+        read: bytes read and hashed per second.
+        write: bytes written per second.
+    """
 
     flop32: float
     flop64: float
@@ -36,7 +43,7 @@ class Rates:
 
 
 def measure_rates() -> Rates:
-    """About a second."""
+    """Measure the rates of this machine. Takes about a second."""
     rng = np.random.default_rng(0)
     single, double = rng.random((1024, 1024), np.float32), rng.random((2048, 64))
     other, data = rng.random((64, 256)), rng.bytes(32 << 20)
@@ -59,7 +66,7 @@ def measure_rates() -> Rates:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(limits=1):
-        # Half of a product: a Gram matrix is symmetric.
+        # Half the operations of a general product, because a Gram matrix is symmetric.
         return Rates(
             best(lambda: single @ single.T, 1024.0**3),
             best(lambda: double @ other, 2.0 * 2048 * 64 * 256),
@@ -69,14 +76,14 @@ def measure_rates() -> Rates:
 
 
 def seconds_of(phase: Phase, rates: Rates, cores: int) -> float:
-    """Of a phase on so many cores, where nothing but them limits it."""
+    """Return the duration of a phase on ``cores`` cores, if it is limited by them alone."""
     flop = rates.flop32 if phase.name == "pca" else rates.flop64
     work = phase.flop / flop + phase.read_bytes / rates.read + phase.write_bytes / rates.write
     return work / min(cores, phase.tasks) + phase.stages * STAGE_S
 
 
 def number(text: str) -> int:
-    """A whole number, as people write large ones: 1000000, 1e6, 1_000_000."""
+    """Parse an integer, also in the forms 1e6 and 1_000_000."""
     try:
         value = float(text)
     except ValueError:
@@ -111,7 +118,7 @@ def duration(seconds: float) -> str:
 
 
 def show(made: Plan, rates: Rates, memory_a_task: int) -> str:
-    """The plan as a page of text."""
+    """Return the plan as a page of text."""
     shape = made.shape
     spent = [seconds_of(phase, rates, shape.cores) for phase in made.phases]
     rows = [

@@ -1,4 +1,4 @@
-"""The report that stands beside a committed set."""
+"""The report beside a committed set."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ REPORT = "report.html"
 
 
 def load_report() -> None:
-    """Load what draws, a second's work, while Spark starts its workers and a core is free. What fails here is told by
-    ``try_report``."""
+    """Import the plotting libraries, which takes a second, while Spark starts its workers and a core is free.
+
+    Errors are ignored here, because ``try_report`` reports them."""
     with suppress(Exception):
         import_module("pipeline.quality.report")
 
 
 def try_report(context: SparkContext, shards: ShardSet) -> Quality | None:
-    """Write the report of a committed set. The commit stands whatever happens here, so failure is a warning."""
+    """Write the report of a committed set, or return None. A failure is only a warning, because the commit stands."""
     try:
         return report(context, shards)
     except Exception as error:
@@ -46,10 +47,10 @@ def report(context: SparkContext, shards: ShardSet) -> Quality:
 
 
 def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
-    """Write a file beside a set's manifest, whole or not at all, over an older one.
+    """Write a file beside a set's manifest atomically, replacing an older one.
 
-    Another run that tidies up deletes the draft, for it cannot tell whose it is: then it is written again, as long as
-    this set is the committed one. Raises JobError once it is not."""
+    Another run that cleans up may delete the draft, because it does not know its owner. The file is then written again,
+    as long as this set is the committed one. Raises JobError once it is not."""
     store, uri = shards.store, shards.uri
     while True:
         fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
@@ -63,6 +64,6 @@ def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
 
 
 def run_in_few(context: SparkContext, fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """``run`` for many small items: as many tasks as cores."""
+    """Run a function over many small items, in as many tasks as there are cores."""
     slices = max(1, min(len(items), context.defaultParallelism))
     return context.parallelize(items, slices).map(fn).collect()

@@ -1,4 +1,4 @@
-"""What a run is to do, whatever the strategy, and what makes two runs the same."""
+"""The configuration of a run, for every strategy, and the identity by which equal runs are recognised."""
 
 from __future__ import annotations
 
@@ -26,9 +26,25 @@ from pipeline.strategies import Strategy
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is to do, whatever the strategy. interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
-    ratios: of the workers' shares, brought to lowest terms; None: equal ones. assignment_only: it is written which worker
-    gets which row, and no shards. rescan: a committed set is held against the content of the input, not its listing."""
+    """The configuration of a run, without its strategy.
+
+    Attributes:
+        input: rows to shard.
+        output: folder of the set.
+        num_workers: number of shards.
+        eval_input: evaluation rows, or None.
+        format: format of the input; None: recognised.
+        shape: (channels, height, width), if the files do not contain it.
+        num_classes: labels must be in 0..num_classes-1; None: the layout's, or as found.
+        unlabelled: ignore labels.
+        channels: 1 or 3, to convert images to grey or RGB; None: as they are.
+        overwrite: replace a committed set of another configuration.
+        allow_empty: allow workers without rows.
+        interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
+        ratios: shares of the workers, reduced to lowest terms; None: equal.
+        assignment_only: write the worker of every row and no shards.
+        rescan: compare a committed set with the content of the input, not only with its listing.
+    """
 
     input: str
     output: str
@@ -64,7 +80,7 @@ class Request:
 
 
 def preflight(request: Request, *strategies: Strategy) -> None:
-    """What can be refused before Spark starts: it takes seconds, a typing error should not."""
+    """Check everything that can be refused before Spark starts, because its start takes seconds."""
     if request.unlabelled:
         for strategy in strategies:
             strategy.check_without_labels()
@@ -73,6 +89,7 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     store = Store()
     for uri in filter(is_object, uris + beside):
         store.resolve(uri)
+    # The remaining checks need file systems that only Spark can open here.
     if any(only_spark_knows(uri) for uri in uris + beside):
         return
     check_output(store, request)
@@ -83,14 +100,15 @@ def preflight(request: Request, *strategies: Strategy) -> None:
 
 
 def only_spark_knows(uri: str) -> bool:
-    """Tell whether only Spark's settings may say where a place is or who may use it: a name service, keys of S3, and
-    spark-submit's --proxy-user."""
+    """True if only Spark's settings may contain the address of a place or the right to use it.
+
+    Examples are a name service, keys of S3, and spark-submit's --proxy-user."""
     scheme, authority, _ = split_uri(uri)
     return is_object(uri) or (scheme == "hdfs" and (":" not in authority or _is_for_another_user()))
 
 
 def _is_for_another_user() -> bool:
-    """Tell whether spark-submit, this process's parent, may have been given --proxy-user."""
+    """True if spark-submit, this process's parent, may have been started with --proxy-user."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return False
     try:
@@ -100,8 +118,9 @@ def _is_for_another_user() -> bool:
 
 
 def check_output(store: Store, request: Request) -> str:
-    """The resolved output, once it is clear that writing there can make sense. Raises UsageError, and DataError for a
-    pattern that matches nothing."""
+    """Return the resolved output, if a set can be written there.
+
+    Raises UsageError, and DataError for a pattern that matches nothing."""
     output = store.resolve(request.output)
     if store.encrypts_spill and is_object(output):
         raise UsageError(
@@ -115,14 +134,14 @@ def check_output(store: Store, request: Request) -> str:
             raise UsageError(f"--output {output} is a file; choose a folder")
         check_reports(store, output)
     except FileNotFoundError:
-        pass
+        pass  # the run makes the folder
     except OSError as error:
         raise output_error(output, error) or error from None
     return output
 
 
 def identity(request: Request, strategy: Strategy) -> str:
-    """A digest of everything but the input that decides the shards: equal runs have equal ones."""
+    """Return a digest of everything except the input that decides the shards; equal runs have equal digests."""
     configuration = {
         "format_version": FORMAT_VERSION,
         "strategy": strategy.name,
@@ -134,6 +153,7 @@ def identity(request: Request, strategy: Strategy) -> str:
         "classes": request.num_classes,
         "eval": bool(request.eval_input),
     }
+    # Options are only added if set, so that identities without them do not change.
     if request.unlabelled:
         configuration["unlabelled"] = True
     if request.channels:
@@ -146,7 +166,7 @@ def identity(request: Request, strategy: Strategy) -> str:
 
 
 def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str:
-    """Return in words in what a committed set differs from the one that is asked for."""
+    """Return the differences between a committed set and the requested one, in words."""
     manifest = committed.manifest
     asked: dict[str, Any] = {
         "strategy": strategy.name,
@@ -168,6 +188,6 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "evaluation rows": "yes" if manifest.get("eval") else "none",
         "assignment only": manifest.get("assignment_only", False),
     }
-    asked = json.loads(json.dumps(asked))  # as a manifest holds it
+    asked = json.loads(json.dumps(asked))  # tuples become lists, as in a manifest
     found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
     return "; ".join(found) or "its input"

@@ -1,4 +1,4 @@
-"""From N to M workers out of a committed set: its neighbourhoods dealt again, not fitted again."""
+"""Resharding of a committed set from N to M workers: its neighbourhoods are dealt again, not fitted again."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
 from pipeline.strategies.base import StoredGroups
 
-# What a manifest has of any set that was sharded from an input.
+# The keys that the manifest of any set sharded from an input has.
 NEEDED = ("strategy", "asked", "params", "seed", "input", "eval", "model", "neighbourhoods")
-ASSIGNED = "assigned"  # in the place of a strategy: rows that a table has placed
+ASSIGNED = "assigned"  # the strategy of a set whose rows were placed by a table
 
 
 def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> ShardingResult:
-    """Deal a committed set to another number of workers. The result is, file for file, what the original job would
-    write for that number. Neighbourhoods do not depend on it; a strategy without them looks at the rows again. Raises
-    DataError for a damaged set."""
+    """Deal a committed set to another number of workers.
+
+    The result equals, file for file, the output of the original job for that number. Neighbourhoods do not depend on
+    the number of workers; a strategy without neighbourhoods is fitted again. Raises DataError for a damaged set."""
     store = open_store(context)
     output = check_output(store, request)
     with progress.phase("discover"):
@@ -46,6 +47,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         refuse_other_manifests(shards)
         strategy = read_strategy(shards)
         dataset = committed_dataset(shards)
+        # Evaluation rows are read from the set, too: the original input is not needed.
         beside = None
         if shards.manifest["eval"]:
             listed = [ShardFile.from_json(file) for file in shards.manifest["eval"]["files"]]
@@ -68,33 +70,33 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
 
 
 def refuse_other_rows(shards: ShardSet, scan: Scan) -> None:
-    """Raise DataError where the rows of a set are not those that its manifest was written for."""
+    """Raise DataError if the rows of a set are not the ones that its manifest describes."""
     fingerprint = f"{scan.rows}-{scan.fingerprint:016x}"
     if fingerprint != shards.manifest["input"]["fingerprint"]:
         raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
 
 
 def refuse_other_manifests(shards: ShardSet) -> None:
-    """Raise DataError where a manifest lacks what a set is dealt again by."""
+    """Raise DataError if a manifest lacks a key that resharding needs."""
     missing = next((key for key in NEEDED if key not in shards.manifest), None)
     if missing or "fingerprint" not in shards.manifest["input"]:
         raise DataError(f"{shards.uri}/{NAME} is damaged: it lacks {missing or 'input.fingerprint'}; restore it")
 
 
 def resolved_params(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What the fit of a set has resolved, beside or instead of what was asked for."""
+    """Return the parameters that the fit of a set decided, including those that replace requested values."""
     asked = manifest["asked"]
     return {key: value for key, value in manifest["params"].items() if key not in asked or asked[key] != value}
 
 
 def carried_models(shards: ShardSet) -> tuple[tuple[str, str], ...]:
-    """The files of a set's fitted models: (where, path under _model)."""
+    """Return the files of a set's fitted models: (current path, path under _model)."""
     files = shards.manifest["model"]["files"] if shards.manifest["model"] else []
     return tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in files)
 
 
 def read_strategy(shards: ShardSet) -> Strategy:
-    """The strategy as it was configured, from the manifest."""
+    """Return the strategy with its configuration from the manifest. Raises DataError."""
     manifest = shards.manifest
     kind = STRATEGIES.get(manifest["strategy"])
     if kind is None:
@@ -103,6 +105,7 @@ def read_strategy(shards: ShardSet) -> Strategy:
             if manifest["strategy"] != ASSIGNED
             else f"{shards.uri} was made from a table of workers; make another with jobs/materialize.py"
         )
+    # Parameters that this version of the strategy does not have are ignored.
     known = {field.name for field in fields(kind)} - {"seed"}
     params = {key: value for key, value in manifest["asked"].items() if key in known}
     try:
@@ -114,7 +117,7 @@ def read_strategy(shards: ShardSet) -> Strategy:
 def neighbourhood_counts(
     context: SparkContext, dataset: CommittedDataset, groups: int, bounds: list[tuple[int, int]]
 ) -> Ints:
-    """Rows by (chunk, neighbourhood), from the narrow columns alone."""
+    """Return the rows by (chunk, neighbourhood), int64 [chunks, neighbourhoods], read from the narrow columns alone."""
 
     def count(piece: tuple[int, int]) -> ChunkCounts:
         found = []

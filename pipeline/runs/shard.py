@@ -1,4 +1,6 @@
-"""One run, end to end: discover, scan, fit, count, write, verify, commit. Small pure parts decide; this carries out."""
+"""One run, end to end: discover, scan, fit, count, write, verify, commit.
+
+The decisions are made by small pure functions elsewhere; this module executes them."""
 
 from __future__ import annotations
 
@@ -50,12 +52,14 @@ from pipeline.spark.store import open_store
 from pipeline.strategies import Context, Fitted, Strategy
 from pipeline.strategies.base import Grouping, OneGroup
 
-MOST_SHARES = 1 << 24  # numbers of groups by worker that the driver adds up: 128 MiB
+MOST_SHARES = 1 << 24  # limit of workers x groups that the driver sums: 128 MiB
 
 
 @dataclass(frozen=True)
 class ShardingResult:
-    """fresh: whether this run committed the set, or found it committed. report: where its report stands, or None."""
+    """The result of a run.
+
+    shards: the set; fresh: True if this run committed it; report: path of its report, or None."""
 
     shards: ShardSet
     fresh: bool
@@ -63,10 +67,10 @@ class ShardingResult:
 
 
 def shard(context: SparkContext, request: Request, strategy: Strategy, progress: PhaseLog) -> ShardingResult:
-    """Shard an input and commit the result, or find it committed already.
+    """Shard an input and commit the result, or return the set if it is committed already.
 
-    Raises UsageError, DataError, JobError; nothing is left behind then. The driver holds O(files + chunks x groups),
-    never O(rows)."""
+    Raises UsageError, DataError and JobError, after which nothing is left behind. The driver holds O(files + chunks x
+    groups), never O(rows)."""
     store = open_store(context)
     output = check_output(store, request)
     with progress.phase("discover"):
@@ -82,7 +86,9 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
 
 
 def discover_inputs(context: SparkContext, store: Store, request: Request) -> tuple[Dataset, Dataset | None]:
-    """The rows to shard and the evaluation rows. Raises DataError, UsageError where the two do not go together."""
+    """Return the rows to shard and the evaluation rows.
+
+    Raises DataError for broken inputs, and if the two have different layouts; UsageError if they share files."""
 
     def find(uri: str, evaluation: bool) -> Dataset:
         return discover(
@@ -103,6 +109,7 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
     if not request.eval_input:
         return dataset, None
     beside = find(request.eval_input, True)
+    # The number of classes may differ: evaluation rows need not contain every class.
     if replace(beside.layout, num_classes=dataset.layout.num_classes) != dataset.layout:
         raise DataError(
             f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
@@ -113,20 +120,20 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
 
 
 def file_names(dataset: Dataset) -> str:
-    """Return the names of the first and the last file, so that a reader sees which split of the input is read."""
+    """Return the names of the first and the last file, which show which split of the input is read."""
     names = list(dict.fromkeys(dataset.files[at].path.rpartition("/")[2] for at in (0, -1)))
     return (" and " if len(dataset.files) == 2 else " to ").join(names)
 
 
 def check_num_workers(request: Request, dataset: Dataset) -> None:
-    """Raises UsageError for more workers than rows."""
+    """Raise UsageError if there are more workers than rows."""
     if request.num_workers > dataset.rows and not request.allow_empty:
         raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Both inputs, scanned."""
+    """Both inputs after their scan."""
 
     source: Source
     evaluation: Source | None
@@ -137,9 +144,17 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the rows are to go, and what the manifest tells of it. neighbourhoods: its entries; histogram: rows of each by
-    worker, int64 [workers, neighbourhoods]; shares: rows by worker, int64 [workers], where they are known before any is
-    written; models: fitted ones by name."""
+    """The placement of the rows, and its description for the manifest.
+
+    Attributes:
+        placement: decides which workers get a row.
+        copies: number of copies.
+        params: parameters that the fit decided.
+        neighbourhoods: the manifest's entries, or None.
+        histogram: int64 [workers, neighbourhoods], rows of each by worker, or None.
+        shares: int64 [workers], rows by worker, if they are known before the write.
+        models: fitted models by name.
+    """
 
     placement: Placement
     copies: int
@@ -151,11 +166,12 @@ class Placed:
 
 
 def deal(fitted: Fitted, num_workers: int, ratios: Sequence[int] | None) -> Placed:
-    """The groups of a fit, dealt."""
+    """Deal the groups of a fit to workers. ratios: shares of the workers; None: equal."""
     grouping = fitted.grouping
     table = group_table(
         fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, tuple(ratios) if ratios else None
     )
+    # A histogram with too many entries is left out of the manifest.
     told = grouping.neighbourhoods and num_workers * len(table.sizes) <= MOST_COUNTS
     return Placed(
         Dealing(grouping, table, offsets_by_chunk(fitted.counts)),
@@ -171,7 +187,7 @@ def deal(fitted: Fitted, num_workers: int, ratios: Sequence[int] | None) -> Plac
 def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
     """Return the rows of each worker, copies included, int64 [workers].
 
-    None where a grouping deals rows in a way of its own that it does not count, or where there are very many groups."""
+    Returns None if the grouping deals rows by a rule that it does not count, or if there are very many groups."""
     kind = type(grouping)
     counted = kind.workers is Grouping.workers or kind.rows_by_worker is not Grouping.rows_by_worker
     if not counted or table.num_workers * len(table.sizes) > MOST_SHARES:
@@ -182,7 +198,7 @@ def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What was placed and written, not committed yet."""
+    """The placed and written rows, before the commit."""
 
     placed: Placed
     written: Written
@@ -191,27 +207,42 @@ class Dealt:
 
 @dataclass(frozen=True)
 class ShardingRun:
-    """A run from a discovered input to a committed set; each method is a step."""
+    """A run from a discovered input to a committed set; each method is a step.
+
+    Attributes:
+        context: runs the tasks.
+        request: configuration of the run.
+        strategy: decides the groups.
+        progress: times the phases.
+        store: reaches the input and the output.
+        output: folder of the set, resolved.
+        dataset: the rows to shard.
+        evaluation: the evaluation rows, or None.
+        fit: replaces the strategy's fit.
+        place: replaces fit and dealing.
+        models: fitted models to copy: (current path, path under _model).
+    """
 
     context: SparkContext
     request: Request
     strategy: Strategy
     progress: PhaseLog
     store: Store
-    output: str  # resolved
+    output: str
     dataset: Dataset
     evaluation: Dataset | None = None
-    fit: Callable[[Context], Fitted] | None = None  # how to get the grouping where the strategy is not to fit it
-    place: Callable[[Context, Source], Placed] | None = None  # where rows go that are not dealt by groups
-    models: tuple[tuple[str, str], ...] = ()  # fitted ones to carry over: (where, path under _model)
+    fit: Callable[[Context], Fitted] | None = None
+    place: Callable[[Context, Source], Placed] | None = None
+    models: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def identity(self) -> str:
         return identity(self.request, self.strategy)
 
     def carry_out(self) -> ShardingResult:
-        """Commit the set, or find it committed; see ``shard``."""
+        """Commit the set, or return it if it is committed already; see ``shard``."""
         before = read_committed(self.store, self.output)
+        # A listing is cheap: an unchanged input needs no scan.
         looks_current = before is not None and not self.request.rescan and self._is_current(before, None)
         if before and looks_current and not self._is_damaged(before):
             return self._found(before)
@@ -220,7 +251,7 @@ class ShardingRun:
         if before and not looks_current and self._is_current(before, inputs) and not self._is_damaged(before):
             return self._found(before)
         damaged = before and before.manifest.get("identity") == self.identity and missing_file(before)
-        if before and not damaged:  # a set that misses files is mended without --overwrite
+        if before and not damaged:  # a set with missing files is repaired without --overwrite
             refuse_unless(
                 self.request.overwrite,
                 before,
@@ -232,8 +263,9 @@ class ShardingRun:
                 return self._commit(attempt, before, inputs, dealt)
 
     def _found(self, committed: ShardSet) -> ShardingResult:
-        """The set that is there, without what runs that were killed have left beside it: a reader of all files of a
-        worker's folder would see rows twice."""
+        """Return the committed set, after files of killed runs beside it are deleted.
+
+        Such files would repeat rows for a reader of all files of a worker's folder."""
         if has_leftovers(self.store, committed):
             with Attempt(self.store, self.output) as attempt:
                 removed = tidy(attempt)
@@ -241,7 +273,7 @@ class ShardingRun:
         return ShardingResult(committed, fresh=False)
 
     def _is_damaged(self, committed: ShardSet) -> bool:
-        """With --overwrite, whether a file that is listed is not what it was: then the set is made again."""
+        """True if --overwrite is set and a listed file has changed; the set is then made again."""
         if not self.request.overwrite:
             return False
         with self.progress.phase("verify"):
@@ -282,7 +314,7 @@ class ShardingRun:
         else:
             fitted = self.fit(context) if self.fit else self.strategy.fit(context)
             placed = deal(fitted, num_workers, self.request.ratios)
-        if placed.shares is not None:  # told before any row is written
+        if placed.shares is not None:  # refuse empty workers before any row is written
             check_empty(placed.shares.tolist(), self.request.allow_empty)
         with progress.phase("write"):
             written = self._write(source, placed, staging)
@@ -296,7 +328,7 @@ class ShardingRun:
         return Dealt(placed, written, written_eval)
 
     def _write(self, source: Source, placed: Placed, staging: str) -> Written:
-        """Every row, or what becomes of it, verified. Raises JobError."""
+        """Write and verify every row, or its assignment alone. Raises JobError."""
         if self.request.assignment_only:
             written = write_assignment(self.context, staging, source, placed.placement)
             assert written.tally, "of all chunks"
@@ -308,7 +340,7 @@ class ShardingRun:
         return written
 
     def _write_evaluation(self, evaluation: Source, staging: str) -> Written:
-        """The evaluation rows as one shard beside the others."""
+        """Write the evaluation rows as one shard beside the others."""
         counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
         placement = deal(Fitted(OneGroup(), counts), 1, None).placement
         written = write_all(self.context, staging, evaluation, placement, folder="_eval")
@@ -328,7 +360,7 @@ class ShardingRun:
         return ShardingResult(committed, fresh=committed.manifest["generation"].endswith(attempt.id))
 
     def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str]) -> dict[str, Any]:
-        """The manifest."""
+        """Return the manifest."""
         source, evaluation, placed = inputs.source, inputs.evaluation, dealt.placed
         return {
             "format_version": FORMAT_VERSION,
@@ -363,11 +395,13 @@ class ShardingRun:
         return describe_workers(dealt.written.chunks, self.request.num_workers, allowed, histogram)
 
     def _is_current(self, before: ShardSet, inputs: Inputs | None) -> bool:
-        """Whether the committed set is what this run would make: by listing alone, or by content once it was scanned."""
+        """True if the committed set equals the result of this run.
+
+        Inputs are compared by listing if they are not scanned yet, else by content."""
         manifest = before.manifest
         if manifest.get("identity") != self.identity or missing_file(before):
             return False
-        if self.request.overwrite and "assignment" not in manifest:  # of an older version
+        if self.request.overwrite and "assignment" not in manifest:  # made by an older version
             return False
         beside = (manifest.get("eval") or {}).get("input", {})
         if inputs is None:
@@ -376,7 +410,7 @@ class ShardingRun:
         return (manifest["input"]["fingerprint"], beside.get("fingerprint")) == inputs.fingerprints()
 
     def _supersedes(self, theirs: ShardSet, inputs: Inputs) -> bool:
-        """Whether this run may replace what another run committed in the meantime."""
+        """True if this run may replace a set that another run committed in the meantime. Raises UsageError."""
         if self._is_current(theirs, inputs):
             return False
         refuse_unless(self.request.overwrite, theirs, "run, committed while this one worked")

@@ -1,4 +1,4 @@
-"""Everything a run writes before its commit: shard files by tasks, verified, and fitted models."""
+"""All writes of a run before its commit: shard files, written and verified by tasks, and fitted models."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Written:
-    """chunks: the shard files, none where only the assignment was written; assignment: its files. tally: what workers get,
-    where there are no chunks that tell."""
+    """The files of a run before its commit.
+
+    chunks: the shard files, empty if only the assignment was written; assignment: its files; tally: totals of each
+    worker if there are no chunks to count."""
 
     chunks: list[WrittenChunk]
     assignment: list[AssignmentFile]
@@ -50,8 +52,19 @@ def write_all(
     folder: str = SHARD_FOLDER,
     first: int = 0,
 ) -> Written:
-    """All files. One task a chunk, or two rounds of tasks where there are very many workers. Every try of a task writes into
-    a folder of its own; only what returns is used. first: the number of the first chunk."""
+    """Write all shard files and the assignment.
+
+    There is one task per chunk, or two rounds of tasks for very many workers. Every try of a task writes to its own
+    folder, and only files of tries that return are used.
+
+    Args:
+        context: runs the tasks.
+        staging: the attempt's folder.
+        source: the scanned rows.
+        placement: decides which workers get a row.
+        folder: pattern of a worker's folder under OUTPUT.
+        first: number of the first chunk.
+    """
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes, folder, first)
     run = run_on(context)
     if source.width is None:
@@ -65,7 +78,7 @@ def write_all(
 
 
 def write_assignment(context: SparkContext, staging: str, source: Source, placement: Placement) -> Written:
-    """The assignment alone, a file a chunk."""
+    """Write the assignment alone, one file per chunk."""
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
     made = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
     return Written([], [chunk.file for chunk in made], reduce(add, [chunk.tally for chunk in made]))
@@ -76,18 +89,20 @@ def _gather(job: SpillJob, spilled: list[Spilled], where: tuple[int, int], task:
 
 
 def _one_try(job: ChunkJob, work: Callable[[Any, str], T], what: Any) -> T:
-    """One try of a task, which leaves nothing where it fails."""
+    """Run one try of a task and delete its files if it fails."""
     task = uuid.uuid4().hex
     try:
         return work(what, task)
     except BaseException:
-        with suppress(OSError):  # then the end of the run deletes it
+        with suppress(OSError):  # the end of the run deletes it otherwise
             job.dataset.store.delete(f"{job.staging}/{task}")
         raise
 
 
 def verify(written: list[WrittenChunk], scan: Scan, expected_copies: int) -> None:
-    """No row lost, altered, or doubled but for the declared copies. Raises JobError: then nothing is committed."""
+    """Check that no row was lost, altered, or repeated except for the declared copies.
+
+    Raises JobError, and nothing is then committed."""
     rows = sum(chunk.rows for chunk in written)
     fingerprint = sum(chunk.fingerprint for chunk in written) & WORD
     if (rows, fingerprint) != (scan.rows, scan.fingerprint):
@@ -101,7 +116,9 @@ def verify(written: list[WrittenChunk], scan: Scan, expected_copies: int) -> Non
 
 
 def _next_step(written: list[WrittenChunk], scan: Scan) -> str:
-    """Return what to do about rows that changed: other versions decode the same image file to other pixels."""
+    """Return advice about rows that changed between scan and write.
+
+    Other library versions can decode the same image file to other pixels."""
     here = decoder_versions()
     elsewhere = scan.versions.union(*(chunk.versions for chunk in written))
     if elsewhere <= {here}:
@@ -113,7 +130,7 @@ def _next_step(written: list[WrittenChunk], scan: Scan) -> str:
 
 
 def verify_counts(total: int, copies: int, scan: Scan, expected_copies: int) -> None:
-    """Every row was written once, and as often more as was declared. Raises JobError."""
+    """Check that every row and the declared number of copies were written. Raises JobError."""
     if (copies, total) != (expected_copies, scan.rows + expected_copies):
         raise JobError(
             f"{total} rows with {copies} copies were written, not {scan.rows} + {expected_copies}; nothing was committed"
@@ -121,7 +138,7 @@ def verify_counts(total: int, copies: int, scan: Scan, expected_copies: int) -> 
 
 
 def save_models(context: SparkContext, store: Store, models: dict[str, Any], staging: str) -> list[Move]:
-    """Save fitted models in the attempt's folder; what to move."""
+    """Save fitted models in the attempt's folder and return the files to move."""
     if not models:
         return []
     from pipeline.clustering.persistence import save_model  # loads spark.ml
@@ -136,7 +153,7 @@ def save_models(context: SparkContext, store: Store, models: dict[str, Any], sta
 
 
 def copy_models(store: Store, models: tuple[tuple[str, str], ...], staging: str) -> list[Move]:
-    """Carry saved models over from another set; what to move."""
+    """Copy saved models from another set and return the files to move. Raises DataError if one is missing."""
     moves = []
     for source, name in models:
         path = f"_model/{name}"

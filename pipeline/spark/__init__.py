@@ -1,1 +1,1 @@
-"""Where Spark is met: the session, a dataset as tasks, shipping the package, progress."""
+"""The modules that use Spark: the session, a dataset as tasks, shipping the package, progress."""

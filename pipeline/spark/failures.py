@@ -1,17 +1,17 @@
-"""The lines for failures of a cluster that Spark reports as traces."""
+"""Error lines for failures of a cluster that Spark reports as stack traces."""
 
 from __future__ import annotations
 
 import re
 
 PYTHON = "start executors with a Python that has this project's packages, by PYSPARK_PYTHON or --archives"
-FULL_DISK = re.compile(r"No space left on device(?!: ')")  # Python's own words, followed by a path, say where
+FULL_DISK = re.compile(r"No space left on device(?!: ')")  # Python's own message contains a path and is clear enough
 
 
 def cluster_failure(text: str) -> str | None:
-    """Return the line for a failure whose remedy is not in Spark's report of it; None for any other.
+    """Return the error line for a failure whose remedy is missing in Spark's report; None for any other failure.
 
-    text: the report, with its traces."""
+    text: the report, with its stack traces."""
     if match := re.search(r"No module named '([\w.]+)'", text):
         if match[1].partition(".")[0] in ("pipeline", "trainer"):
             return f"executors lack {match[1]}: ship it by --py-files (python -m pipeline zip makes the file)"

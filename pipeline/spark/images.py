@@ -1,4 +1,4 @@
-"""A dataset as Spark sees it: an RDD of blocks for the jobs, a DataFrame for everyone else. Tasks read their own ranges."""
+"""A dataset in Spark: an RDD of blocks for the jobs, a DataFrame for users. Tasks read their own ranges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def run_on(context: SparkContext) -> Callable[[Callable[[T], R], Sequence[T]], list[R]]:
-    """``run(fn, items)``: one task an item (at most 10,000 tasks), results in order."""
+    """Return ``run(fn, items)``, which runs one task per item (at most 10,000) and returns ordered results."""
 
     def run(fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         items = list(items)
@@ -38,33 +38,35 @@ class Images:
     dataset: Dataset
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Id ranges for heavy passes; see ``pass_pieces``."""
+        """Return the id ranges for expensive passes; see ``pass_pieces``."""
         rows, record_bytes = self.dataset.rows, self.dataset.record_bytes
         return ranges(0, rows, pass_pieces(rows, record_bytes, self.context.defaultParallelism))
 
     def blocks(self, kept_bytes: int = 0) -> RDD[Block]:
-        """Rows in blocks of at most 2,048, read lazily by the task that uses them. kept_bytes: of all that executors are to
-        keep of them."""
+        """Return the rows in blocks of at most 2,048, read lazily by the task that uses them.
+
+        kept_bytes: the size of all data that executors will persist for them; more data give more partitions."""
         dataset, pieces = self.dataset, self.pieces()
         if (finer := point_pieces(len(pieces), kept_bytes)) > len(pieces):
             pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
     def some(self, chosen: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
-        """The images of the rows that are ``chosen(ids)``, uint8 [rows, bytes] in blocks; see ``read_some``."""
+        """Return the images of the rows that are ``chosen(ids)``, uint8 [rows, bytes] in blocks; see ``read_some``."""
         dataset, pieces = self.dataset, self.pieces()
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read_some(*piece, chosen))
 
     def frame(self, partitions: int | None = None) -> DataFrame:
-        """The table ``id, label[, coarse_label][, target], image``, with the image's shape, dtype and layout as metadata.
+        """Return the table ``id, label[, coarse_label][, target], image``.
 
-        partitions: as many as passes have, by default."""
+        The metadata of ``image`` hold its shape, dtype and layout. partitions: their number; default: as for a pass."""
         spark = SparkSession.builder.getOrCreate()
         dataset, pieces = self.dataset, self.pieces()
         if partitions is not None:
             pieces = ranges(0, dataset.rows, min(partitions, dataset.rows))
         schema = record_schema(dataset.layout, neighbourhood=False, copy=False)
 
+        # spark.range only carries piece numbers, one per partition; the tasks read the rows themselves.
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for piece in batch.column(0).to_pylist():

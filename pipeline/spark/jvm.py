@@ -1,4 +1,4 @@
-"""Spark's JVM from Python: the one module that uses members of PySpark which it does not publish."""
+"""Access to Spark's JVM: the only module that uses private members of PySpark."""
 
 from __future__ import annotations
 

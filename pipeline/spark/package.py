@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.core import command_line
 from pipeline.spark.session import PACKAGE, package_zip
 
-TRAINER = PACKAGE.parent / "trainer"  # of jobs/train.py; not there where only the pipeline is installed
+TRAINER = PACKAGE.parent / "trainer"  # for jobs/train.py; missing if only the pipeline is installed
 
 
 def main(argv: Sequence[str]) -> None:

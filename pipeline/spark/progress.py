@@ -1,4 +1,4 @@
-"""What a person sees of a run: a line a phase, lines in between while a long one works, and seconds for the manifest."""
+"""The screen output of a run: a line per phase, progress lines during long phases, and seconds for the manifest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ FIRST_WORD_S, LONGEST_SILENCE_S = 5.0, 60.0
 
 
 class PhaseLog:
-    """Times phases, prints a line for each on standard error, and names Spark's jobs after them on its pages and in its
-    event log. title: what the run does, which groups its jobs.
+    """A log that times phases, prints a line for each on standard error, and names Spark's jobs after them.
 
-    Lines, not a bar: spark-submit hands a program's output on through a pipe, and batch runs keep it in a log."""
+    The names appear on Spark's pages and in its event log. Output is lines, not a progress bar, because spark-submit
+    passes a program's output through a pipe, and batch runs keep it in a log. title: the purpose of the run, which
+    groups its jobs."""
 
     def __init__(self, context: SparkContext | None = None, *, quiet: bool = False, title: str = "sharding") -> None:
         self.context, self.quiet, self.title = context, quiet, title
@@ -32,7 +33,7 @@ class PhaseLog:
         self._begin = time.perf_counter()
 
     def report(self, text: str) -> None:
-        """A result of the running phase, shown on its line."""
+        """Set the result of the running phase, which is shown on its line."""
         self._note = text
 
     @contextmanager
@@ -56,13 +57,13 @@ class PhaseLog:
 
     @contextmanager
     def _named_jobs(self, phase: str) -> Iterator[None]:
-        context: Any = self.context  # whose stubs know no None, which takes a property away
+        context: Any = self.context  # its stubs do not allow None, which removes a property
         if context is None:
             yield
             return
         group, description = context.getLocalProperty(GROUP), context.getLocalProperty(DESCRIPTION)
         try:
-            # A notebook may have a group of its own, by which it cancels jobs.
+            # Keep the job group of a notebook, which needs it to cancel jobs.
             context.setLocalProperty(GROUP, group or self.title)
             context.setLocalProperty(DESCRIPTION, f"{phase}: {self.title}")
             yield
@@ -77,16 +78,16 @@ class PhaseLog:
             )
 
     def _watch(self, name: str, stop: threading.Event) -> None:
-        """A line after five seconds, and then at growing intervals."""
+        """Print a line after five seconds, and then at growing intervals."""
         pause, waiting = FIRST_WORD_S, frozenset[int]()
         while not stop.wait(pause):
             before, (waiting, tasks) = waiting, self._tasks()
-            # Spark tells late of tasks that began right after their stage, but within a heartbeat, of 10 s.
+            # Spark may report tasks that began right after their stage a heartbeat (10 s) late: warn the second time.
             self._say(name, f"     ...  {STARVED if before & waiting else tasks}{self._note}")
             pause = min(2 * pause, LONGEST_SILENCE_S)
 
     def _tasks(self) -> tuple[frozenset[int], str]:
-        """The stages at work where none of their tasks is said to have begun, and how far they are, in words."""
+        """Return the active stages if none of their tasks is known to have begun, and the progress as text."""
         if self.context is None:
             return frozenset(), ""
         tracker = self.context.statusTracker()

@@ -1,7 +1,7 @@
-"""The daemon that a local Spark forks its Python workers from: pyspark's own, with the libraries of the tasks imported.
+"""The daemon that a local Spark forks its Python workers from: pyspark's own, with the tasks' libraries imported.
 
-A worker of pyspark's daemon imports them anew, for two seconds, and looks through all their objects for garbage after every
-task, for a tenth of a second."""
+A worker of pyspark's daemon imports them itself, which takes two seconds, and scans all their objects for garbage after
+every task, which takes a tenth of a second."""
 
 import gc
 

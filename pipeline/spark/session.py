@@ -1,4 +1,4 @@
-"""The Spark side of a job's start and end: context, shipping the package, quiet logs, signals."""
+"""The start and end of a job's Spark: context, shipping the package, quiet logs, signals."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ NOISY = (
 )
 
 
-NOT_SHIPPED = {"__pycache__", "conf"}  # folders: conf goes with its files only
-MASTER_S = 5.0  # how long a standalone master may take to accept a connection
+NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
+MASTER_S = 5.0  # the time in which a standalone master must accept a connection
 DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
 
 
 def package_zip(target: Path, *packages: Path) -> Path:
-    """Packages as a zip that executors and YARN containers import from; this one with the defaults of conf/."""
+    """Write packages as a zip that executors and YARN containers import from.
+
+    This package includes the defaults of conf/."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in packages:
             for path in sorted(package.rglob("*")):
@@ -61,7 +63,7 @@ def package_zip(target: Path, *packages: Path) -> Path:
 
 
 def spark_defaults() -> dict[str, str]:
-    """The settings of conf/spark-defaults.conf, where the package came with it."""
+    """Return the settings of conf/spark-defaults.conf, or none if the package came without it."""
     file = CONF / "spark-defaults.conf"
     lines = file.read_text().splitlines() if file.is_file() else []
     pairs = (re.split(r"\s*[=:\s]\s*", line.strip(), maxsplit=1) for line in lines)
@@ -69,9 +71,11 @@ def spark_defaults() -> dict[str, str]:
 
 
 def _prepare_jvm(defaults: Mapping[str, str]) -> None:
-    """Set what a driver's JVM must know when it starts: its memory and its log. Raises JobError where there is no Java.
+    """Set the options that a driver's JVM needs when it starts: its memory and its log.
 
-    A JVM that runs already, such as spark-submit's, was told by its command line and environment."""
+    Raises JobError if there is no Java.
+
+    A JVM that is running already, such as spark-submit's, has its options from its command line and environment."""
     if "PYSPARK_GATEWAY_PORT" in os.environ or has_gateway():
         return
     java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
@@ -97,7 +101,7 @@ def _is_nameless() -> bool:
 
 
 def _name_user() -> None:
-    """Log a user without a name in at Hadoop under its number, or HADOOP_USER_NAME: Java's own login fails there."""
+    """Log a user without a name in at Hadoop under the user id, or HADOOP_USER_NAME, because Java's own login fails."""
     user = os.environ.get("HADOOP_USER_NAME") or os.environ.get("USER") or str(os.geteuid())
     information = start_jvm().org.apache.hadoop.security.UserGroupInformation
     information.setLoginUser(information.createRemoteUser(user))
@@ -109,7 +113,7 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does; only the main thread can, so a run of another thread leaves it alone."""
+    """Make SIGTERM end the block like Ctrl-C. Only the main thread can, so in other threads this does nothing."""
     if current_thread() is not main_thread():
         yield
         return
@@ -121,10 +125,10 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _check_arguments(context: SparkContext) -> None:
-    """Raise UsageError where spark-submit has replaced letters of an argument.
+    """Raise UsageError if spark-submit has replaced letters of an argument.
 
-    It passes arguments through Java, which reads them in the locale's encoding and puts "?" for each byte that this lacks:
-    an output would be committed under another name."""
+    It passes arguments through Java, which decodes them in the locale's encoding and writes "?" for every byte that the
+    encoding lacks: an output would be committed under another name."""
     encoding = str(jvm_of(context).System.getProperty("sun.jnu.encoding"))
     if encoding.upper() in ("UTF-8", "UTF8"):
         return
@@ -137,9 +141,9 @@ def _check_arguments(context: SparkContext) -> None:
 
 
 def check_master(master: str, timeout_s: float = MASTER_S) -> None:
-    """Raise JobError if no address of a standalone master accepts a connection; others are not looked at.
+    """Raise JobError if no address of a standalone master accepts a connection; other masters are not checked.
 
-    Spark itself tries for a minute, and ends in a trace."""
+    Spark itself tries for a minute, and ends with a stack trace."""
     if not master.startswith("spark://"):
         return
     failures = []
@@ -158,13 +162,17 @@ def check_master(master: str, timeout_s: float = MASTER_S) -> None:
 def spark_context(
     spark: SparkSession | None = None, *, debug: bool = False, master: str | None = None
 ) -> Iterator[SparkContext]:
-    """The context of a session, else the running one, else a new one that is stopped at the end.
+    """Yield the context of a session, else the running one, else a new one that is stopped at the end.
 
-    master: of a new one, whatever spark-submit says; raises JobError if it does not answer.
+    conf/spark-defaults.conf, the master and the application name apply only to settings that are not set otherwise:
+    spark-submit's options and the settings of a SPARK_CONF_DIR take precedence. If the master is not local, the package
+    is shipped to the executors as a zip; on a local master they import the driver's package.
 
-    conf/spark-defaults.conf, master and name hold for what nobody else has set: spark-submit's options and the settings
-    of a SPARK_CONF_DIR win. On a master that is not local the package travels to the executors as a zip; on a local one
-    they import the one that runs here."""
+    Args:
+        spark: the session to use, or None.
+        debug: log at level INFO and keep noisy loggers.
+        master: the master of a new context, which overrides spark-submit's. Raises JobError if it does not answer.
+    """
     if spark is not None and type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
             "a Spark Connect session runs no Python tasks of its own; pass a session of the cluster itself"
@@ -189,17 +197,17 @@ def spark_context(
     if not master:
         check_master(conf.get("spark.master", ""))
     local = conf.get("spark.master", "").startswith("local")
-    kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}  # the JVM runs, with the memory that it has
+    kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}  # the memory of the running JVM is fixed
     for key, value in defaults.items():
         if key not in kept:
             conf.setIfMissing(key, value)
     if (
         "PYSPARK_GATEWAY_PORT" not in os.environ and PROGRESS in defaults
-    ):  # Python's own JVM counts as a shell, with a bar
+    ):  # Spark takes the JVM of a Python process for a shell, and shows a progress bar
         conf.set(PROGRESS, defaults[PROGRESS])
     conf.setIfMissing("spark.app.name", _application_name())
     conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")
-    conf.setIfMissing(f"spark.executorEnv.{SAFE_PATH}", "1")  # Python workers run as -m: their folder would come first
+    conf.setIfMissing(f"spark.executorEnv.{SAFE_PATH}", "1")  # workers run with -m, which puts their folder first
     if local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         path = [str(PACKAGE.parent), main_folder(), os.environ.get("PYTHONPATH")]
@@ -219,9 +227,9 @@ def spark_context(
 
 
 def _stop(context: SparkContext) -> None:
-    """Stop a context without waiting for its server of accumulators: that one looks once a second whether it is to end."""
+    """Stop a context without waiting for its accumulator server, which checks only once a second if it should end."""
     server = accumulator_server(context)
-    if server is not None and isinstance(server.server_address, tuple):  # a Unix socket has a file to be removed
+    if server is not None and isinstance(server.server_address, tuple):  # a Unix socket has a file to remove
         wait = server.shutdown
         server.shutdown = lambda: Thread(target=wait, daemon=True).start()
     session = SparkSession.getActiveSession()
@@ -231,27 +239,29 @@ def _stop(context: SparkContext) -> None:
 
 
 def ship_package(context: SparkContext, package: Path = PACKAGE) -> None:
-    """Give the executors of a cluster a package, once a context; those of a local one import what the driver does."""
-    # In YARN's cluster mode this package is itself imported from a zip, which the executors were given too.
+    """Give a package to the executors of a cluster, once per context; a local executor imports the driver's."""
+    # In YARN's cluster mode this package is itself imported from a zip, which the executors have too.
     if str(context.master).startswith("local") or not package.is_dir():
         return
     name = f"{package.name}.zip"
     if name in shipped_packages(context):
         return
-    folder = tempfile.mkdtemp()  # until the driver ends: an executor that joins late fetches the zip then
+    folder = tempfile.mkdtemp()  # kept until the driver ends, for executors that join late
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with naming(folder):
         context.addPyFile(str(package_zip(Path(folder) / name, package)))
 
 
 def _application_name() -> str:
-    """The job's file name, in Spark's own pages."""
+    """Return the job's file name, which Spark's pages show."""
     name = Path(sys.argv[0]).stem
     return "sharding" if name in ("", "__main__") else name
 
 
 def _quiet(context: SparkContext) -> None:
-    """A user whose input is wrong reads one line, not a task's stack trace; --debug brings it back."""
+    """Silence noisy loggers, so that wrong input gives one line instead of a task's stack trace.
+
+    --debug keeps them."""
     log4j = jvm_of(context).org.apache.logging.log4j
     configurator = log4j.core.config.Configurator
     off = log4j.Level.OFF

@@ -1,4 +1,4 @@
-"""The signals of spark-submit's JVM, which runs the driver's Python: a scheduler ends that JVM."""
+"""Signals to spark-submit's JVM, which runs the driver's Python: a scheduler ends that JVM."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from pyspark import SparkContext
 from pipeline.spark.jvm import jvm_of, start_callbacks
 
 NAMES = ("INT", "TERM", "HUP")
-SAME_S = 1.0  # a terminal or a scheduler may signal both processes, one right after the other
+SAME_S = 1.0  # signals within this time are one, because a terminal or scheduler may signal both processes
 
 
 @contextmanager
 def passed_on(context: SparkContext) -> Iterator[None]:
-    """While this lasts, the JVM does not stop the context when it is told to end, but tells this process, with SIGTERM.
+    """Make the JVM send SIGTERM to this process, instead of stopping the Spark context, when the JVM is signalled.
 
-    Of a JVM that this process started itself nobody knows: there nothing changes. Only a main thread may call it."""
+    Schedulers do not know a JVM that this process started itself, so nothing changes there. Only the main thread may
+    call it."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         yield
         return
@@ -43,7 +44,7 @@ def passed_on(context: SparkContext) -> Iterator[None]:
         for name, before in java:
             jvm.sun.misc.Signal.handle(name, before)
         for number, noted in noting.items():
-            if signal.getsignal(number) is noted:  # nobody has another one now
+            if signal.getsignal(number) is noted:  # else it was replaced meanwhile
                 signal.signal(number, python[number])
 
 
@@ -61,7 +62,7 @@ class _Handler:
         return handle
 
     def handle(self, number: Any) -> None:
-        """Called by the JVM, in a thread of py4j's."""
+        """Handle a signal of the JVM, which calls this in a thread of py4j."""
         threading.Thread(target=self._pass_on, daemon=True).start()
 
     def _pass_on(self) -> None:

@@ -1,4 +1,4 @@
-"""A discovered and scanned input: what the steps after the scan start from."""
+"""A discovered and scanned input: the starting point of the steps after the scan."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ from pipeline.spark.images import Images, run_on
 
 @dataclass(frozen=True)
 class Source:
-    """A scanned input. parts: the id ranges of files; bounds: those that a task reads to write, by which is counted: the
-    same, or finer ones where rows go through files by ranges of ``width`` workers (output/spill.py)."""
+    """A scanned input.
+
+    Attributes:
+        dataset: the rows.
+        scan: counts and checks.
+        parts: the id ranges of files.
+        bounds: the id ranges that writing tasks read, which are also the unit of counts: equal to parts, or finer if
+            rows are written through files by ranges of ``width`` workers (output/spill.py).
+        width: the workers per range, or None.
+    """
 
     dataset: Dataset
     scan: Scan

@@ -1,4 +1,4 @@
-"""A store that knows what Spark's Hadoop configuration knows."""
+"""A store with the settings of Spark's Hadoop configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pipeline.spark.jvm import hadoop_configuration, jvm_of
 
 
 def open_store(context: SparkContext) -> Store:
-    """Return a store with what Spark's Hadoop configuration knows of HDFS and S3, keys in credential files included.
+    """Return a store with the HDFS and S3 settings of Spark's Hadoop configuration, including keys in credential files.
 
-    Raises UsageError for a setting that cannot be applied, and for a credential file that cannot be read."""
+    Raises UsageError if a setting cannot be applied or a credential file cannot be read."""
     java = hadoop_configuration(context)
     prefixes = ("dfs.", "fs.viewfs.mounttable.", "fs.s3a.")
     names = [prefix + str(rest) for prefix in prefixes for rest in java.getPropsWithPrefix(prefix)]
@@ -27,7 +27,7 @@ def open_store(context: SparkContext) -> Store:
     conf = {key: java.get(key) for key in {*ours, *HDFS_SETTINGS} if _configured(java, key)}
     conf |= _credentials(context, java)
     conf.pop(S3A_PROVIDER_PATH, None)  # its content has been read
-    # Spark takes keys and endpoint from the driver's AWS_* variables into these, but not the region.
+    # Spark copies keys and endpoint from the driver's AWS_* variables into these settings, but not the region.
     if any(key.startswith("fs.s3a.") for key in conf) and (region := _first("AWS_REGION", "AWS_DEFAULT_REGION")):
         conf.setdefault("fs.s3a.endpoint.region", region)
     if user := proxied_user(context):
@@ -43,7 +43,7 @@ def proxied_user(context: SparkContext) -> str | None:
     user = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser()
     if user.getRealUser() is not None:
         return str(user.getShortUserName())
-    # From Java 24 on a thread, such as the one that answers here, does not inherit the user.
+    # From Java 24 on the thread that answers here does not inherit the user.
     return submitted_for(jvm.java.lang.System.getProperty("sun.java.command") or "")
 
 
@@ -54,11 +54,12 @@ def submitted_for(command: str) -> str | None:
 
 
 def _credentials(context: SparkContext, java: Any) -> dict[str, str]:
-    """Return the S3 settings that Hadoop's credential files (JCEKS and the like) hold; those for one bucket included."""
+    """Return the S3 settings in Hadoop's credential files (JCEKS and the like), including those for one bucket."""
     paths = [path for name in (S3A_PROVIDER_PATH, PROVIDER_PATH) if (path := java.get(name))]
     if not paths:
         return {}
     jvm = jvm_of(context)
+    # Hadoop's factory reads one property, so both paths are merged into it; earlier providers take precedence.
     combined = jvm.org.apache.hadoop.conf.Configuration(java)
     combined.set(PROVIDER_PATH, ",".join(paths))
     found: dict[str, str] = {}
@@ -80,5 +81,5 @@ def _first(*names: str) -> str | None:
 
 
 def _configured(java: Any, key: str) -> bool:
-    """Tell whether somebody set a key, rather than Hadoop's own defaults."""
+    """True if a key was set explicitly, not only by Hadoop's own defaults."""
     return any(not source.endswith("-default.xml") for source in java.getPropertySources(key) or [])

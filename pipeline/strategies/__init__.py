@@ -1,4 +1,4 @@
-"""The ways of sharding: one file each, and one dict that names them."""
+"""The sharding strategies: one file each, and one dict of them by name."""
 
 from pipeline.core.specs import registry
 from pipeline.strategies.base import Context, Fitted, Grouping, Strategy

@@ -1,8 +1,8 @@
-"""What a strategy is: a way to put rows into groups, and a way to deal the rows of a group to workers.
+"""The interface of a strategy: it divides rows into groups, and deals the rows of each group to workers.
 
-A strategy looks at the data once (``fit``) and returns a grouping: a small picklable object that tells, for any block of
-rows, their groups, and for (id, group, rank in group), their workers. Everything else is the same for all strategies:
-counting, exact ranks, broadcasting of sparse groups, writing, verifying, committing."""
+A strategy looks at the data once (``fit``) and returns a grouping: a small picklable object that returns the groups of
+any block of rows, and the workers of rows by (id, group, rank in group). All other steps are the same for every
+strategy: counting, exact ranks, broadcasting of sparse groups, writing, verifying, committing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,18 @@ START_HELP = "first worker of a group: 0 as in the paper, or where the group bef
 
 @dataclass(frozen=True)
 class Context:
-    """What ``fit`` may use. phase(name): times and announces a step; report(text): progress inside it. scratch: a folder for
-    what tasks keep until the run ends. ratios: of the workers' shares, in lowest terms; None: equal ones."""
+    """The inputs and tools that ``fit`` may use.
+
+    Attributes:
+        images: the rows of the input as an RDD source.
+        scan: counts and checks of the first pass over the rows.
+        bounds: the id range [low, high) of each chunk.
+        num_workers: number of shards.
+        phase: phase(name) times and announces a step.
+        report: report(text) prints progress inside a step.
+        scratch: a folder for files that tasks keep until the run ends.
+        ratios: the workers' shares in lowest terms; None: equal shares.
+    """
 
     images: Images
     scan: Scan
@@ -45,22 +55,32 @@ class Context:
 
 
 class Grouping:
-    """Rows to groups to workers. Pure and picklable; the default is one group, dealt round robin, or in ratios."""
+    """A mapping of rows to groups and to workers. Pure and picklable.
 
-    neighbourhoods = False  # whether the group is a neighbourhood, written beside the row
-    reads_images = True  # whether ``groups`` looks at images; where not, an assignment alone is made without them
+    The default is one group, dealt round robin, or in ratios."""
+
+    neighbourhoods = False  # True: the group is a neighbourhood, which is written as a column of the row
+    reads_images = True  # False: ``groups`` needs no images, so an assignment without shards does not read them
 
     def groups(self, block: Block) -> Ints:
-        """int64 [rows] in [0, number of groups)."""
+        """Return the group of each row, int64 [rows] in [0, number of groups)."""
         return np.zeros(len(block.ids), np.int64)
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
-        """The owner of each row, int64 [rows] in [0, num_workers)."""
+        """Return the owner of each row, int64 [rows] in [0, num_workers).
+
+        Args:
+            ids: int64 [rows].
+            groups: the group of each row, int64 [rows].
+            ranks: the rank of each row in its group, int64 [rows].
+            table: sizes, first workers and sparsity of all groups.
+        """
         return table.owners(groups, ranks)
 
     def rows_by_worker(self, table: GroupTable) -> Ints:
-        """int64 [workers, groups], copies included; of neighbourhoods, that the manifest may tell. One that deals them in
-        another way counts in another way."""
+        """Return the rows per worker and neighbourhood for the manifest, int64 [workers, groups], copies included.
+
+        A grouping that overrides ``workers`` must override this too."""
         return rows_by_worker(table)
 
 
@@ -70,8 +90,16 @@ class OneGroup(Grouping):
 
 @dataclass(frozen=True)
 class Fitted:
-    """counts int64 [chunks, groups]. params: what the fit resolved (numbers of clusters, components, ...).
-    models: fitted spark.ml models by name, saved with the shards."""
+    """The result of a fit.
+
+    Attributes:
+        grouping: the mapping of rows to groups and workers.
+        counts: rows by chunk and group, int64 [chunks, groups].
+        start: the rule for the first worker of each group.
+        sparse_if: the rule for sparse groups, whose rows all go to every worker.
+        params: parameters that the fit resolved (numbers of clusters, components, ...).
+        models: fitted spark.ml models by name, which are saved with the shards.
+    """
 
     grouping: Grouping
     counts: Ints
@@ -83,64 +111,66 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Strategy(Spec, ABC):
-    """The fields are the strategy's own parameters: flags, TOML keys, manifest entries and identity follow from them.
+    """A sharding strategy, whose fields are its parameters.
 
-    The class variables are promises for the default parameters; tests/test_strategies.py holds every member of the
-    registry to them."""
+    Flags, TOML keys, manifest entries and identity follow from the fields. The class variables are guarantees for the
+    default parameters; tests/test_strategies.py checks them for every member of the registry."""
 
     looks_at_labels: ClassVar[bool] = False
     looks_at_pixels: ClassVar[bool] = False
     even_sizes: ClassVar[bool] = False  # the sizes of shards differ by at most one
-    even_classes: ClassVar[bool] = False  # so do their counts of every class
+    even_classes: ClassVar[bool] = False  # the counts of every class differ by at most one
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
     seed: int = option(0, "seed of everything random", metavar="S", parse=seed_number, recorded=False)
 
     def draws(self) -> bool:
-        """Whether the seed changes the shards."""
+        """True if the seed changes the shards."""
         return True
 
     def identity(self) -> dict[str, Any]:
-        """What of the parameters makes two runs the same."""
+        """Return the parameters that two runs must share to make the same shards."""
         return self.params()
 
     def sources(self) -> tuple[str, ...]:
-        """What it reads beside the input, by URI."""
+        """Return the URIs of data that the strategy reads in addition to the input."""
         return ()
 
     def prepared(self, store: Store, run: Run[Any, Any]) -> Self:
-        """With what its ``sources`` hold, which decides its identity. run(fn, items): how to map over files.
+        """Return this strategy with a digest of its ``sources``, which is part of its identity.
 
-        Raises DataError where they hold something else than when it was configured."""
+        run(fn, items): maps a function over files. Raises DataError if the sources have changed since it was
+        configured."""
         return self
 
     def check_without_labels(self) -> None:
-        """Raises UsageError where rows without labels cannot be sharded so."""
+        """Raise UsageError if this strategy cannot shard rows without labels."""
         if self.looks_at_labels:
             raise UsageError(f"{self.name} looks at labels, which --unlabelled rows have not; choose another strategy")
 
     def check_input(self, dataset: Dataset) -> None:
-        """Raises UsageError for rows that cannot be sharded so."""
+        """Raise UsageError if this strategy cannot shard the rows of the input."""
 
     @abstractmethod
     def fit(self, context: Context) -> Fitted:
-        """Look at the data and decide the grouping."""
+        """Look at the data and return the grouping."""
 
     def refit(self, context: Context, stored: StoredGroups) -> Fitted:
-        """The same grouping out of a committed set, without fitting again; for another number of workers."""
+        """Return the same grouping for another number of workers, from a committed set and without fitting again."""
         return self.fit(context)
 
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """What a committed set tells of its own grouping. counts int64 [chunks, neighbourhoods]; params: what its fit
-    resolved."""
+    """The grouping that a committed set stores.
+
+    counts: rows, int64 [chunks, neighbourhoods]. params: the parameters that its fit resolved."""
 
     counts: Ints
     params: dict[str, Any]
 
 
 class StoredNeighbourhoods(Grouping):
-    """The neighbourhoods as they stand in a committed set."""
+    """The grouping by the neighbourhood column of a committed set."""
 
     neighbourhoods = True
     reads_images = False
@@ -151,5 +181,5 @@ class StoredNeighbourhoods(Grouping):
 
 
 def row_counts(context: Context) -> Ints:
-    """All rows as one group, by chunk."""
+    """Return the counts of all rows as one group, int64 [chunks, 1]."""
     return np.array([[high - low] for low, high in context.bounds], np.int64)

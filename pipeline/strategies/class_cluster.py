@@ -38,7 +38,17 @@ def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points
 def fit_classes(
     context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection | Grid, sizes: Ints
 ) -> dict[int, Fit]:
-    """One k-means a class that has rows: all of them in one task while that can hold the points."""
+    """Run one k-means per class that has rows, and return the fits by class.
+
+    All classes are fitted in one task as long as it can hold the points.
+
+    Args:
+        context: the run.
+        points: the labelled points of all rows.
+        estimator: settings of k-means.
+        projection: the grid of the points.
+        sizes: rows of every class, int64 [classes].
+    """
     present = np.flatnonzero(sizes).tolist()
     if context.scan.rows * projection.dimensions * 4 <= ONE_TASK_BYTES:
         settings = estimator.settings()
@@ -60,8 +70,11 @@ def fit_classes(
 
 @dataclass(frozen=True)
 class ClassCluster(NeighbourhoodStrategy):
-    """clusters: in all, shared evenly by the classes (None: two a class). Keeps stratified's bound for every cell, so
-    class balance too. One k-means a class, on points of one common PCA; no sparse cells, no duplicates."""
+    """K-means inside each class, with every (class, cluster) cell dealt round robin.
+
+    clusters: the total number, divided evenly among the classes (None: two per class). Row counts of every cell differ
+    by at most one between workers, as with ``stratified``, so classes are balanced too. One k-means per class, on
+    points of one common PCA; no sparse cells, no duplicates."""
 
     name: ClassVar[str] = "class_cluster"
     summary: ClassVar[str] = "k-means inside each class, each cluster dealt round robin"
@@ -85,6 +98,7 @@ class ClassCluster(NeighbourhoodStrategy):
                 fits = fit_classes(context, points, estimator, space.projection, sizes)
                 model = KMeansByClassModel(fits, classes, space.projection.exponent)
                 centres = model.centres()
+                # Clusters are numbered over all classes, so that every (class, cluster) cell is one group.
                 number = sum(map(len, centres))
                 context.report(f"{number} clusters in {len(fits)} classes")
             with context.phase("assign"):

@@ -29,19 +29,29 @@ if TYPE_CHECKING:
 Engine = Literal["block", "spark-ml"]
 Preset = Literal["paper-like", "plain"]
 PRESETS: dict[Preset, dict[str, Any]] = {
-    "paper-like": {"components": 160.0, "whiten": True},  # the published sparse neighbourhoods exist only so
+    "paper-like": {"components": 160.0, "whiten": True},  # needed to reproduce the published sparse neighbourhoods
     "plain": {"components": 0.95, "whiten": False},
 }
 
 
 @dataclass(frozen=True)
 class DistributionAware(NeighbourhoodStrategy):
-    """components, whiten: None for the preset's, filled in on construction, so never None later.
-    sparse_if: a neighbourhood goes to every worker with size <= n ("le", the pseudo-code) or < n ("lt", the prose).
+    """Neighbourhoods of PCA and k-means, each dealt round robin; sparse ones go to every worker.
 
-    Ignores labels: class balance is not guaranteed. Duplicates are (n - 1) * rows in sparse neighbourhoods.
-    Cost: see pipeline/clustering/gram.py and lloyd.py; four passes over the images (that of the PCA over a
-    sample), none through a shuffle."""
+    Ignores labels, so class balance is not guaranteed. Sparse neighbourhoods add (n - 1) * rows duplicates. Costs four
+    passes over the images (the PCA reads only a sample), none through a shuffle; see pipeline/clustering/gram.py and
+    lloyd.py.
+
+    Attributes:
+        components: a number of components, or a share of the variance below 1. None takes the preset's on construction.
+        whiten: scale components to equal variance. None takes the preset's on construction.
+        n_init: k-means starts, of which the best is kept.
+        sparse_if: a neighbourhood of ``size`` rows goes to all n workers if size <= n ("le", the pseudo-code of the
+            paper) or size < n ("lt", its prose).
+        start: the rule for the first worker of each neighbourhood.
+        engine: the block implementation or stock spark.ml.
+        preset: the defaults of components and whiten.
+    """
 
     name: ClassVar[str] = "distribution_aware"
     summary: ClassVar[str] = "each neighbourhood dealt round robin, sparse ones to every worker"
@@ -65,6 +75,7 @@ class DistributionAware(NeighbourhoodStrategy):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.engine == "spark-ml":
+            # Stock spark.ml has no share of variance, repeated starts, vectors or samples.
             if self.components < 1:
                 raise UsageError(
                     f"--engine spark-ml needs a number of --components, not a share, got {self.components}"
@@ -87,6 +98,7 @@ class DistributionAware(NeighbourhoodStrategy):
             raise UsageError(f"--engine spark-ml takes images of pixels, not {dataset.layout.describe()}")
 
     def fit(self, context: Context) -> Fitted:
+        # Both engines yield models on the same integer grid, so that the assignment below is exact for either.
         wanted = self.clusters or 2 * context.scan.num_classes
         if self.engine == "spark-ml":
             from pipeline.strategies.stock import PARTITIONS, fit_stock

@@ -1,4 +1,4 @@
-"""What the strategies share that look at ready vectors instead of images: a column of the input, or a table beside it."""
+"""The common part of strategies that can use vectors instead of images: a column of the input, or a separate table."""
 
 from __future__ import annotations
 
@@ -38,21 +38,25 @@ Part = tuple[Ints, Vectors]
 
 @dataclass(frozen=True)
 class EmbeddingStrategy(Strategy):
-    """embedding_digest: of what the table of --embedding holds, once it was looked at. It stands for the table's place in
-    what makes two runs the same."""
+    """A strategy that can use the vectors of --embedding.
+
+    embedding_digest: a digest of the contents of an embedding table, once it was read. It replaces the path of the
+    table in the identity of the run."""
 
     embedding_digest: str | None = None
 
     @property
     @abstractmethod
     def vectors(self) -> str | None:
-        """The column, or the path of the table, whose vectors are looked at; None for images."""
+        """The column, or the path of the table, that holds the vectors; None for images."""
 
     def sources(self) -> tuple[str, ...]:
         return (self.vectors,) if self.vectors and is_table(self.vectors) else ()
 
     def prepared(self, store: Store, run: Run[Any, Any]) -> Self:
-        """Reads the table once, for its digest."""
+        """Return a copy with the digest of the embedding table. Reads the table once.
+
+        Raises DataError if the digest differs from the digest that the set was made with."""
         for uri in self.sources():
             table = open_embeddings(store, uri)
             digest = content_digest(store, table.paths, run)
@@ -77,7 +81,9 @@ class EmbeddingStrategy(Strategy):
 
 
 def seen_layout(dataset: Dataset, embedding: str | None) -> Layout:
-    """What is looked at of a row. Raises UsageError for a column that rows have not, DataError for a table that is none."""
+    """Return the layout of the data that the strategy uses per row.
+
+    Raises UsageError if rows have no such column, DataError if the path holds no embedding table."""
     if embedding is None:
         return dataset.layout
     if is_table(embedding):
@@ -86,7 +92,7 @@ def seen_layout(dataset: Dataset, embedding: str | None) -> Layout:
 
 
 def embedded_rows(context: Context, embedding: str) -> Dataset:
-    """The same rows, with the vectors of a column or of a table for images."""
+    """Return the same rows, with the vectors of a column or of a table in place of the images."""
     dataset = context.images.dataset
     if not is_table(embedding):
         return vector_view(dataset, embedding)
@@ -100,18 +106,20 @@ def embedded_rows(context: Context, embedding: str) -> Dataset:
 
 
 def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
-    """The vectors of a table in the order of ids, kept in files of the attempt.
+    """Write the vectors of a table, in id order, to files of the attempt, and return these files.
 
-    Raises DataError where a row of the input has none or several, or the table has others. Vectors go through one shuffle,
-    8 + 4 d bytes a row; images are not read. A task holds three times 64 MiB of vectors."""
+    Vectors go through one shuffle, 8 + 4 d bytes per row; images are not read. A task holds three times 64 MiB of
+    vectors. Raises DataError if a row of the input has no vector or several, or if the table has ids that the input
+    lacks."""
     spark, dataset = context.images.context, context.images.dataset
     rows, size = dataset.rows, 4 * table.length
+    # Every task of the shuffle sorts a range of ids, small enough to hold its vectors in memory.
     tasks = point_pieces(pass_pieces(rows, size, spark.defaultParallelism), rows * size)
     pieces = ranges(0, rows, tasks)
     starts = np.array([low for low, _ in pieces], np.int64)
 
     def look(part: FilePart) -> Iterator[tuple[int, Part | str]]:
-        """The vectors of a part of a file by piece, or what is wrong with it: a task that raises is tried again."""
+        """Yield the vectors of a part of a file by piece, or an error text: Spark would retry a task that raises."""
         try:
             for ids, vectors in table.read(part):
                 if len(beyond := np.flatnonzero(ids >= rows)):
@@ -139,7 +147,18 @@ def _keep(
     piece: int,
     found: Iterable[tuple[int, Part | str]],
 ) -> Iterator[KeptVectors | str]:
-    """The vectors of a piece in order, written to a file whose name is unique to this try of a task."""
+    """Write the vectors of a piece in id order and yield the file, or an error text.
+
+    The file name is unique per task attempt, so that speculative or repeated tasks do not collide.
+
+    Args:
+        store: the file system.
+        folder: the run's scratch folder.
+        table: the embedding table, for error lines and the vector length.
+        pieces: the id ranges [low, high) of all pieces.
+        piece: the number of this piece.
+        found: vectors and error texts of this piece, in any order.
+    """
     low, high = pieces[piece]
     parts: list[Part] = []
     for _, part in found:

@@ -43,19 +43,21 @@ from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid
 FITTED = "rows that hash functions are fitted to: all, or about N, drawn by their ids"
 FUNCTIONS, BUCKET_ROWS = 8, 128
 MOST_BUCKETS = 1 << 18
-MOST_CELLS = 1 << 26  # of buckets by chunk and task, which the driver holds: 8 bytes each
+MOST_CELLS = 1 << 26  # counts by bucket, chunk and task that the driver holds, 8 bytes each
 
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """keys int64 [buckets], ascending; sizes int64 [buckets]. MOST_BUCKETS + 1 of them where there are more."""
+    """The sizes of buckets, in ascending order of their keys.
+
+    keys, sizes: int64 [buckets]. If there are more than MOST_BUCKETS, the first MOST_BUCKETS + 1."""
 
     keys: Ints
     sizes: Ints
 
     @classmethod
     def of(cls, keys: Iterable[Ints]) -> BucketSizes:
-        """Of some rows by their keys."""
+        """Return the buckets of some rows, from the rows' keys."""
         found, sizes = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True)
         return cls(found[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
 
@@ -67,7 +69,9 @@ class BucketSizes:
         return BucketSizes(found[: MOST_BUCKETS + 1], total[: MOST_BUCKETS + 1])
 
     def numbers(self) -> Ints:
-        """Of the buckets in the order of their keys, int64: by size, the largest is 0; of equal ones by key."""
+        """Return the number of every bucket in key order, int64.
+
+        The largest bucket is number 0; of equal sizes, the lower key is first."""
         numbers = np.empty(len(self.keys), np.int64)
         numbers[np.lexsort((self.keys, -self.sizes))] = np.arange(len(self.keys))
         return numbers
@@ -75,14 +79,14 @@ class BucketSizes:
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """ids, keys int64 [rows] of a block."""
+    """The bucket keys of a block's rows. ids, keys: int64 [rows]."""
 
     ids: Ints
     keys: Ints
 
 
 def numbers_of(images: npt.NDArray[np.uint8], grid: Grid | None) -> npt.NDArray[np.uint8] | npt.NDArray[np.int32]:
-    """What is hashed of images, uint8 [rows, bytes]: pixels, or features on their grid."""
+    """Return the numbers that are hashed, from images uint8 [rows, bytes]: pixels, or features on their grid."""
     return images if grid is None else grid(images)
 
 
@@ -92,8 +96,16 @@ def key_rows(hashes: Hashes, grid: Grid | None, blocks: Iterable[Block]) -> Iter
 
 
 def rows_to_sample(asked: int | str, rows: int, record_bytes: int) -> int:
-    """How many of ``rows`` the functions are fitted to: by default SAMPLE_ROWS, fewer of very large ones. Raises UsageError
-    where more are asked for than one task holds."""
+    """Return the number of rows that the hash functions are fitted to.
+
+    The default is SAMPLE_ROWS, or fewer for very large rows. Raises UsageError if more are requested than one task can
+    hold.
+
+    Args:
+        asked: a number of rows, "all" or "auto".
+        rows: rows of the input.
+        record_bytes: bytes per row.
+    """
     large = record_bytes > MAX_PIXELS
     most = rows_at_most(record_bytes) if large else MOST_BYTES // record_bytes
     enough = min(LARGE_ROWS, most) if large else SAMPLE_ROWS
@@ -107,14 +119,22 @@ def rows_to_sample(asked: int | str, rows: int, record_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Hash(EmbeddingStrategy):
-    """family, functions, width: see ``pipeline/clustering/hashes.py``. embedding: a column of Parquet, or a table by id,
-    whose vectors are hashed as they are, instead of images. sparse_if: a bucket goes to every worker with size <= n ("le"),
-    < n ("lt"), never.
+    """Buckets of locality-sensitive hashing as neighbourhoods, each dealt round robin; sparse ones go to every worker.
 
-    Buckets are numbered by size, the largest first. Ignores labels: class balance is not guaranteed. Cost: of a row 2 d M
-    flop, for d numbers and M functions; two passes over the images, that of the fit over a sample. The driver holds about 8
-    bytes a bucket for every chunk and task. Raises UsageError for too many of them (MOST_BUCKETS, MOST_CELLS), or where
-    sparse ones would more than double the rows."""
+    Buckets are numbered by size, the largest first. Ignores labels, so class balance is not guaranteed. Costs 2 d M
+    flop per row, for d numbers and M functions, and two passes over the images (the fit reads only a sample). The
+    driver holds about 8 bytes per bucket for every chunk and task. Raises UsageError if there are too many buckets
+    (MOST_BUCKETS, MOST_CELLS), or if copies of sparse ones would more than double the rows.
+
+    Attributes:
+        family: the kind of hash functions, see ``pipeline/clustering/hashes.py``.
+        functions: the number of functions that the rows of a bucket agree on.
+        width: the step of ``lsh``.
+        embedding: a Parquet column, or a table by id, whose vectors are hashed unchanged instead of images.
+        fit_rows: the number of rows that the functions are fitted to.
+        sparse_if: a bucket goes to all n workers if size <= n ("le"), size < n ("lt"), or never.
+        start: the rule for the first worker of each bucket.
+    """
 
     name: ClassVar[str] = "hash"
     summary: ClassVar[str] = "each bucket of locality-sensitive hashing dealt round robin, sparse ones to every worker"
@@ -169,6 +189,7 @@ class Hash(EmbeddingStrategy):
         hashes = self.fit_functions(context, images, grid)
         with keyed(context, images, hashes, grid) as rows:
             with context.phase("buckets"):
+                # The whole key table goes to every task below, so its size is checked first.
                 buckets = reduced(rows.mapPartitions(lambda part: [BucketSizes.of(row.keys for row in part)]), add)
                 number = len(buckets.keys)
                 check_bucket_number(number, len(context.bounds) + rows.getNumPartitions(), self.family)
@@ -191,13 +212,13 @@ class Hash(EmbeddingStrategy):
     def _fitted(
         self, context: Context, grouping: Grouping, counts: Ints, params: dict[str, Any], models: dict[str, Any]
     ) -> Fitted:
-        """Raises UsageError where sparse buckets would more than double the rows."""
+        """Return the result of the fit. Raises UsageError if copies would more than double the rows."""
         copies = group_table(counts.sum(axis=0), context.num_workers, sparse_if=self.sparse_if).copies
         check_copies(copies, context.scan.rows, "fewer workers, fewer --functions, or --sparse-if never")
         return Fitted(grouping, counts, self.start, self.sparse_if, params, models)
 
     def fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
-        """In one task, out of a sample of the rows."""
+        """Fit the hash functions to a sample of the rows, in one task."""
         with context.phase("functions"):
             rows = context.scan.rows
             wanted = rows_to_sample(self.fit_rows, rows, images.dataset.record_bytes)
@@ -207,6 +228,7 @@ class Hash(EmbeddingStrategy):
             else:
                 sample = images.blocks().map(lambda block: block.images)
             width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)
+            # The default leaves 128 rows, and 4 per worker, per combination of bits, so that few buckets are sparse.
             combinations = rows / max(BUCKET_ROWS, 4 * context.num_workers)
             functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, combinations)))))
             family, seed = self.family, self.seed
@@ -238,9 +260,9 @@ def check_copies(copies: int, rows: int, remedies: str) -> None:
     """Raise UnsuitableError if copies of sparse buckets more than double the rows.
 
     Args:
-        copies: number of copies beside the rows.
+        copies: number of copies in addition to the rows.
         rows: number of rows.
-        remedies: what the user can change, as the end of a sentence.
+        remedies: changes that the user can make, as the end of a sentence.
     """
     if copies > rows:
         raise UnsuitableError(
@@ -251,7 +273,7 @@ def check_copies(copies: int, rows: int, remedies: str) -> None:
 
 @contextmanager
 def keyed(context: Context, images: Images, hashes: Hashes, grid: Grid | None) -> Iterator[RDD[KeyedRows]]:
-    """The keys of all rows, kept by the executors for as long as the block runs."""
+    """Yield the bucket keys of all rows, which the executors persist until the context ends."""
     with context.phase("hash"):
         size = 16 * context.scan.rows
         rows = images.blocks(kept_bytes=size).mapPartitions(partial(key_rows, hashes, grid))

@@ -1,4 +1,4 @@
-"""What the strategies that look at neighbourhoods share: their parameters, and the way from images to integer points."""
+"""The common part of strategies that use neighbourhoods: parameters, and the projection of images to integer points."""
 
 from __future__ import annotations
 
@@ -63,8 +63,17 @@ FIT_ROWS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NeighbourhoodStrategy(EmbeddingStrategy):
-    """clusters: None for twice the number of classes. fit_rows: see ``gram.rows_to_fit``. embedding: a column of Parquet, or
-    a table by id, whose vectors are clustered as they are, instead of images."""
+    """A strategy that clusters rows into neighbourhoods.
+
+    Attributes:
+        clusters: the number of neighbourhoods; None: twice the number of classes.
+        embedding: a Parquet column, or a table by id, whose vectors are clustered unchanged instead of images.
+        components: a number of principal components, or a share of the variance below 1.
+        whiten: scale components to equal variance.
+        fit_rows: rows that the PCA is fitted to, see ``gram.rows_to_fit``.
+        max_iter: the limit of k-means iterations.
+        tol: the tolerance of k-means.
+    """
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
@@ -80,7 +89,7 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
     )
 
     def __post_init__(self) -> None:
-        if self.fit_rows is None:  # as it was written before there was a default of fewer
+        if self.fit_rows is None:  # from an older version, which always fitted to all rows
             object.__setattr__(self, "fit_rows", "all")
         super().__post_init__()
 
@@ -90,7 +99,7 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
 
     def params(self) -> dict[str, Any]:
         found = super().params()
-        if self.embedding is None:  # as of sets that were committed before there was one
+        if self.embedding is None:  # as in manifests of older versions, whose sets stay valid
             del found["embedding"]
         return found
 
@@ -109,9 +118,9 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
 
 
 def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) -> None:
-    """Raises UsageError for rows that have no such column, or of which no such PCA can be made.
+    """Raise UsageError if rows have no such column, or if no such PCA can be fitted to them.
 
-    Raises DataError for a table that is none."""
+    Raises DataError if the path holds no embedding table."""
     if embedding:
         seen_layout(dataset, embedding)
     elif dataset.layout.dtype == "uint8":
@@ -120,7 +129,7 @@ def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) ->
 
 @dataclass(frozen=True)
 class LabelledPoints:
-    """labels int32 [rows] beside the points of the same rows."""
+    """The points of a block of rows and their labels, int32 [rows]."""
 
     labels: np.ndarray[Any, np.dtype[np.int32]]
     points: Points
@@ -132,13 +141,22 @@ def project(projection: Projection | Grid, blocks: Iterable[Block]) -> Iterator[
 
 
 def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int) -> BlockPCAModel:
-    """Of all rows, or of about as many as ``fit_rows`` asks for; the mean is theirs too."""
+    """Fit the PCA and its mean to all rows, or to about as many as ``fit_rows`` requests.
+
+    Args:
+        context: the run.
+        components: a number of components, or a share of the variance below 1.
+        whiten: scale components to equal variance.
+        fit_rows: a number of rows, "all" or "auto".
+        seed: the seed of the sample.
+    """
     from pipeline.clustering.pca import BlockPCA  # loads spark.ml, which --help and most tasks do without
 
     with context.phase("pca"):
         pixels = context.images.dataset.record_bytes
         rows = context.scan.rows
         wanted = rows_to_fit(fit_rows, rows, pixels)
+        # Rows are drawn by a hash of their ids, so that the sample does not depend on partitions.
         if wanted < rows:
             key = word(seed, Purpose.FIT_ROWS)
             images = context.images.some(partial(is_drawn, rows=rows, wanted=wanted, key=key))
@@ -155,8 +173,14 @@ def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int 
 
 @dataclass(frozen=True)
 class Space:
-    """Where rows become integer points. images: what is projected; params: what the manifest tells of it; models: what was
-    fitted for it, by name."""
+    """The space of integer points that rows are projected to.
+
+    Attributes:
+        images: the rows that are projected.
+        projection: the projection of a row to integers.
+        params: entries for the manifest.
+        models: the fitted models by name.
+    """
 
     images: Images
     projection: Projection | Grid
@@ -174,13 +198,13 @@ def pca_space(context: Context, model: BlockPCAModel) -> Space:
 
 
 def seen_images(context: Context, embedding: str | None) -> Images:
-    """The images, or the vectors of ``embedding`` in their place."""
+    """Return the images, or the vectors of ``embedding`` in their place."""
     images = context.images
     return Images(images.context, embedded_rows(context, embedding)) if embedding else images
 
 
 def feature_grid(context: Context, images: Images) -> Grid:
-    """The grid on which real-valued features are whole numbers; one pass over them."""
+    """Return the grid that turns real-valued features into integers. Costs one pass over the features."""
     layout = images.dataset.layout
     with context.phase("bounds"):
         largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
@@ -192,7 +216,16 @@ def feature_grid(context: Context, images: Images) -> Grid:
 def fit_space(
     context: Context, *, embedding: str | None, components: float, whiten: bool, fit_rows: int | str, seed: int
 ) -> Space:
-    """The principal components of images; the vectors of ``embedding`` and float32 features as they are."""
+    """Return the space of the principal components of images, or of float32 vectors and features unchanged.
+
+    Args:
+        context: the run.
+        embedding: the column or table of vectors to use instead of images, or None.
+        components: a number of components, or a share of the variance below 1.
+        whiten: scale components to equal variance.
+        fit_rows: a number of rows that the PCA is fitted to, "all" or "auto".
+        seed: the seed of the sample.
+    """
     images = seen_images(context, embedding)
     if images.dataset.layout.dtype == "float32":
         grid = feature_grid(context, images)
@@ -202,12 +235,12 @@ def fit_space(
 
 @contextmanager
 def projected(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
-    """The points of all rows, kept by the executors for as long as the block runs."""
+    """Yield the points of all rows, which the executors persist until the context ends."""
     with context.phase("project"):
         size = 4 * context.scan.rows * space.projection.dimensions
         points = space.images.blocks(kept_bytes=size).mapPartitions(partial(project, space.projection))
-        # Of many, a JVM's heap would hold all that it may and then some, beside what its tasks need; and they pass through a
-        # pipe to Python either way.
+        # Many points in memory would take heap that the tasks need, and gain little: they pass through a pipe to Python
+        # either way.
         points.persist(StorageLevel.DISK_ONLY if size > ONE_TASK_BYTES else StorageLevel.MEMORY_AND_DISK)
         rows = points.map(lambda part: len(part.labels)).sum()
         context.report(f"{rows:,} points of {space.projection.dimensions} integers")
@@ -219,7 +252,7 @@ def projected(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
 
 @dataclass(frozen=True)
 class ByNeighbourhood(Grouping):
-    """As the pass over the points has found them."""
+    """The grouping by the neighbourhoods that a pass over the points has computed."""
 
     neighbourhoods = True
     reads_images = False
@@ -232,15 +265,29 @@ class ByNeighbourhood(Grouping):
 def group_points(
     context: Context, points: RDD[LabelledPoints], groups: Callable[[LabelledPoints], Ints], num_groups: int
 ) -> tuple[ByNeighbourhood, Ints]:
-    """See ``group_rows``. groups(part): those of a part's rows."""
+    """Group the rows of points, see ``group_rows``.
+
+    Args:
+        context: the run.
+        points: the points of all rows.
+        groups: groups(part) returns the groups of a part's rows.
+        num_groups: the number of groups.
+    """
     return group_rows(context, points.map(lambda part: (part.points.ids, groups(part))), num_groups)
 
 
 def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int) -> tuple[ByNeighbourhood, Ints]:
-    """The group of every row, and rows by (chunk, group): int64 [chunks, groups]. found: (ids, groups) of blocks of rows,
-    consecutive ones in a partition.
+    """Return the grouping of all rows, and the rows by chunk and group, int64 [chunks, groups].
 
-    A task sends the driver the chunks that its rows are in, and keeps the groups for the tasks that write."""
+    A task sends the driver only the counts of its chunks, and writes the groups to a file for the tasks that write
+    shards.
+
+    Args:
+        context: the run.
+        found: (ids, groups) of blocks of rows; a partition holds consecutive blocks.
+        num_groups: the number of groups.
+    """
+    # Local names, because tasks must not pickle the context.
     bounds, store, scratch = context.bounds, context.images.dataset.store, context.scratch
 
     def look(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:

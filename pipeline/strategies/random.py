@@ -19,7 +19,10 @@ class Permuted(OneGroup):
 
 @dataclass(frozen=True)
 class Random(Strategy):
-    """Sizes differ by at most one; class counts are hypergeometric. The permutation is keyed, so no row moves for it."""
+    """A seeded random permutation of the rows, dealt round robin.
+
+    Sizes differ by at most one; class counts are hypergeometric. The permutation is a keyed function of the rank, so it
+    needs no shuffle."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "a permutation, then round robin, exact sizes"

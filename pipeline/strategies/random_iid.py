@@ -1,4 +1,4 @@
-"""Every row to an independent uniform worker: sizes are binomial."""
+"""An independent, uniformly drawn worker for every row, so that shard sizes are binomial."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +25,9 @@ class Independent(OneGroup):
 
 @dataclass(frozen=True)
 class RandomIid(Strategy):
-    """What hashing keys to workers does. Shards may come out uneven, and empty for few rows (refused)."""
+    """Rows drawn independently, as when keys are hashed to workers.
+
+    Shards can be uneven. With few rows a shard can be empty, which is refused."""
 
     name: ClassVar[str] = "random_iid"
     summary: ClassVar[str] = "an independent draw a row, binomial sizes"

@@ -1,4 +1,4 @@
-"""Row i to worker i mod n, as TensorFlow's ``Dataset.shard`` does it."""
+"""Row i to worker i mod n, like TensorFlow's ``Dataset.shard``."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,9 @@ from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_co
 
 @dataclass(frozen=True)
 class RoundRobin(Strategy):
-    """Sizes differ by at most one. Keeps whatever order the files have: sorted or periodic data give skewed shards."""
+    """Row i to worker i mod n.
+
+    Sizes differ by at most one. The order of the files is kept, so sorted or periodic data give skewed shards."""
 
     name: ClassVar[str] = "round_robin"
     summary: ClassVar[str] = "row i to worker i mod N"

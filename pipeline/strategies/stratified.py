@@ -1,4 +1,4 @@
-"""Each class dealt round robin over the workers (Provatas et al. 2021, stratified sharding)."""
+"""Stratified sharding: each class is dealt round robin over the workers (Provatas et al. 2021)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,9 @@ from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Stra
 
 @dataclass(frozen=True)
 class ByLabel(Grouping):
-    """shuffle: the seed of a permutation inside each class, or None for id order."""
+    """The grouping by label.
+
+    shuffle: the seed of a permutation inside each class, or None for id order."""
 
     reads_images = False
 
@@ -36,8 +38,10 @@ class ByLabel(Grouping):
 
 @dataclass(frozen=True)
 class Stratified(Strategy):
-    """Per-class counts differ by at most one over workers. start="zero" is the paper's, and gives low workers every
-    class's remainder; start="carry" also keeps totals within one."""
+    """A strategy that deals each class round robin, so that class counts differ by at most one between workers.
+
+    start="zero" is the paper's rule, and gives the remainders of all classes to the workers with low numbers;
+    start="carry" also keeps the workers' totals within one."""
 
     name: ClassVar[str] = "stratified"
     summary: ClassVar[str] = "each class dealt round robin"

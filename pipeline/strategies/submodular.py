@@ -1,4 +1,4 @@
-"""Each class cut into blocks that are as like it as can be, by a submodular function (RCD-SGD, He and Dube 2023)."""
+"""Submodular sharding: each class is divided into representative blocks (RCD-SGD, He and Dube 2023)."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ MOST_TASKS = 2000  # a task takes about 10 ms at least
 
 @dataclass(frozen=True)
 class Parts:
-    """Which rows are placed together: those of a class, or of a random part of one.
+    """The groups of rows that are placed together: a class, or a random part of a large class.
 
-    firsts: int64 [classes + 1], the group of a class's first part, as groups are numbered by class. key: of the hash that
-    cuts classes."""
+    firsts: int64 [classes + 1], the number of the first group of each class; groups are numbered by class. key: the key
+    of the hash that divides classes."""
 
     firsts: Ints
     key: int
 
     @classmethod
     def of(cls, sizes: Ints, most: int, key: int) -> Parts:
-        """As few parts a class as have at most ``most`` rows on average, one at least."""
+        """Divide each class into as few parts as have at most ``most`` rows on average, at least one."""
         return cls(np.concatenate([[0], np.cumsum(np.maximum(1, -(-sizes // most)))]), key)
 
     @property
@@ -57,11 +57,11 @@ class Parts:
 
     @property
     def whole(self) -> bool:
-        """Whether the groups are the classes."""
+        """True if every group is a whole class."""
         return self.number == len(self.firsts) - 1
 
     def __call__(self, labels: npt.NDArray[np.integer[Any]], ids: Ints) -> Ints:
-        """The group of each row, int64 [rows]."""
+        """Return the group of each row, int64 [rows]."""
         if self.whole:
             return labels.astype(np.int64)
         hashed = keyed_hash(ids, self.key) % np.diff(self.firsts)[labels].astype(np.uint64)
@@ -69,10 +69,11 @@ class Parts:
         return groups
 
     def capacities(self, sizes: Ints, of_class: Ints) -> Ints:
-        """Rows by (group, worker), int64 [groups, workers], that add up to those of the class.
+        """Divide the rows per class and worker among the groups, int64 [groups, workers].
 
-        sizes: int64 [groups]; of_class: int64 [classes, workers]. Of each part a worker gets its share of what it still
-        lacks, by largest remainder."""
+        A worker gets its share of each part by largest remainder, in proportion to the rows that it still lacks.
+
+        sizes: int64 [groups]. of_class: int64 [classes, workers]."""
         found = []
         for label, left in enumerate(of_class):
             for size in sizes[self.firsts[label] : self.firsts[label + 1]]:
@@ -83,7 +84,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class OwnedByRank(Grouping):
-    """The owner of a row stands in the file of its group."""
+    """The grouping that reads the owner of a row, by its rank, from the file of its group."""
 
     reads_images = False
     parts: Parts
@@ -98,9 +99,18 @@ class OwnedByRank(Grouping):
 
 @dataclass(frozen=True)
 class GroupTask:
-    """What is done to each group, one after the other where there are more than MOST_TASKS.
+    """The task that places groups of rows; it runs several in sequence if there are more than MOST_TASKS.
 
-    capacities: int64 [groups, workers]; order: groups by size, the largest first."""
+    Attributes:
+        parts: the division of classes into groups.
+        order: groups by size, the largest first.
+        capacities: rows per group and worker, int64 [groups, workers].
+        function: the set function of blocks.
+        rule: the rule that selects the next block.
+        ratios: the workers' shares; None: equal.
+        store: the file system.
+        scratch: the folder for the owners of rows.
+    """
 
     parts: Parts
     order: tuple[int, ...]
@@ -112,7 +122,7 @@ class GroupTask:
     scratch: str
 
     def by_group(self, blocks: Iterable[LabelledPoints]) -> Iterator[tuple[int, Points]]:
-        """The rows of each group among some, with its place in the order."""
+        """Yield the rows of each group in some blocks, with the group's position in the order."""
         places = {group: place for place, group in enumerate(self.order)}
         for block in blocks:
             ids, points = block.points.ids, block.points.points
@@ -122,7 +132,7 @@ class GroupTask:
                 yield places[group], Points(ids[rows], points[rows])
 
     def place(self, found: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
-        """The owners of the rows of some groups, all of each, kept: (group, file)."""
+        """Place some complete groups, and yield (group, file of the rows' owners)."""
         pieces = defaultdict(list)
         for place, points in found:
             pieces[self.order[place]].append(points)
@@ -135,20 +145,32 @@ class GroupTask:
 
 
 def is_embedding(text: str) -> bool:
-    """pca:C, or anything else: a column, or the path of a table."""
+    """True for pca:C with a valid C, and for any other text: a column, or the path of a table."""
     share = re.fullmatch(r"pca:(\d+(?:\.\d+)?)", text)
     return is_component_number(float(share[1])) if share else bool(text) and not text.startswith("pca:")
 
 
 @dataclass(frozen=True)
 class Submodular(EmbeddingStrategy):
-    """function: what a block is worth; block_rule: which block is next; see ``pipeline/assignment/blocks.py``.
+    """The most representative subsets of every class, one per worker (greedy submodular selection).
 
-    Exact class counts, as stratified's; totals within one of their shares. A class is placed in one task. One of more than
-    part_rows is cut into random parts, of each of which every worker gets its share: so what parts differ from the class by
-    cancels out in its rows. A task of n rows and p components holds 4 n^2 bytes of similarities. They take 2 p n^2 flop,
-    graph-cut 2 n^2 additions, facility-location some 40 n^2. Only embeddings go through a shuffle, 4 p bytes a row.
-    Raises UsageError where a task needs more than task_memory_gb."""
+    Class counts are exact, as with ``stratified``; totals are within one row of the workers' shares. A class is placed
+    in one task. A class of more than part_rows rows is divided into random parts, and every worker gets its share of
+    each part, so that the parts' deviations from the class cancel out over the worker's rows.
+
+    A task of n rows and p components holds 4 n^2 bytes of similarities. These take 2 p n^2 flop, graph-cut takes 2 n^2
+    additions, and facility-location about 40 n^2. Only embeddings are shuffled, 4 p bytes per row. Raises UsageError if
+    a task needs more than task_memory_gb.
+
+    Attributes:
+        function: the value of a block; see ``pipeline/assignment/blocks.py``.
+        block_rule: the rule that selects the next block; see there.
+        embedding: the vectors on which similarity is computed.
+        fit_rows: rows that the PCA is fitted to.
+        start: the rule for the first worker of each class.
+        part_rows: the most rows of a class, on average, that are placed together.
+        task_memory_gb: the memory that a task may take, in GB.
+    """
 
     name: ClassVar[str] = "submodular"
     summary: ClassVar[str] = "each class in blocks that are as like it as can be (greedy, submodular)"
@@ -206,6 +228,7 @@ class Submodular(EmbeddingStrategy):
             with context.phase("memory"):
                 self._tell_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
+                # Keyed by position in the order of sizes, so that the largest groups start first.
                 moved = points.mapPartitions(task.by_group).partitionBy(min(len(task.order), MOST_TASKS), int)
                 paths = dict(moved.mapPartitions(task.place).collect())
                 context.report(f"{len(paths)} groups placed by {self.function}")
@@ -213,7 +236,14 @@ class Submodular(EmbeddingStrategy):
         return Fitted(grouping, counts, start=self.start, params=space.params, models=space.models)
 
     def _task(self, context: Context, parts: Parts, of_classes: Ints, of_groups: Ints) -> GroupTask:
-        """Both: sizes, int64."""
+        """Return the task that places groups.
+
+        Args:
+            context: the run.
+            parts: the division of classes into groups.
+            of_classes: rows of each class, int64 [classes].
+            of_groups: rows of each group, int64 [groups].
+        """
         table = group_table(of_classes, context.num_workers, self.start, "never", context.ratios)
         order = sorted(np.flatnonzero(of_groups).tolist(), key=lambda group: (-of_groups[group], group))
         return GroupTask(
@@ -228,7 +258,13 @@ class Submodular(EmbeddingStrategy):
         )
 
     def _tell_memory(self, context: Context, sizes: Ints, dimensions: int) -> None:
-        """What the task of the largest group holds. Raises UsageError where that is too much."""
+        """Report the memory that the task of the largest group needs. Raises UsageError if it is too much.
+
+        Args:
+            context: the run.
+            sizes: rows per group, int64 [groups].
+            dimensions: numbers per embedding.
+        """
         rows = int(sizes.max())
         micro = context.ratios if self.block_rule == "micro" else None
         blocks = sum(block_counts(micro)) if micro else context.num_workers
@@ -244,7 +280,9 @@ class Submodular(EmbeddingStrategy):
 
 
 def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> Ints:
-    """Rows by (chunk, group), int64: about a number a chunk and group for the driver."""
+    """Return the rows by chunk and group, int64 [chunks, groups].
+
+    The driver receives about one number per chunk and group."""
     bounds = context.bounds
 
     def count(blocks: Iterable[LabelledPoints]) -> Iterator[ChunkCounts]:

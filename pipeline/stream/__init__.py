@@ -1,1 +1,1 @@
-"""Rows that go on arriving: each batch of a stream is put into buckets and committed as a generation of one shard set."""
+"""Streaming input: every batch is hashed into buckets and committed as one generation of a growing shard set."""

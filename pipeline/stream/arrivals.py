@@ -1,4 +1,4 @@
-"""The rows that arrived in one batch: which files hold them, and which records are left out because they are broken."""
+"""The rows of one batch: the files that contain them, and the broken records that are left out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ from pipeline.input.formats import FORMATS, Columns, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
 
 CONFIRM_BYTES = 1 << 20
-MOST_BROKEN = 100  # records of a file that cannot be decoded and are left out one by one; with more all of it is
+MOST_BROKEN = 100  # undecodable records per file that are left out one by one; beyond, the whole file
 
 
 class Broken(NamedTuple):
-    """What is put aside, and why. source: a file, or a place in a topic; record: of the file, None for all of it; records:
-    how many, from that one on, of which the reason tells the first; 0 where nobody can tell."""
+    """A record or file that goes to the quarantine.
+
+    Attributes:
+        source: path of a file, or partition and offsets in a topic.
+        record: number of the first record in the file; None for the whole file.
+        reason: the problem of the first record.
+        records: number of records from ``record`` on; 0 if unknown.
+    """
 
     source: str
     record: int | None
@@ -37,8 +43,14 @@ class Broken(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Rows first <= id < end of one file that are left out. decoded: whether they can be read, and labels are out of range;
-    of several the reason tells the first."""
+    """Rows first <= id < end of one file that are left out.
+
+    Attributes:
+        first: id of the first row.
+        end: id after the last row.
+        reason: the problem of the first row.
+        decoded: True if the rows can be decoded and only their labels are out of range.
+    """
 
     first: int
     end: int
@@ -47,7 +59,7 @@ class Found(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Records start <= r < stop of a file."""
+    """The records start <= r < stop of a file."""
 
     file: DataFile
     start: int
@@ -56,7 +68,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrivals(Dataset):
-    """Ids begin at ``first``: the order of segments is the order of arrival."""
+    """The rows of one batch as a data set.
+
+    Ids begin at ``first`` and follow the segments, which are in order of arrival."""
 
     segments: tuple[Segment, ...] = ()
     first: int = 0
@@ -86,16 +100,16 @@ class Arrivals(Dataset):
         return FORMATS[self.format].where(file, record, stored_layout(file, self.layout))
 
     def record(self, row: int) -> tuple[DataFile, int]:
-        """The file of a row, and its place there."""
+        """Return the file of a row and the row's record number in it."""
         number = self.segment(row)
         return self.segments[number].file, self.segments[number].start + row - self.firsts[number]
 
     def segment(self, row: int) -> int:
-        """The number of the one that a row is in."""
+        """Return the index of the segment that contains a row."""
         return bisect_right(self.firsts, row) - 1
 
     def without(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
-        """The same without some rows, each (first id, end); ids close up."""
+        """Return the data set without some rows, each (first id, end); later ids move down to close the gaps."""
         segments, cuts, next_cut = [], sorted(broken), 0
         for (file, start, stop), first in zip(self.segments, self.firsts, strict=True):
             at, end = start, first + stop - start
@@ -104,7 +118,7 @@ class Arrivals(Dataset):
                 segments.append(Segment(file, at, low))
                 at = high
                 if cuts[next_cut][1] > end:
-                    break  # it goes on in the next file
+                    break  # this cut continues in the next segment
                 next_cut += 1
             segments.append(Segment(file, at, stop))
         return replace(self, segments=tuple(segment for segment in segments if segment.start < segment.stop))
@@ -123,8 +137,25 @@ def survey(
     unlabelled: bool,
     channels: int | None = None,
 ) -> tuple[Arrivals | None, list[Broken]]:
-    """The files of a batch, in their order, and what is wrong with some. expected: what rows of the set look like, None
-    before there are any: then the first file that can be read tells, and its format. None where none can."""
+    """Survey the files of a batch, in parallel, and return their rows with the list of problems.
+
+    Files that differ from the set's layout or format are left out and reported.
+
+    Args:
+        store: reaches the files.
+        uri: the source, for messages and for the manifest.
+        entries: the files in order of arrival.
+        run: maps a function over the files.
+        first: id of the first row.
+        format: format of the set; None: recognised from the first readable file.
+        shape: (channels, height, width) of formats that do not contain it, or None.
+        expected: layout of the set's rows; None before the first batch, which takes it from its first readable file.
+        unlabelled: ignore labels.
+        channels: convert images to this number of channels, or None.
+
+    Returns:
+        The rows, or None if no file has usable ones, and the problems.
+    """
 
     def look(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
         return _look(store, entry, format, shape, unlabelled, channels)
@@ -146,7 +177,7 @@ def survey(
                 )
             )
             continue
-        # Rows that are decoded together would be broken together.
+        # One broken record must not take along the rows that are decoded with it.
         segments.append(Segment(replace(file, decode_rows=0), 0, file.rows))
     if not segments or expected is None or format is None:
         return None, broken
@@ -162,12 +193,13 @@ def _look(
     unlabelled: bool,
     channels: int | None,
 ) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
-    """One file's format, rows and layout, and what is wrong with it."""
+    """Return the format, rows, layout and problems of one file. Rows and layout are None if it is left out."""
     broken: list[Broken] = []
     try:
         entry = store.info(entry.path)
         name = format or recognise(store, [entry], shape)
         kind = FORMATS[name]
+        # A file that ends within a record keeps its whole records.
         if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
             record = entry.bytes // kind.record_bytes(shape)
             reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
@@ -176,6 +208,7 @@ def _look(
         try:
             file, layout = kind.survey(store, entry, shape)
         except DataError:
+            # A file system error looks like broken data. Only a file that can be read to its end is judged.
             confirm(store, entry.path)
             file, layout = kind.survey(store, entry, shape)
         file, layout = with_channels(file, layout, channels)
@@ -200,29 +233,33 @@ def _look(
 
 
 def confirm(store: Store, path: str) -> None:
-    """Read all of a file that seems broken. Raises OSError where it is the file system that fails: then the batch fails, and
-    comes again, and nothing is put aside."""
+    """Read the whole of a file that seems broken.
+
+    Raises OSError if the file system is at fault: the batch then fails and is repeated, and nothing is quarantined."""
     with store.open(path) as file:
         while file.read(CONFIRM_BYTES):
             pass
 
 
 def _alike(one: Layout, other: Layout) -> bool:
-    """But for the number of classes, which labels are held against one by one."""
+    """True if two layouts are equal except for the number of classes, which is checked label by label."""
     return replace(one, num_classes=None) == replace(other, num_classes=None)
 
 
 def digest(entries: Iterable[FileInfo]) -> str:
-    """Of the names, sizes and times of files."""
+    """Return the SHA-256 of the paths, sizes and modification times of files."""
     text = "\n".join(f"{entry.path} {entry.bytes} {entry.modified_ms}" for entry in entries)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | Found]:
-    """Rows start <= id < stop, and those that are left out; each kind in order. A label outside 0..num_classes-1 is a
-    reason. The search in a file ends with the record of it after MOST_BROKEN that cannot be decoded: ``left_out`` takes all
-    of it then. O(log rows) reads for a broken record."""
+    """Yield the good rows start <= id < stop as blocks and the bad ones as ranges; each kind in order.
+
+    A row is bad if it cannot be decoded or has a label outside 0..num_classes-1. The search within a file ends after
+    MOST_BROKEN + 1 undecodable records, because ``left_out`` then drops the whole file. Costs O(log rows) reads per
+    broken record."""
     for file, low, high, at in dataset.spans(start, stop):
+        # A block that fails is bisected until each undecodable record is isolated.
         failures, confirmed = 0, False
         ranges = [(at, at + high - low)]
         while ranges and failures <= MOST_BROKEN:
@@ -246,7 +283,7 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
 
 
 def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | Found]:
-    """The rows of a block whose labels are in range, and the others: a range for those beside each other. O(ranges)."""
+    """Yield the rows of a block whose labels are in range, and one range per run of adjacent other rows. O(ranges)."""
     columns = block.columns
     checks: list[tuple[Any, int, str]] = [(columns.labels, num_classes, "label")]
     if columns.coarse_labels is not None and dataset.layout.coarse:
@@ -255,6 +292,7 @@ def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[
     if not bad.any():
         yield block
         return
+    # Adjacent bad rows become one range, so that a wrong --num-classes does not make one entry per row.
     edges = np.flatnonzero(np.diff(bad, prepend=False, append=False)).tolist()
     for low, high in zip(edges[::2], edges[1::2], strict=True):
         label, limit, name = next(check for check in checks if not 0 <= check[0][low] < check[1])
@@ -267,7 +305,7 @@ def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[
 
 
 def joined(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
-    """Neighbours in a file of which only the labels are wrong become one range. found: ascending."""
+    """Merge adjacent ranges of one file in which only the labels are wrong. found: in ascending order."""
     merged: list[Found] = []
     for entry in found:
         last = merged[-1] if merged else None
@@ -280,8 +318,10 @@ def joined(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
 
 
 def left_out(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
-    """What is left out of a batch for what its tasks have found, ascending both: the same however it was cut for them. A
-    file of which more than MOST_BROKEN records cannot be decoded goes whole, as one range that is not decoded."""
+    """Return the ranges that a batch leaves out, ascending, from the ranges that its tasks found, ascending.
+
+    The result does not depend on how the batch was split into tasks. A file with more than MOST_BROKEN undecodable
+    records is left out whole, as one range with decoded=False."""
     result: list[Found] = []
     for number, some in groupby(joined(dataset, found), lambda entry: dataset.segment(entry.first)):
         of_file = list(some)
@@ -295,7 +335,7 @@ def left_out(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
 
 
 def some_rows(block: Block, rows: Ints) -> Block:
-    """rows: places in the block."""
+    """Return the given rows of a block. rows: int64 positions in the block."""
     taken: dict[str, Any] = {item.name: getattr(block.columns, item.name) for item in fields(Columns)}
     some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in taken.items()}
     return Block(block.ids[rows], Columns(**some))

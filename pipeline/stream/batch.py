@@ -1,7 +1,8 @@
-"""The steps of one batch: its rows looked at, put into buckets, written, and described as a generation. Small
-pure parts decide; this carries out.
+"""The steps of one batch: read and check its rows, hash them into buckets, write them, and describe them as a
+generation.
 
-What the next generation needs is committed with this one: its rows and the counters of its buckets."""
+The other modules decide; this one executes. The state that the next generation needs, i.e. the bucket counters, is
+committed together with the rows."""
 
 from __future__ import annotations
 
@@ -46,7 +47,17 @@ STREAM = "stream"
 
 @dataclass
 class Batch:
-    """A batch on its way; each method is a step."""
+    """One batch in progress; each method is a step.
+
+    Attributes:
+        context: runs the tasks.
+        store: reaches the input and the output.
+        request: configuration of the stream.
+        staging: folder of the attempt.
+        before: the committed set, or None for the first batch.
+        dataset: the rows that are not left out so far, or None.
+        phase: context manager that times a named phase.
+    """
 
     context: SparkContext
     store: Store
@@ -68,9 +79,13 @@ class Batch:
         return self.request.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
     def look(self, broken: list[Broken]) -> tuple[Seen | None, Hashes | None]:
-        """Every record; what is broken is left out, and told. None where no row is left."""
+        """Read every record, append the broken ones to ``broken``, and leave them out.
+
+        Returns the scan of the remaining rows and the hash functions, or (None, None) if no row remains."""
         hashes = load_hashes(self.before) if self.before else ready_hashes(self.store, self.request.model)
         with self.phase("scan"):
+            # Ids change when rows are left out, and rows get buckets only once hashes are fitted: both need another
+            # pass.
             while seen := self._look(hashes):
                 if seen.broken:
                     self._leave_out(seen, broken)
@@ -98,7 +113,7 @@ class Batch:
         self.dataset = self.dataset.without((entry.first, entry.end) for entry in seen.broken)
 
     def _settle(self, seen: Seen) -> Seen:
-        """What classes there are is settled with the first batch."""
+        """Fix the number of classes with the first batch."""
         assert self.dataset
         if self.before:
             return seen
@@ -109,23 +124,24 @@ class Batch:
         return replace(seen, scan=replace(seen.scan, label_counts=counts[:, :settled]))
 
     def _fit(self, seen: Seen) -> Hashes:
-        """On a keyed sample of the first batch."""
+        """Fit the hash functions to a keyed sample of the first batch."""
         assert self.dataset
         images = Images(self.context, self.dataset)
         return fit_functions(images, seen.scan, self.request.strategy, self.staging, self.phase)
 
     def _bounds(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
-        """Of files and of tasks, and for how many workers a task writes where that is not all."""
+        """Return the id ranges of files and of tasks, and the workers per range, or None (see ``bounds_of``)."""
         assert self.dataset
         return bounds_of(self.dataset.first, self.rows, self.request.num_workers, self.dataset)
 
     def make(self, seen: Seen, hashes: Hashes) -> tuple[dict[str, Any], list[Move]]:
-        """Write the rows, and say what they are: the manifest of this generation alone, and what to move."""
+        """Write the rows and return the manifest of this generation alone, with the files to move."""
         assert self.dataset
         state = load_state(self.before) if self.before else State(Buckets.none(), np.zeros(1, np.int64))
         end = self.dataset.first + self.rows
         window = int(self.before.manifest[STREAM]["window_first"]) if self.before else 0
         closes = bool(self.request.window_rows) and end - window >= self.request.window_rows
+        # Buckets that are still sparse when the window closes are copied to every worker.
         counted = count(
             state.buckets, seen.found, seed=self.request.seed, num_workers=self.request.num_workers, closes=closes
         )
@@ -148,7 +164,7 @@ class Batch:
         """Raise UnsuitableError if the batch makes more buckets or copies than ``jobs/hash.py`` allows.
 
         Args:
-            counted: buckets with this batch, and the copies that it adds.
+            counted: counters with this batch, and the copies that it adds.
             window: id of the first row of the window.
             end: number of rows of the set with this batch.
             tasks: number of tasks that write the batch.
@@ -156,11 +172,11 @@ class Batch:
         assert self.dataset
         request, before = self.request, self.before
         if counted.old_copies:
-            # _write_copies counts the earlier rows of the window by task and bucket, too.
+            # _write_copies also counts the window's earlier rows by task and bucket.
             tasks += len(bounds_of(window, total_rows(before) - window, request.num_workers, self.dataset)[1])
         check_bucket_number(len(counted.after), tasks, request.strategy.family)
         copies = counted.new_copies + counted.old_copies
-        # A set from before there was this limit may be over it: it can grow as long as its new windows are not.
+        # A set that predates this limit may exceed it; it can grow as long as its new windows do not.
         if copies > end - window:
             copies += int(before.manifest["copies"]) if before else 0
             check_copies(copies, end, "fewer workers, fewer --functions, or --window-rows 0, with another --output")
@@ -168,13 +184,15 @@ class Batch:
     def _write(
         self, source: Source, hashes: Hashes, counted: Counted, window: int
     ) -> tuple[Written, list[tuple[int, int]]]:
-        """The rows of the batch and, where a window closes, copies of those before it; and what chunks that makes."""
+        """Write the rows of the batch and, if a window closes, copies of the window's earlier rows.
+
+        Returns the written files and the id ranges of the chunks that they make."""
         at = len(self.before.manifest["chunks"]) if self.before else 0
         placement = ByBucket(hashes, self.request.num_workers, tuple(counted.chunks))
         written = write_all(self.context, self.staging, source, placement, first=at)
         chunks, end = list(source.parts), source.parts[-1][1]
         if counted.old_copies and self.before:
-            # The lines of the assignment are by tasks, of which there may be more than files.
+            # The assignment has one file per task, and there may be more tasks than file ranges.
             chunks += [(end, end)] * (len(source.bounds) - len(chunks))
             copies, parts = self._write_copies(self.before, counted, window, at + len(chunks))
             chunks += [(end, end)] * parts
@@ -182,8 +200,17 @@ class Batch:
         return written, chunks
 
     def _write_copies(self, before: ShardSet, counted: Counted, window: int, at: int) -> tuple[Written, int]:
-        """Rows that arrived earlier in the window, whose buckets stayed sparse, for those workers who have not got them; and
-        how many numbers of chunks that takes. at: the first of these."""
+        """Copy earlier rows of the window, whose buckets stayed sparse, to the workers that do not have them yet.
+
+        Args:
+            before: the committed set.
+            counted: counters with this batch.
+            window: id of the first row of the window.
+            at: first chunk number to use.
+
+        Returns:
+            The written files, and the number of chunk numbers that they take.
+        """
         context, num_workers = self.context, self.request.num_workers
         number = len(counted.after)
         dataset = SomeBuckets.of(committed_dataset(before), counted.pending)
@@ -196,6 +223,7 @@ class Batch:
                 counts += np.bincount(groups_of(block), minlength=number)
             return counts
 
+        # Owners depend on a row's rank in its bucket, so the ranks before each chunk are counted first.
         by_chunk = np.array(run_on(context)(tally, bounds))
         buckets = counted.after
         held = load_state(before).buckets.with_keys(buckets.keys)
@@ -220,6 +248,7 @@ class Batch:
     ) -> dict[str, Any]:
         request, scan, end = self.request, source.scan, source.dataset.rows + total_rows(self.before)
         copies = sum(file.copies for chunk in written.chunks for file in chunk.files)
+        # The manifest's mean covers all rows of the set, not only this batch.
         whole = replace(source, scan=replace(scan, rows=end, channel_sums=after.sums))
         image = describe_image(whole)
         prints = [self.before.manifest["input"]["fingerprint"]] if self.before else []
@@ -272,7 +301,10 @@ def total_rows(before: ShardSet | None) -> int:
 def bounds_of(
     first: int, rows: int, num_workers: int, dataset: Dataset
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
-    """How rows from id ``first`` on are cut: see Source."""
+    """Split ``rows`` rows from id ``first`` on, as for a batch job (see Source).
+
+    Returns the id ranges of files, those of tasks, and the workers per range if rows are spilled by ranges of workers,
+    else None."""
     parts = chunk_bounds(rows, num_workers, dataset.record_bytes)
     width = workers_a_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
@@ -285,6 +317,6 @@ def _moved(bounds: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
 
 
 def resolved(hashes: Hashes) -> dict[str, Any]:
-    """What a fit has decided."""
+    """Return the parameters that a fit decided."""
     params: dict[str, Any] = {"functions": hashes.functions, "rows_fitted": hashes.rows}
     return params | ({"width": hashes.width} if hashes.family == "lsh" else {})

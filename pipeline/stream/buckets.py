@@ -1,7 +1,7 @@
-"""The buckets of a stream and their exact counters: what one generation hands on to the next. Pure.
+"""The buckets of a stream and their exact counters, which one generation passes on to the next. Pure.
 
-The counters are committed with the rows that they count, as a file of the same generation. So there is one commit, and no
-moment at which a kill could leave the one without the other."""
+The counters are committed with the rows that they count, as a file of the same generation. There is therefore a single
+commit, and a kill cannot leave one without the other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
 from pipeline.core.seeds import Purpose, word
 
-BYTES = 32  # of a bucket: four numbers
+BYTES = 32  # per bucket: four numbers
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """By key, ascending. keys int64 [K]; numbers int64 [K], 0 to K-1 in the order in which buckets came up, those of one
-    generation by key; counts int64 [K], rows so far; copied int64 [K], of how many, the first ones, all workers have one."""
+    """The buckets and their counters, in ascending order of key.
+
+    Attributes:
+        keys: int64 [K].
+        numbers: int64 [K], 0 to K-1 in order of first appearance; new buckets of one generation are numbered by key.
+        counts: int64 [K], rows so far.
+        copied: int64 [K], number of first rows that every worker has.
+    """
 
     keys: Ints
     numbers: Ints
@@ -40,7 +46,7 @@ class Buckets:
         return len(self.keys)
 
     def with_keys(self, keys: Ints) -> Buckets:
-        """With those that are new, of no rows yet. keys: ascending, each once."""
+        """Return the buckets with those of new keys added, which have no rows yet. keys: ascending and unique."""
         fresh = np.setdiff1d(keys, self.keys, assume_unique=True)
         zeros = np.zeros(len(fresh), np.int64)
         merged = np.concatenate([self.keys, fresh])
@@ -53,18 +59,19 @@ class Buckets:
         return Buckets(merged[order], *(column[order] for column in columns))
 
     def places(self, keys: Ints) -> Ints:
-        """Where keys that are all there stand, int64 [keys]."""
+        """Return the positions of keys that all exist, int64 [keys]."""
         return np.searchsorted(self.keys, keys)
 
     def by_number(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Values [K] in the order of numbers."""
+        """Return values [K] reordered by bucket number."""
         ordered = np.empty_like(values)
         ordered[self.numbers] = values
         return ordered
 
     def sparse(self, num_workers: int) -> Flags:
-        """Those of at most as many rows as workers, bool [K]: when a window closes they go to all of them. None for one
-        worker."""
+        """Return which buckets have at most as many rows as there are workers, bool [K]; all False for one worker.
+
+        These go to all workers when a window closes."""
         return (self.counts <= num_workers) & (self.counts > 0) & (num_workers > 1)
 
     def arrays(self) -> dict[str, Any]:
@@ -72,16 +79,24 @@ class Buckets:
 
 
 def starts(keys: Ints, seed: int, num_workers: int) -> Ints:
-    """The worker of each bucket's first row, int64 [keys]: the k-th row after it goes to the k-th worker after that one."""
+    """Return the worker of each bucket's first row, int64 [keys].
+
+    The k-th row after it goes to the k-th worker after that one."""
     hashed = keyed_hash(keys, word(seed, Purpose.BUCKET_STARTS)) % np.uint64(num_workers)
     return hashed.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkBuckets:
-    """The buckets of the rows of a chunk, by key: keys int64 [k]; numbers int64 [k]; first int64 [k], the worker of a
-    bucket's first row of all; before int64 [k], its rows before this chunk; everywhere bool [k], those whose rows go to all
-    workers."""
+    """The buckets of a chunk's rows, in ascending order of key.
+
+    Attributes:
+        keys: int64 [k].
+        numbers: int64 [k].
+        first: int64 [k], worker of the bucket's first row in the stream.
+        before: int64 [k], rows of the bucket before this chunk.
+        everywhere: bool [k], True if the bucket's rows go to all workers.
+    """
 
     keys: Ints
     numbers: Ints
@@ -92,9 +107,15 @@ class ChunkBuckets:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a generation makes of the counters. after: those that it commits; chunks: of its rows; pending: bool [K by
-    number], buckets of which rows of earlier generations of the window are to be copied; new_copies, old_copies: of rows of
-    this generation, and of earlier ones."""
+    """The effect of a generation on the counters.
+
+    Attributes:
+        after: the counters to commit.
+        chunks: the buckets of each of its chunks.
+        pending: bool [K by number], buckets whose rows from earlier generations of the window are to be copied.
+        new_copies: copies of rows of this generation.
+        old_copies: copies of rows of earlier generations.
+    """
 
     after: Buckets
     chunks: list[ChunkBuckets]
@@ -104,8 +125,15 @@ class Counted:
 
 
 def count(before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool) -> Counted:
-    """found: of every chunk, in order, the keys of its buckets, ascending, and their rows. closes: whether the window ends
-    with these rows. O(all that is found + K log K)."""
+    """Count the rows of a generation. O(size of ``found`` + K log K).
+
+    Args:
+        before: the counters so far.
+        found: the bucket keys of every chunk, in order of chunks and ascending, and the rows of each.
+        seed: seed of the stream.
+        num_workers: n.
+        closes: True if the window ends with these rows.
+    """
     keys = np.unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in found)]))
     known = before.with_keys(keys)
     running = known.counts.copy()
@@ -115,6 +143,7 @@ def count(before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num
         offsets.append((places, running[places]))
         running[places] += rows
     after = Buckets(known.keys, known.numbers, running, known.copied)
+    # Only the end of a window makes copies: earlier, a bucket may still grow dense.
     everywhere = after.sparse(num_workers) if closes else np.zeros(len(after), np.bool_)
     first = starts(known.keys, seed, num_workers)
     chunks = [
@@ -129,7 +158,7 @@ def count(before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a generation hands on to the next. sums: of each channel over all rows, int64 [C]."""
+    """The state that a generation passes on to the next. sums: int64 [C], the sum of each channel over all rows."""
 
     buckets: Buckets
     sums: Ints
@@ -141,7 +170,7 @@ class State:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
-        """Raises ValueError for what ``to_bytes`` did not write."""
+        """Read the output of ``to_bytes``. Raises ValueError for other data."""
         arrays = from_bytes(data)
         expect(arrays, sums="i8 c", **dict.fromkeys(("keys", "numbers", "counts", "copied"), "i8 k"))
         sums = arrays.pop("sums")

@@ -1,9 +1,9 @@
-"""Spark's checkpoint held against the set, before a stream goes on: one that is behind, or ahead, would lose rows silently.
-And what it has planned for a batch, of which some may be gone by the time of a restart.
+"""Spark's checkpoint: comparison with the set before a stream resumes, and the files or offsets planned for a batch.
 
-Spark writes CHECKPOINT/offsets/N before batch N, and CHECKPOINT/commits/N after it. CHECKPOINT/sources/0 has the names of
-files, in the format of FileStreamSourceLog. Every batch leaves a trace in OUTPUT before it is noted as done: a generation,
-or a file of the quarantine."""
+A checkpoint that is behind or ahead of the set would lose rows silently. Planned files may be gone by the time of a
+restart. Spark writes CHECKPOINT/offsets/N before batch N, and CHECKPOINT/commits/N after it. CHECKPOINT/sources/0
+contains the names of files, in the format of FileStreamSourceLog. Every batch leaves a generation or a quarantine file
+in OUTPUT before Spark notes it as done."""
 
 from __future__ import annotations
 
@@ -23,16 +23,25 @@ _BATCH = re.compile(r"batch-(\d+)\b.*\.jsonl")
 
 
 def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, output: str) -> None:
-    """Raises UsageError. checkpoint: as Spark is told. Four listings."""
+    """Raise UsageError if the checkpoint does not fit the set. Costs three listings.
+
+    Args:
+        store: reaches the checkpoint and the output.
+        checkpoint: its folder, as it is passed to Spark.
+        before: the committed set, or None.
+        output: folder of the set.
+    """
     place = _path(checkpoint)
     planned, done = (_last(store, f"{place}/{folder}") for folder in ("offsets", "commits"))
     last = last_batch(before) if before else -1
+    # Batches up to the set's last number are skipped: rows that Spark newly assigns to them would be lost.
     if 0 <= planned < last:
         raise UsageError(
             f"{output} has batch {last}, and its checkpoint {place} only knows of {planned}: was that one restored? It"
             " cannot tell which rows are in the set; choose another --output and --checkpoint"
         )
     aside = {int(match[1]) for entry in store.list(f"{output}/{FOLDER}") if (match := _BATCH.fullmatch(entry.name))}
+    # A batch that is done for Spark but left no trace in the output is gone with its rows.
     lost = next((batch for batch in range(last + 1, done + 1) if batch not in aside), None)
     if lost is not None:
         raise UsageError(
@@ -42,13 +51,16 @@ def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, out
 
 
 def _last(store: Store, folder: str) -> int:
-    """The highest number that is a file's name; -1 for none."""
+    """Return the highest number among the file names of a folder, or -1."""
     return max((int(entry.name) for entry in store.list(folder) if entry.name.isdecimal()), default=-1)
 
 
 def planned_files(store: Store, checkpoint: str, batch: int) -> list[FileInfo]:
-    """The files that Spark planned for a batch, with times and no sizes; its frame leaves out those that are gone. Empty
-    where there is no log that can be read, whose format is Spark's own. O(files of the batch); every tenth time of all."""
+    """Return the files that Spark planned for a batch, with times but without sizes. Spark's frame leaves out deleted
+    files.
+
+    The format of the log is internal to Spark; without a readable log the result is empty. Costs O(files of the batch),
+    for every tenth batch O(all files)."""
     place = _path(checkpoint)
     try:
         last = _offset(store, place, batch)["logOffset"]
@@ -60,8 +72,9 @@ def planned_files(store: Store, checkpoint: str, batch: int) -> list[FileInfo]:
 
 
 def planned_offsets(store: Store, checkpoint: str, batch: int) -> dict[int, tuple[int, int]]:
-    """The messages start <= offset < end of each partition of a topic that Spark planned for a batch. Empty where there
-    is no log that can be read."""
+    """Return the offsets start <= offset < end that Spark planned for a batch, by partition of the topic.
+
+    Empty without a readable log."""
     place = _path(checkpoint)
     try:
         (ends,) = _offset(store, place, batch).values()
@@ -73,7 +86,7 @@ def planned_offsets(store: Store, checkpoint: str, batch: int) -> dict[int, tupl
 
 
 def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
-    """Path and time of the files under a number of the log: in a file of their own, or with those of all numbers before."""
+    """Return the path and time of the files of one log entry, from its own file or from a compacted one."""
     name = f"{place}/sources/0/{number}"
     data = store.read(name if store.exists(name) else f"{name}.compact")
     entries = [parse(line) for line in data.decode().splitlines()[1:]]
@@ -84,12 +97,12 @@ def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
 
 
 def _offset(store: Store, place: str, batch: int) -> Any:
-    """Of the only source, at the end of a batch. Raises FileNotFoundError."""
+    """Return the end offset of a batch in the only source. Raises FileNotFoundError."""
     return _json_of(store, f"{place}/offsets/{batch}")
 
 
 def _json_of(store: Store, path: str) -> Any:
-    """The last line of a file."""
+    """Return the last line of a JSON lines file, parsed."""
     return parse(store.read(path).decode().splitlines()[-1])
 
 

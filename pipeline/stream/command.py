@@ -1,4 +1,4 @@
-"""The command of jobs/hash_stream.py: flags in, a stream, a short table out."""
+"""The command of jobs/hash_stream.py: reads the flags, runs the stream and prints a short table."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
 
 
 def run_stream(prog: str, description: str | None) -> int:
-    """Stream, report, print the set. Returns the exit code."""
+    """Stream, write the report and print the set. Returns the exit code."""
     args = parse(stream_parser(prog, description))
     request, trigger = read_request(args), read_trigger(args.trigger)
     if args.batch_limit is not None and args.batch_limit < 1:
@@ -130,6 +130,7 @@ def run_stream(prog: str, description: str | None) -> int:
         inbox = None
         if topic.is_topic(args.source):
             stream = kafka.stream_of_topic(spark, args.source, args.batch_limit, args.allow_data_loss, options)
+            # Only --allow-data-loss can lose messages; the checkpoint then shows which.
             watched = checkpoint if args.allow_data_loss else None
             arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
@@ -138,6 +139,7 @@ def run_stream(prog: str, description: str | None) -> int:
             stream = files.stream_of_files(spark, source, args.batch_limit)
             inbox = Inbox(store, source, output)
             arrive = files.arrivals(inbox, checkpoint, request.late_after_s)
+        # Before the first batch, because a checkpoint that does not fit the set loses rows silently.
         check_checkpoint(store, checkpoint, before, output)
         beforehand.check_output(context, store, output)
         for text in inbox.check_at_start(first=before is None) if inbox else ():
@@ -151,10 +153,9 @@ def run_stream(prog: str, description: str | None) -> int:
 
 
 def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str]:
-    """Check what can be refused before Spark starts, and return the properties of Kafka's consumer.
+    """Check everything that can be refused before Spark starts, and return the properties of Kafka's consumer.
 
-    Raises UsageError and DataError.
-    """
+    Raises UsageError and DataError."""
     options: dict[str, str] = {}
     if topic.is_topic(args.source):
         topic.address(args.source)
@@ -169,6 +170,7 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
         if flag := next((flag for flag, value in given.items() if value), None):
             raise UsageError(f"{flag} is of messages, and --source {args.source} is a folder: leave it out")
     places = [request.output, *([] if topic.is_topic(args.source) else [args.source])]
+    # Places that need Spark's settings are checked after its start.
     if any(only_spark_knows(uri) and not is_object(Store().resolve(uri)) for uri in places):
         return options
     output = Store().resolve(request.output)
@@ -180,7 +182,7 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
 
 
 def read_request(args: argparse.Namespace) -> StreamRequest:
-    """Raises UsageError."""
+    """Return the request that the flags describe. Raises UsageError."""
     return StreamRequest(
         output=cli.fill_in(args.output, args),
         num_workers=args.workers,
@@ -197,7 +199,7 @@ def read_request(args: argparse.Namespace) -> StreamRequest:
 
 
 def read_trigger(text: str) -> dict[str, Any]:
-    """Of Structured Streaming. Raises UsageError."""
+    """Return the trigger options of Structured Streaming. Raises UsageError."""
     if text == "once":
         return {"availableNow": True}
     if not TRIGGER.fullmatch(text):
@@ -206,8 +208,10 @@ def read_trigger(text: str) -> dict[str, Any]:
 
 
 def source_of(store: Store, uri: str, output: str) -> str:
-    """Raises UsageError for a folder that Spark's file source does not reach or takes for a pattern, or that overlaps the
-    output, DataError where there is none."""
+    """Return the resolved source folder.
+
+    Raises UsageError if Spark's file source cannot reach it or reads its name as a pattern, or if it overlaps the
+    output, and DataError if it does not exist."""
     source = store.resolve(uri)
     if is_object(source):
         raise UsageError(f"--source {source}: a stream takes files from local folders and hdfs://; copy them there")
@@ -222,7 +226,7 @@ def source_of(store: Store, uri: str, output: str) -> str:
 
 
 def checkpoint_of(store: Store, given: str | None, output: str) -> str:
-    """Raises UsageError for a place that Spark does not reach."""
+    """Return the checkpoint's folder as Spark needs it. Raises UsageError if Spark cannot reach it."""
     place = store.resolve(given) if given else f"{output}/{CHECKPOINT}"
     if is_object(place):
         raise UsageError(f"Spark keeps its checkpoint on a local disk or hdfs://, not in {place}: give --checkpoint")
@@ -238,6 +242,7 @@ def finish(args: argparse.Namespace, run: GenerationRun, tally: Tally) -> int:
     if shards is None:
         return 0
     print(aligned(describe(shards)))
+    # The report of an unchanged set would be the same.
     if tally.committed and not args.no_report:
         load_report()
         with PhaseLog(run.context, quiet=args.quiet, title=f"report of {run.output}").phase("report"):

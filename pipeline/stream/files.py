@@ -1,7 +1,7 @@
-"""Files that arrive in a folder, as a stream: Spark's own file source, asked for names alone; tasks read the files.
+"""A stream of files that arrive in a folder: Spark's file source provides only the names, and tasks read the files.
 
-Spark's checkpoint knows which files were in which batch. Files have to appear whole (by a rename), as Spark's documentation
-asks; one that HDFS's client is still copying (``._COPYING_``) is not taken."""
+Spark's checkpoint records which files each batch contained. Files must appear whole (by a rename), as Spark's
+documentation requires; a file that HDFS's client is still copying (``._COPYING_``) is skipped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipeline.stream.quarantine import lines_of, path_of, put_aside
 
 SCHEMA = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 NAMES = ("path", "CAST(unix_millis(modificationTime) AS BIGINT) AS modified_ms", "length")
-FOR_EVER = "36500d"  # Spark would leave out, without a word, files that are a week older than the newest
+FOR_EVER = "36500d"  # by default Spark silently drops files a week older than the newest
 
 
 def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFrame:
-    """A row for each file. most: files a batch."""
+    """Return a streaming DataFrame with one row per file. most: files per batch, or None."""
     reader = spark.readStream.format("binaryFile").schema(SCHEMA).option("maxFileAge", FOR_EVER)
     if most:
         reader = reader.option("maxFilesPerTrigger", most)
@@ -33,12 +33,14 @@ def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFram
 
 
 def files_of(uri: str, found: list[FileInfo]) -> list[FileInfo]:
-    """Those to take, in the order of arrival: by time, then path. Of training and test files, the training side."""
+    """Return the files to read, in order of arrival: by time, then path.
+
+    If a folder has training and test files, only training files are returned."""
     above = len(uri)
 
     def holds_rows(file: FileInfo) -> bool:
         folders = file.path[above:].strip("/").split("/")[:-1]
-        # Spark reads any folder in a partition folder, and a batch job refuses it.
+        # Spark reads any folder inside a partition folder; a batch job refuses it.
         expected = all(PARTITION.fullmatch(folder) for folder in folders)
         return (
             expected and file.name not in COMPANIONS and not is_left_out(file) and not is_evaluation(file.path[above:])
@@ -50,21 +52,33 @@ def files_of(uri: str, found: list[FileInfo]) -> list[FileInfo]:
 def arrive(
     inbox: Inbox, checkpoint: str, late_after_s: float | None, batch: int, frame: DataFrame, _: str, newest_ms: int
 ) -> Arrived:
-    """The files of a batch, without those that are late. newest_ms: of the files before. Files that Spark had planned and
-    that its frame does not have are among them: they are gone, or empty."""
+    """Return the files of a batch, without late ones.
+
+    Files that Spark planned but no longer lists are included, because they were deleted or are empty.
+
+    Args:
+        inbox: the source folder.
+        checkpoint: Spark's checkpoint.
+        late_after_s: quarantine files that are this much older than the newest before them, or None.
+        batch: number of the batch.
+        frame: the batch as Spark lists it.
+        _: the attempt's folder, which a stream of files does not need.
+        newest_ms: time of the newest file before the batch.
+    """
     store = inbox.store
-    # Before any file is read: whatever is written to one from here on is reported with a later batch.
+    # Listed before any file is read, so that a write during this batch shows as a change in a later one.
     look = inbox.look()
     changes = inbox.changes(batch, look)
     planned = {file.path: file for file in planned_files(store, checkpoint, batch)}
     listed = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
-    # Spark lists all files of a batch once more for each whose name looks like a pattern.
+    # Keyed by path: Spark lists a batch's files again for each name that looks like a pattern.
     found = list((planned | {file.path: file for file in listed}).values())
     files = files_of(inbox.uri, found)
     rows = {file.path for file in files}
     late = [file for file in files if is_late(file.modified_ms, newest_ms, late_after_s)]
     reason = f"it is more than {late_after_s or 0:g} s older than the newest before it (--late-after)"
     ignored = [file for file in found if file.path not in rows]
+    # Ignored, late and changed files are recorded before the batch is committed.
     aside = [Broken(file.path, None, "it is no file of training rows", 0) for file in ignored]
     aside += [Broken(file.path, None, reason, 0) for file in late]
     aside += [Broken(change.now.path, None, change.describe(), 0) for change in changes]
@@ -81,5 +95,5 @@ def arrive(
 
 
 def arrivals(inbox: Inbox, checkpoint: str, late_after_s: float | None) -> Any:
-    """What makes a batch of a frame."""
+    """Return the function that turns Spark's frame of a batch into an Arrived."""
     return partial(arrive, inbox, checkpoint, late_after_s)

@@ -1,6 +1,7 @@
-"""One batch of a stream, from the files that arrived to a committed generation: surveyed, put through its steps, published.
+"""One batch of a stream, from the files that arrived to a committed generation.
 
-The number of the batch is committed with its rows. A batch that comes again after a kill is known by it, and skipped."""
+The number of the batch is committed with its rows. A batch that is repeated after a kill is recognised by it and
+skipped."""
 
 from __future__ import annotations
 
@@ -30,13 +31,22 @@ from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, p
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import partition_of, record_bytes, without_servers
 
-LINE_RECORDS = 1000  # of a topic that a line of the quarantine holds at most
+LINE_RECORDS = 1000  # at most, of a topic, in a line of the quarantine
 
 
 class Arrived(NamedTuple):
-    """A batch as its source gives it. files: in the order of arrival; source: a digest of what the batch was; aside: records
-    that were put aside on the way here; newest_ms: the time of the newest record; ignored: files that are none of rows;
-    lost: what was to be in the batch and is not there any more; warnings: lines for the user."""
+    """A batch as its source delivers it.
+
+    Attributes:
+        uri: the source.
+        files: in order of arrival.
+        source: digest that identifies the batch's files or messages.
+        aside: records quarantined on the way here.
+        newest_ms: time of the newest record, in ms since 1970.
+        ignored: number of files that contain no training rows.
+        lost: planned records that no longer exist.
+        warnings: lines for the user.
+    """
 
     uri: str
     files: list[FileInfo]
@@ -49,8 +59,18 @@ class Arrived(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """shards: the set after a batch, None while there is none. rows, quarantined: of the batch; seconds: it took; fresh:
-    whether it was committed now; files: of the generation; buckets: of the set; warnings: lines for the user."""
+    """The result of a batch.
+
+    Attributes:
+        shards: the set after the batch, or None if there is none yet.
+        rows: rows of the batch.
+        quarantined: records of the batch that were quarantined.
+        seconds: duration of the batch.
+        fresh: True if the batch was committed by this call.
+        files: files of the generation.
+        buckets: buckets of the set.
+        warnings: lines for the user.
+    """
 
     shards: ShardSet | None
     rows: int = 0
@@ -64,7 +84,15 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """output: resolved. query: the id that a checkpoint gave the stream."""
+    """The configuration with which batches are committed.
+
+    Attributes:
+        context: runs the tasks.
+        request: configuration of the stream.
+        store: reaches the source and the output.
+        output: folder of the set, resolved.
+        query: id that the checkpoint gave the stream.
+    """
 
     context: SparkContext
     request: StreamRequest
@@ -73,11 +101,17 @@ class GenerationRun:
     query: str
 
     def take(self, batch: int, arrive: Callable[[str, int], Arrived]) -> Outcome:
-        """Commit a batch as a generation, unless it is committed already. arrive(folder, newest_ms): finds its files, or
-        puts them into a folder of the attempt; newest_ms: of the records before it.
+        """Commit a batch as a generation, unless it is committed already.
 
-        Raises UsageError where the set is another stream's, and JobError where another run has committed meanwhile: then
-        nothing of the batch is in the set."""
+        Args:
+            batch: number of the batch.
+            arrive: arrive(folder, newest_ms) finds the batch's files, or writes them into a folder of the attempt;
+                newest_ms is the time of the newest earlier record.
+
+        Raises:
+            UsageError: the set belongs to another stream.
+            JobError: another run has committed meanwhile; no row of the batch is then in the set.
+        """
         began = time.monotonic()
         before = read_committed(self.store, self.output)
         check_stream(before, self.request, self.query)
@@ -87,7 +121,7 @@ class GenerationRun:
         progress = PhaseLog(self.context, quiet=True, title=f"batch {batch} to {self.output}")
         with Attempt(self.store, self.output) as attempt:
             held = (before.manifest[STREAM] if before else {}).get("newest_ms", 0)
-            if held > latest_believable_ms():  # committed before such times were left out, or the clock is behind
+            if held > latest_believable_ms():  # committed by an older version, or this clock is behind
                 held = 0
             with progress.phase("discover"):
                 arrived = arrive(attempt.folder, held)
@@ -97,10 +131,11 @@ class GenerationRun:
                 self._check_landed(attempt.folder, broken)
                 broken = [*arrived.lost, *broken]
             work = Batch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
+            # This pass adds the bad records that it finds to ``broken``.
             seen, hashes = work.look(broken) if dataset else (None, None)
             lines = list(self._lines(attempt.folder, broken))
             aside = arrived.aside + sum(max(1, entry.records) for entry in broken)
-            # Every batch leaves a trace, by which the checkpoint is held against the set.
+            # Every batch leaves a trace, which check_checkpoint compares with Spark's checkpoint.
             if seen is None and not aside and not arrived.ignored:
                 lines = lines_of([Broken(arrived.uri, None, "the batch had no row", 0)])
             put_aside(self.store, path_of(self.output, batch), lines)
@@ -110,6 +145,7 @@ class GenerationRun:
             manifest, moves = work.make(seen, hashes)
             manifest["seconds"] = dict(progress.seconds)
             entry = {"batch": batch, "source": arrived.source, "quarantined": aside}
+            # The batch number is committed with the rows, so that a repeated batch is recognised.
             manifest[KEY][0] |= entry | {"seconds": round(time.monotonic() - began, 3)}
             manifest[STREAM] |= {"query": self.query, "newest_ms": max(held, arrived.newest_ms)}
             made = publish(attempt, manifest, moves, before=before, supersedes=lambda theirs: False, appends=True)
@@ -122,6 +158,8 @@ class GenerationRun:
         return Outcome(made, work.rows, aside, spent, True, len(moves), buckets, arrived.warnings)
 
     def _survey(self, before: ShardSet | None, arrived: Arrived, first: int) -> tuple[Arrivals | None, list[Broken]]:
+        # Files must match the committed rows, except that --channels converts: the committed shape is then not the
+        # files'.
         expected = layout_of(before.manifest) if before else None
         return survey(
             self.store,
@@ -137,14 +175,17 @@ class GenerationRun:
         )
 
     def _check_landed(self, folder: str, broken: list[Broken]) -> None:
-        """Raises JobError where files are gone that tasks of this attempt have written: then it was taken for dead."""
+        """Raise JobError if files are gone that tasks of this attempt wrote: another run then took this one for
+        dead."""
         if any(entry.source.startswith(f"{folder}/") for entry in broken):
             raise JobError(
                 f"{self.output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
             )
 
     def _lines(self, folder: str, broken: list[Broken]) -> Iterator[dict[str, Any]]:
-        """With their bytes, in base64, where they came from a topic: the file that holds them goes with the attempt."""
+        """Yield the quarantine lines of broken records.
+
+        Lines of a topic contain the bytes, in base64, because the file that holds them is deleted with the attempt."""
         for path, of_file in groupby(broken, lambda entry: entry.source):
             if not path.startswith(f"{folder}/"):
                 yield from lines_of(list(of_file))
@@ -152,7 +193,7 @@ class GenerationRun:
             size = record_bytes(self.request)
             with self.store.open(path) as file:
                 for entry in of_file:
-                    assert entry.record is not None  # records of one size can all be read
+                    assert entry.record is not None  # records of fixed size can all be read
                     for first in range(entry.record, entry.record + entry.records, LINE_RECORDS):
                         file.seek(first * size)
                         records = min(LINE_RECORDS, entry.record + entry.records - first)
@@ -163,7 +204,7 @@ class GenerationRun:
 
 
 def check_source(before: ShardSet | None, uri: str) -> None:
-    """Raises UsageError where the rows so far came from elsewhere: files that are found again would be in the set twice."""
+    """Raise UsageError if earlier rows came from another source, whose files would be in the set twice."""
     held = before.manifest["input"]["uri"] if before else uri
     if without_servers(held) != without_servers(uri):
         raise UsageError(
@@ -173,7 +214,7 @@ def check_source(before: ShardSet | None, uri: str) -> None:
 
 
 def check_stream(before: ShardSet | None, request: StreamRequest, query: str) -> None:
-    """Raises UsageError where a set is not what this stream has committed so far."""
+    """Raise UsageError if this stream did not commit the set."""
     if before is None:
         return
     if STREAM not in before.manifest:

@@ -1,8 +1,8 @@
-"""The source folder of a stream of files: what Spark leaves out of it, and files that change after they were taken.
+"""The source folder of a stream of files: the entries that Spark skips, and files that change after a batch took them.
 
-Spark knows a file by its path alone: what is written to that path later is never read. So the stream notes each file's
-size, time and mark of change as its batch found them, in OUTPUT/_taken/batch-NNNNNNNN.jsonl, a line per file. Every
-COMPACT_BATCHES batches one file replaces all before it. A batch that is done again writes its file again."""
+Spark identifies a file by its path alone, so later contents of that path are never read. The stream therefore records
+the size, time and change mark of each file as its batch found them, in OUTPUT/_taken/batch-NNNNNNNN.jsonl, one line per
+file. Every COMPACT_BATCHES batches, one file replaces all earlier ones. A repeated batch writes its file again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FOLDER = "_taken"
 COMPACT_BATCHES = 100
 READ_AT_ONCE = 16
 NAMES_SHOWN = 3
-AFTER_ALL = 1 << 62  # a number after that of every batch
-# What Spark and Hadoop put beside data files; no rows are expected in it.
+AFTER_ALL = 1 << 62  # larger than any batch number
+# Files that Spark and Hadoop write beside data files; they contain no rows.
 BOOKKEEPING = re.compile(r"_SUCCESS|_temporary|_spark_metadata|\..*\.crc")
 _BATCH = re.compile(r"batch-(\d+)\.jsonl")
 
@@ -43,22 +43,22 @@ class Inbox:
     output: str
     _states: dict[str, FileInfo] = field(default_factory=dict)
     _next: int = -1  # _states holds the files of all batches before this one
-    _left_out: set[str] | None = None  # at the look before; None: this is the first
+    _left_out: set[str] | None = None  # paths skipped by the previous look; None before the first
     _known_left_out: set[str] = field(default_factory=set)
 
     def look(self) -> Look:
         """List the folder and its partition folders, such as label=3.
 
         Raises:
-            DataError: the files are those of a table, such as Delta's, or a folder may not be listed.
+            DataError: the files belong to a table, such as Delta's, or a folder cannot be listed.
         """
         entries = entries_below(self.store, self.uri)
-        check_no_table(entry for entry in entries if entry.name != "_spark_metadata")  # which Spark's source follows
+        check_no_table(entry for entry in entries if entry.name != "_spark_metadata")  # a log that Spark's source reads
         files = {entry.path: entry for entry in entries if not entry.is_dir and not is_left_out(entry)}
         left_out = {
             entry.path: entry for entry in entries if is_left_out(entry) and not BOOKKEEPING.fullmatch(entry.name)
         }
-        # A name that is hidden for a moment is a draft, which will be renamed.
+        # A name that is hidden in one look only is a draft, which will be renamed.
         lasting = {path for path in left_out if self._left_out is None or path in self._left_out}
         self._left_out = set(left_out)
         fresh = [left_out[path] for path in sorted(lasting - self._known_left_out)]
@@ -66,10 +66,10 @@ class Inbox:
         return Look(files, fresh)
 
     def check_at_start(self, *, first: bool) -> list[str]:
-        """Return warnings about what a stream will not read. first: whether its set is not there yet.
+        """Return warnings about entries that a stream will not read. first: True if the set does not exist yet.
 
         Raises:
-            DataError: as ``look``, or a stream that has no set yet would leave out a folder.
+            DataError: as ``look``, or a stream without a set would skip a folder.
         """
         look = self.look()
         folders = [entry.path for entry in look.left_out if entry.is_dir and entry.name[0] not in "._"]
@@ -81,13 +81,13 @@ class Inbox:
         return [*look.warnings(), *warnings_of(self._changes(look, self._load(AFTER_ALL)))]
 
     def changes(self, batch: int, look: Look) -> list[Change]:
-        """Return the files of earlier batches that are not what they were, in order of path."""
+        """Return the files of earlier batches that have changed since, in order of path."""
         if self._next != batch:
             self._states = self._load(batch)
         return self._changes(look, self._states)
 
     def note(self, batch: int, files: Iterable[FileInfo]) -> None:
-        """Keep the state of files that a batch has taken, or found changed, before the batch is committed."""
+        """Record the state of files that a batch takes or found changed, before the batch is committed."""
         if batch and batch % COMPACT_BATCHES == 0 and self._states:
             self._compact(batch - 1)
         noted = {file.path: file for file in files}
@@ -102,7 +102,7 @@ class Inbox:
         return [Change(before, now) for before, now in pairs if _state(before) != _state(now)]
 
     def _load(self, batch: int) -> dict[str, FileInfo]:
-        """Return the files that batches before *batch* took, as they were noted last."""
+        """Return the files of all batches before *batch*, each in its latest recorded state."""
         numbers = sorted(number for number in self._numbers() if number < batch)
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             texts = list(pool.map(lambda number: self.store.read(self._path(number)).decode(), numbers))
@@ -110,7 +110,7 @@ class Inbox:
         return {record["path"]: FileInfo(**record, is_dir=False) for record in records}
 
     def _compact(self, last: int) -> None:
-        """Write all that is noted up to batch *last*, which is done, into the file of that batch."""
+        """Write all states up to batch *last*, which is done, into the file of that batch."""
         self.store.replace(self._path(last), _lines(self._states.values()))
         for number in self._numbers():
             if number < last:
@@ -129,15 +129,15 @@ class Look:
     """A listing of the source folder.
 
     Attributes:
-        files: the files that Spark's source takes, by path.
-        left_out: folders and hidden files that it does not take and that were not reported yet.
+        files: the files that Spark's source reads, by path.
+        left_out: folders and hidden files that it skips and that were not reported yet.
     """
 
     files: dict[str, FileInfo]
     left_out: list[FileInfo]
 
     def warnings(self) -> list[str]:
-        """Return one line about what is left out, if there is any."""
+        """Return one line about skipped entries, if there are any."""
         if not self.left_out:
             return []
         names = [entry.path + "/" * entry.is_dir for entry in self.left_out]
@@ -149,7 +149,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Change:
-    """A file as its batch took it, and as it is now."""
+    """The state of a file when its batch took it, and its state now."""
 
     before: FileInfo
     now: FileInfo
@@ -167,7 +167,7 @@ class Change:
 
 
 def is_left_out(entry: FileInfo) -> bool:
-    """True for a folder that holds no partition, and for a file whose name Spark's source or a batch job skips."""
+    """True for a folder that is not a partition, and for a file whose name Spark's source or a batch job skips."""
     return entry.is_dir or entry.name.startswith((".", "_")) or entry.name.endswith("._COPYING_")
 
 

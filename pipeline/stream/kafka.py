@@ -1,5 +1,7 @@
-"""Messages of a Kafka topic as a stream: each holds one raw record. Tasks write those of a partition into one file of the
-attempt, in the order of their offsets; from there on they are rows of files like any others."""
+"""A stream of messages of a Kafka topic, each of which contains one raw record.
+
+Tasks write the messages of a partition, in order of offsets, into one file of the attempt; from there on they are
+treated as rows of any file."""
 
 from __future__ import annotations
 
@@ -35,8 +37,18 @@ LANDED = "partition INT, first LONG, end LONG, newest_ms LONG, aside LONG, ahead
 def stream_of_topic(
     spark: SparkSession, uri: str, most: int | None, allow_data_loss: bool, options: Mapping[str, str]
 ) -> DataFrame:
-    """A row for each message. most: messages a batch; allow_data_loss: whether a batch goes on without messages that were
-    deleted before they were read; options: properties of Kafka's consumer. Raises UsageError."""
+    """Return a streaming DataFrame with one row per message.
+
+    Args:
+        spark: the session.
+        uri: kafka://HOST:PORT/TOPIC.
+        most: messages per batch, or None.
+        allow_data_loss: continue without messages that were deleted before they were read.
+        options: properties of Kafka's consumer.
+
+    Raises:
+        UsageError: the uri is not of this form, or Spark's Kafka connector is missing.
+    """
     servers, topic = address(uri)
     reader = spark.readStream.format("kafka").options(**{f"kafka.{key}": value for key, value in options.items()})
     reader = reader.option("kafka.bootstrap.servers", servers)
@@ -47,6 +59,7 @@ def stream_of_topic(
     try:
         return reader.load().selectExpr(*COLUMNS)
     except AnalysisException as error:
+        # Spark reports a missing connector only by an AnalysisException.
         if "kafka" not in str(error).lower():
             raise
         version = spark.version
@@ -57,7 +70,15 @@ def stream_of_topic(
 
 
 def arrivals(store: Store, uri: str, request: StreamRequest, output: str, checkpoint: str | None) -> Any:
-    """What makes a batch of a frame. checkpoint: where messages may be lost, to tell which."""
+    """Return the function that turns Spark's frame of a batch into an Arrived.
+
+    Args:
+        store: reaches the output.
+        uri: the topic.
+        request: configuration of the stream.
+        output: folder of the set, resolved.
+        checkpoint: Spark's checkpoint if messages may be lost, to report which; else None.
+    """
     return partial(arrive, store, uri, output, checkpoint, record_bytes(request), request.late_after_s)
 
 
@@ -73,8 +94,21 @@ def arrive(
     folder: str,
     newest_ms: int,
 ) -> Arrived:
-    """The messages of a batch, written by tasks into a file a partition. folder: of the attempt; size: of a message."""
-    # One limit for all tasks and their retries.
+    """Write the messages of a batch, one file per partition, and return them as a batch.
+
+    Args:
+        store: reaches the output.
+        uri: the topic.
+        output: folder of the set, resolved.
+        checkpoint: Spark's checkpoint if messages may be lost, else None.
+        size: bytes of a message.
+        late_after_s: quarantine messages that are this much older than the newest before the batch, or None.
+        batch: number of the batch.
+        frame: the messages.
+        folder: the attempt's folder.
+        newest_ms: time of the newest message before the batch.
+    """
+    # One time limit for all tasks and their retries, so that a retry gives the same result.
     land = partial(_land, store, output, batch, folder, size, late_after_s, newest_ms, latest_believable_ms())
     landed = sorted(frame.mapInArrow(land, LANDED).collect(), key=lambda row: (row.partition, row.first))
     told = json.dumps([[row.partition, row.first, row.end] for row in landed])
@@ -93,8 +127,14 @@ def arrive(
 
 
 def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[int, int]]) -> list[Broken]:
-    """What a broker has deleted of a batch before it was read, which it does from the oldest on: one range a partition.
-    planned: the offsets of each, from and without; landed: partition and first offset of what was there."""
+    """Return the messages of a batch that the broker deleted before they were read, one range per partition.
+
+    A broker deletes from the oldest message on.
+
+    Args:
+        planned: offsets start <= offset < end of each partition.
+        landed: partition and first offset of the messages that were read.
+    """
     firsts: dict[int, int] = {}
     for number, first in landed:
         firsts[number] = min(first, firsts.get(number, first))
@@ -107,7 +147,7 @@ def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[in
 
 
 def explained(error: Exception, uri: str, output: str) -> Exception:
-    """The error of a query; that of lost messages as a DataError with the next step."""
+    """Return the error of a query; lost messages become a DataError that names the next step."""
     found = re.search(r"Some data may have been lost.*?Reason:\s*(.+)", str(error), re.DOTALL)
     if not found:
         return error
@@ -129,8 +169,19 @@ def _land(
     limit_ms: int,
     messages: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """One partition of a topic, in the order of offsets: whole records into a file, what is none aside. limit_ms: a message
-    of a later time does not count as the newest."""
+    """Write one partition of a topic in order of offsets: whole records into a file, all others into the quarantine.
+
+    Args:
+        store: reaches the output.
+        output: folder of the set.
+        batch: number of the batch.
+        folder: the attempt's folder.
+        expected: bytes of a message.
+        late_after_s: see ``arrive``.
+        newest_ms: time of the newest message before the batch.
+        limit_ms: messages with a later time do not count as the newest.
+        messages: record batches with the columns COLUMNS.
+    """
     task = f"{folder}/{uuid.uuid4().hex}"
     path, size, newest, partition, first, end, ahead = "", 0, newest_ms, -1, -1, -1, 0
     aside: list[dict[str, object]] = []
@@ -148,18 +199,21 @@ def _land(
                 data = None if value is None else base64.b64encode(value).decode()
                 aside.append(place | {"reason": reason, VALUE: data})
                 continue
+            # Created with the first good record: a partition without any leaves no file.
             if file is None:
                 task_folder(store, task)
                 path = f"{task}/{landed_name(number)}"
                 file = store.create(path)
             file.write(value)
             size += len(value)
+            # A time ahead of the clock must not make all later messages late.
             if time_ms > limit_ms:
                 ahead += 1
             else:
                 newest = max(newest, time_ms)
     if file is not None:
         file.close()
+    # A task without messages yields no row.
     if partition >= 0:
         put_aside(store, path_of(output, batch, partition), aside)
         row = [partition, first, end, newest, len(aside), ahead, size, path]

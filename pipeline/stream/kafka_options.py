@@ -1,6 +1,6 @@
-"""Properties of Kafka's consumer that a user gives, such as those of SASL and SSL. They may be secret. Pure.
+"""Properties of Kafka's consumer from the command line or a file, such as settings of SASL and SSL. Pure.
 
-No message holds a value, and none is kept in the set."""
+Values may be secret: they appear in no message and are not stored in the set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.core.errors import UsageError
 
 FLAG, FILE_FLAG = "--kafka-option", "--kafka-options"
-PREFIX = "kafka."  # as Spark's source has it
+PREFIX = "kafka."  # of options of Spark's source
 # Set by the stream and by Spark's source.
 RESERVED = {
     "bootstrap.servers", "auto.offset.reset", "enable.auto.commit", "key.deserializer", "value.deserializer",
@@ -26,7 +26,7 @@ _SPACE = " \t\f"
 
 
 def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
-    """Return the properties of a file, and over them those of the command line.
+    """Return the properties of a file, overridden by those of the command line.
 
     Args:
         given: KEY=VALUE each, with or without Spark's prefix "kafka.".
@@ -51,7 +51,7 @@ def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
 
 
 def properties(text: str) -> dict[str, str]:
-    """Return keys and values of a text in the form of java.util.Properties."""
+    """Parse a text in the format of java.util.Properties."""
     found = {}
     lines = iter(_LINE_END.split(text))
     for line in lines:

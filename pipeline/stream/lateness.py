@@ -1,17 +1,16 @@
-"""Which rows of a stream come too late (--late-after), by the times of their files or messages. Pure."""
+"""The test for late rows of a stream (--late-after), by the times of their files or messages. Pure."""
 
 from __future__ import annotations
 
 import time
 
-CLOCK_TOLERANCE_S = 60  # by which the clocks of machines may differ
+CLOCK_TOLERANCE_S = 60  # allowed difference between clocks of machines
 
 
 def latest_believable_ms() -> int:
-    """Return the latest time, in ms since 1970, that a file or message can have if its clock and this machine's are right.
+    """Return the latest time (ms since 1970) that a file or message can have if its clock and this machine's are right.
 
-    A later time never counts as the newest of a stream: all rows after it would be late.
-    """
+    A later time never counts as the newest of a stream, because all rows after it would be late."""
     return int(1000 * (time.time() + CLOCK_TOLERANCE_S))
 
 
@@ -21,7 +20,7 @@ def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:
 
 
 def ahead_of_clock(what: str) -> str:
-    """Return the warning about files or messages from the future. what: which, as the beginning of a sentence."""
+    """Return the warning about files or messages from the future. what: the start of the sentence, which names them."""
     return (
         f"{what} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock: --late-after does not count from there;"
         " correct the clock of the machine that wrote it"

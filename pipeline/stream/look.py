@@ -1,4 +1,4 @@
-"""The first pass over a batch: every record read and checked, fingerprinted, and put into a bucket. In tasks."""
+"""The first pass over a batch: tasks read, check and fingerprint every record and hash it into a bucket."""
 
 from __future__ import annotations
 
@@ -19,9 +19,19 @@ from pipeline.stream.arrivals import Arrivals, Found, examine, joined, left_out
 
 @dataclass(frozen=True)
 class Looked:
-    """What a task has found in a part of a chunk. broken: what is left out, ascending; where anything is, ids close up and
-    all is looked at again. keys int64 [k], ascending, and counts int64 [k], of buckets. versions: of what decoded the
-    rows."""
+    """The result of a task for one part of a chunk.
+
+    Attributes:
+        chunk: number of the chunk.
+        rows: good rows.
+        labels: int64 [classes], rows by class.
+        sums: int64 [C], sum of each channel.
+        fingerprint: sum of the rows' hashes, mod 2^64.
+        keys: int64 [k], bucket keys, ascending.
+        counts: int64 [k], rows by bucket.
+        broken: ranges to leave out, ascending. If there are any, ids move down and the whole batch is read again.
+        versions: versions of the libraries that decoded the rows.
+    """
 
     chunk: int
     rows: int
@@ -36,14 +46,14 @@ class Looked:
 
 @dataclass(frozen=True)
 class LookJob:
-    """Picklable. hashes: None before they are fitted: then no row is put into a bucket."""
+    """The work of a task. Picklable. hashes: None before they are fitted, and rows then get no buckets."""
 
     dataset: Arrivals
     num_classes: int
     hashes: Hashes | None
 
     def __call__(self, piece: tuple[int, int, int]) -> Looked:
-        """piece: the number of a chunk, and ids in it."""
+        """Read one part of a chunk. piece: the number of the chunk, and the first and end id."""
         chunk, start, stop = piece
         labels, sums = np.zeros(self.num_classes, np.int64), np.zeros(self.dataset.layout.shape[0], np.int64)
         keys: list[Ints] = [np.empty(0, np.int64)]
@@ -57,6 +67,7 @@ class LookJob:
             labels += np.bincount(found.labels, minlength=self.num_classes)
             sums += found.numbers(self.dataset.layout).sum(axis=(0, 2), dtype=np.int64)
             checksum = (checksum + fingerprint(found)) & WORD
+            # Without hashes this pass only counts: the hashes are fitted to its result.
             if self.hashes:
                 keys.append(self.hashes.buckets(found.images))
         unique, counts = np.unique(np.concatenate(keys), return_counts=True)
@@ -67,7 +78,13 @@ class LookJob:
 
 @dataclass(frozen=True)
 class Seen:
-    """A batch that was looked at. found: of every chunk its buckets' keys, ascending, and rows; broken: what is left out."""
+    """The result of a pass over a batch.
+
+    Attributes:
+        scan: counts and fingerprint of the good rows.
+        found: by chunk, the bucket keys, ascending, and the rows of each bucket.
+        broken: ranges to leave out.
+    """
 
     scan: Scan
     found: list[tuple[Ints, Ints]]
@@ -75,8 +92,17 @@ class Seen:
 
 
 def look(job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[tuple[int, int, int], Looked]) -> Seen:
-    """All chunks, in about so many tasks, or one a chunk. The driver gets the buckets of every task's rows, and a range for
-    each record that cannot be decoded and for neighbours with bad labels: O(rows) where every second label is bad."""
+    """Read all chunks in about ``pieces`` tasks, with at least one task per chunk.
+
+    The driver receives the buckets of every task's rows, one range per undecodable record, and one range per run of
+    adjacent bad labels. This is O(rows) if every second label is bad.
+
+    Args:
+        job: the work of a task.
+        bounds: id ranges of the chunks.
+        pieces: wanted number of tasks.
+        run: maps the job over the parts.
+    """
     inside = max(1, -(-pieces // len(bounds)))
     parts = [(chunk, *part) for chunk, bound in enumerate(bounds) for part in ranges(*bound, inside)]
     looked = run(job, parts)

@@ -1,4 +1,5 @@
-"""What a stream keeps beside its rows: the fitted hash functions, once, and the counters of its buckets, every time."""
+"""The models that a stream stores beside its rows: fitted hash functions (once) and bucket counters (every
+generation)."""
 
 from __future__ import annotations
 
@@ -33,20 +34,28 @@ def fit_functions(
     scratch: str,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> Hashes:
-    """The functions of a strategy, fitted to a keyed sample of the rows."""
+    """Fit the strategy's hash functions to a keyed sample of the rows.
+
+    Args:
+        images: the rows of the batch.
+        scan: their scan.
+        strategy: the configuration of the hash functions.
+        scratch: folder for the fit's files.
+        phase: context manager that times a named phase.
+    """
     context = Context(images, scan, [(0, scan.rows)], 1, phase, lambda text: None, scratch)
     return strategy.fit_functions(context, images, None)
 
 
 def save_hashes(context: SparkContext, store: Store, hashes: Hashes, staging: str) -> list[Move]:
-    """As a spark.ml model, whose buckets are counted elsewhere; what to move."""
+    """Save the hash functions as a spark.ml model without bucket counts, and return the files to move."""
     from pipeline.clustering.hash_model import HashModel  # loads spark.ml
 
     return save_models(context, store, {HASHES: HashModel(hashes, None, np.empty(0, np.int64))}, staging)
 
 
 def save_state(store: Store, state: State, staging: str) -> Move:
-    """The counters; what to move."""
+    """Write the counters to the attempt's folder and return the file to move."""
     path = f"_model/{STATE}/{ARRAYS}"
     store.makedirs(f"{staging}/_model/{STATE}")
     store.write_new(f"{staging}/{path}", state.to_bytes())
@@ -54,7 +63,7 @@ def save_state(store: Store, state: State, staging: str) -> Move:
 
 
 def load_state(shards: ShardSet) -> State:
-    """Raises DataError where the set has none, or they are damaged."""
+    """Return the counters of a set. Raises DataError if they are missing or damaged."""
     path, data = _read(shards, STATE)
     try:
         return State.from_bytes(data)
@@ -63,7 +72,10 @@ def load_state(shards: ShardSet) -> State:
 
 
 def load_hashes(shards: ShardSet) -> Hashes:
-    """Of pixels. Raises DataError where the set has none, or they are damaged, UsageError for those of features."""
+    """Return the hash functions of a set.
+
+    Raises DataError if they are missing or damaged, and UsageError if they hash real-valued features instead of
+    pixels."""
     path, data = _read(shards, HASHES)
     try:
         arrays = from_bytes(data)
@@ -82,12 +94,12 @@ def _damaged(path: str, error: ValueError) -> DataError:
 
 
 def ready_hashes(store: Store, uri: str | None) -> Hashes | None:
-    """Those of a committed set; None where no set is named. Raises DataError where there is none."""
+    """Return the hash functions of a committed set, or None without a uri. Raises DataError if there is no such set."""
     return load_hashes(open_committed(store, store.resolve(uri))) if uri else None
 
 
 def _read(shards: ShardSet, name: str) -> tuple[str, bytes]:
-    """The path of a model's arrays, and what is there."""
+    """Return the path of a model's arrays and their bytes. Raises DataError if they are missing."""
     listed = [file["path"] for file in (shards.manifest["model"] or {}).get("files", [])]
     found = next((path for path in listed if name_of_model(path) == f"{name}/{ARRAYS}"), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""Which workers get which rows of a generation: its own rows by bucket, and the copies with which a window closes."""
+"""The workers of a generation's rows: its own rows by bucket, and the copies made when a window closes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from pipeline.stream.buckets import ChunkBuckets, Flags
 
 @dataclass(frozen=True)
 class ByBucket:
-    """A Placement. chunks: the buckets of each. Row k of a bucket goes to the k-th worker after that of its first row, so
-    the counts of workers differ by at most one."""
+    """A Placement by bucket. chunks: the buckets of each chunk.
+
+    Row k of a bucket goes to the k-th worker after that of its first row, so a bucket's rows per worker differ by at
+    most one."""
 
     hashes: Hashes
     num_workers: int
@@ -39,8 +41,15 @@ class ByBucket:
 
 @dataclass(frozen=True)
 class Copies:
-    """A Placement of rows that are in the set: the copies for those who have not got them. first: int64 [K], of each bucket;
-    before: int64 [chunks, K], its rows before each chunk."""
+    """A Placement of rows already in the set: copies for the workers that do not have them.
+
+    Attributes:
+        num_workers: n.
+        first: int64 [K], worker of each bucket's first row.
+        before: int64 [chunks, K], rows of each bucket before each chunk.
+        neighbourhoods: buckets are written beside the rows.
+        reads_images: blocks contain images.
+    """
 
     num_workers: int
     first: Ints
@@ -60,7 +69,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class SomeBuckets(CommittedDataset):
-    """The rows of some buckets: ``wanted``, bool [K] by number."""
+    """The rows of some buckets of a committed set. wanted: bool [K] by bucket number."""
 
     wanted: Flags
 
@@ -69,7 +78,7 @@ class SomeBuckets(CommittedDataset):
         return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, wanted=wanted)
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
-        """Images are read where a block has such rows, from the first of them to the last."""
+        """Read the wanted rows. Images are read only from the first to the last wanted row of a block."""
         for narrow in super().read(start, stop, images=False):
             found = np.flatnonzero(self.wanted[groups_of(narrow)])
             if not len(found):
@@ -84,6 +93,6 @@ class SomeBuckets(CommittedDataset):
 
 
 def groups_of(block: Block) -> Ints:
-    """The buckets of committed rows, by number."""
+    """Return the bucket numbers of committed rows, int64 [rows]."""
     assert block.columns.neighbourhoods is not None, "a stream's rows have their buckets"
     return block.columns.neighbourhoods.astype(np.int64)

@@ -1,7 +1,7 @@
-"""What a stream puts aside: OUTPUT/_quarantine/batch-NNNNNNNN.jsonl, a line for each record or file, with the reason.
+"""The quarantine of a stream: OUTPUT/_quarantine/batch-NNNNNNNN.jsonl, one line per record or file, with the reason.
 
-A batch that is done again begins with none, and writes its files again. Of files the line says where a record is; what came
-from a topic, which forgets it, is in the line itself, in base64. No Spark."""
+A repeated batch replaces its quarantine files. A line about a file gives the position of the record. A line about a
+topic contains the message itself, in base64, because topics delete old messages. No Spark."""
 
 from __future__ import annotations
 
@@ -14,29 +14,35 @@ from pipeline.core.storage.store import Store
 from pipeline.stream.arrivals import Broken
 
 FOLDER = "_quarantine"
-VALUE = "value"  # the key of bytes, in base64
+VALUE = "value"  # key of a message's bytes, in base64
 
 
 def path_of(output: str, batch: int, part: int | None = None) -> str:
-    """part: of a batch that tasks put aside from, each by itself."""
+    """Return the path of a quarantine file of a batch.
+
+    part: partition of a topic, or 0 for files that the source itself sets aside; None: the file of the batch's broken
+    rows."""
     return f"{output}/{FOLDER}/batch-{batch:08d}{'' if part is None else f'-{part:05d}'}.jsonl"
 
 
 def clear_drafts(store: Store, output: str, batch: int) -> None:
-    """Delete what an earlier try of a batch was writing when it was killed. One listing."""
+    """Delete drafts that an earlier try of a batch left when it was killed. Costs one listing."""
     for entry in store.list(f"{output}/{FOLDER}"):
         if entry.name.startswith(f".batch-{batch:08d}"):
             store.delete(entry.path)
 
 
 def put_aside(store: Store, path: str, lines: Iterable[dict[str, object]]) -> None:
-    """Have a file hold these lines; none, where there are none. What an earlier try of the batch has put there goes, as
-    files may be good or gone by now, but for lines with a value: the topic may have forgotten that since. Raises DataError
-    where those that are there cannot be read."""
+    """Replace the lines of a quarantine file, or delete the file if there are none.
+
+    Lines of an earlier try of the batch are dropped, because its files may have been mended or deleted since. Lines
+    with a value are kept, because the topic may have deleted their messages. Raises DataError if the existing file
+    cannot be read."""
     texts = {json.dumps(line, ensure_ascii=False): None for line in lines}
     if there := store.exists(path):
         try:
             earlier = store.read(path).decode().splitlines()
+            # Keyed by text, so that a line of the earlier try is not repeated.
             texts |= {text: None for text in earlier if VALUE in parse_object(text)}
         except ValueError as error:
             raise DataError(

@@ -1,8 +1,8 @@
-"""The life of a stream: batches one after the other until it is drained, or somebody ends it.
+"""The main loop of a stream: batches in sequence until the source is drained or a signal ends it.
 
-Spark's checkpoint says which files, or offsets, are in a batch; the set says which batches are in it. Spark does again what
-it has begun and not noted as done, and a batch that the set has is skipped: so each is in the set once, whenever the driver
-dies."""
+Spark's checkpoint records which files or offsets belong to a batch; the set records which batches it contains. Spark
+repeats a batch that it began and did not note as done, and a batch that is already in the set is skipped. Each batch is
+therefore in the set once, whenever the driver dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,16 @@ Arrive = Callable[[int, DataFrame, str, int], Arrived]
 
 @dataclass
 class Tally:
-    """What a start has done. rows, quarantined: records; seconds: of its batches."""
+    """The totals of one start of a stream.
+
+    Attributes:
+        committed: batches committed.
+        skipped: batches that were already committed.
+        rows: records committed.
+        quarantined: records quarantined.
+        seconds: duration of all batches.
+        last: result of the last batch after which a set exists.
+    """
 
     committed: int = 0
     skipped: int = 0
@@ -41,13 +50,25 @@ class Tally:
 
 
 class AskedToEnd(Exception):
-    """A batch that came after the stream was asked to end: Spark must not note it as done."""
+    """The error of a batch that starts after the stream was asked to end, so that Spark does not note it as done."""
 
 
 @dataclass
 class Running:
-    """A query and what it shares with the thread that watches it. idle: held while a batch is at work; refused: whether a
-    batch came after the end; say, warn: print a line, of progress or of rows that are not read."""
+    """A query and the state that it shares with the thread that watches it.
+
+    Attributes:
+        run: configuration of the commits.
+        arrive: arrive(batch, frame, folder, newest_ms) returns the contents of a batch.
+        say: prints a line of progress.
+        warn: prints a line about rows that are not read.
+        tally: totals so far.
+        idle: lock that a batch holds while it runs.
+        query: the running query.
+        known: set once ``query`` is.
+        ended: True once the stream was asked to end.
+        refused: True if a batch started after that.
+    """
 
     run: GenerationRun
     arrive: Arrive
@@ -61,7 +82,7 @@ class Running:
     refused: bool = False
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
-        """For foreachBatch."""
+        """Commit one batch; the callback of foreachBatch."""
         self.known.wait()
         with self.idle:
             if self.ended:
@@ -90,7 +111,7 @@ class Running:
 
 
 def line(batch: int, done: Outcome) -> str:
-    """What a person sees of a generation."""
+    """Return the line that is printed for a generation."""
     assert done.shards
     manifest, last = done.shards.manifest, generations(done.shards)[-1]
     parts = [
@@ -112,8 +133,9 @@ def start(running: Running, stream: DataFrame, checkpoint: str, trigger: dict[st
 
 
 def watch(running: Running, query: StreamingQuery) -> Tally:
-    """Until the query has ended by itself, or somebody asks it to: then after the batch that is at work. Raises what a batch
-    raised."""
+    """Wait until the query ends by itself, or stop it after the current batch once a signal asks for it.
+
+    Raises the error of a failed batch."""
     with asked_to_end() as asked, passed_on(running.run.context):
         while query.isActive:
             query.awaitTermination(POLL_S)
@@ -121,7 +143,7 @@ def watch(running: Running, query: StreamingQuery) -> Tally:
                 running.say("asked to end: after the batch that is at work")
                 with running.idle:
                     running.ended = True
-                query.stop()  # not under the lock: it waits for a batch that may wait for that
+                query.stop()  # without the lock: stop waits for a batch, which may wait for the lock
                 break
     error = query.exception()
     if error and not running.refused:
@@ -131,7 +153,7 @@ def watch(running: Running, query: StreamingQuery) -> Tally:
 
 @contextmanager
 def asked_to_end() -> Iterator[threading.Event]:
-    """Set by SIGTERM or Ctrl-C, which do nothing else meanwhile."""
+    """Yield an event that is set by SIGTERM or Ctrl-C, which have no other effect meanwhile."""
     asked = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What a stream is to do, and what makes two starts of it the same stream."""
+"""The configuration of a stream, and its identity, by which a later start recognises it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,21 @@ WINDOW_ROWS = 50_000
 
 @dataclass(frozen=True)
 class StreamRequest:
-    """model: a committed set whose hash functions are used, None to fit them to the first batch. format, shape: of rows,
-    where they do not tell. window_rows: a window closes with the generation in which it comes to so many rows; 0: never.
-    late_after_s: records so much older than the newest before them are put aside; None: none are."""
+    """The configuration of a stream.
+
+    Attributes:
+        output: folder of the set.
+        num_workers: number of shards.
+        strategy: the hash functions.
+        model: a committed set whose hash functions are used; None: fit them to the first batch.
+        format: format of the input; None: recognised.
+        shape: (channels, height, width), if the files do not contain it.
+        num_classes: labels must be in 0..num_classes-1; None: the layout's, or the labels of the first batch.
+        unlabelled: ignore labels.
+        channels: 1 or 3, to convert images to grey or RGB; None: as they are.
+        window_rows: a window closes with the generation in which it reaches this many rows; 0: never.
+        late_after_s: quarantine records that are this much older than the newest before them; None: never.
+    """
 
     output: str
     num_workers: int
@@ -52,7 +64,7 @@ class StreamRequest:
         return self.strategy.seed
 
     def identity(self) -> str:
-        """A digest of everything but the rows that decides the shards."""
+        """Return a digest of everything except the rows that decides the shards."""
         configuration = {
             "format_version": FORMAT_VERSION,
             "strategy": self.strategy.name,
@@ -64,6 +76,7 @@ class StreamRequest:
             "unlabelled": self.unlabelled,
             "stream": {"window_rows": self.window_rows, "late_after_s": self.late_after_s, "model": self.model},
         }
+        # Only added if set, so that identities without this option do not change.
         if self.channels:
             configuration["channels"] = self.channels
         return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

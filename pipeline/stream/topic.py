@@ -1,4 +1,4 @@
-"""What names a topic of Kafka and its messages, which hold one raw record each. Pure."""
+"""Names of Kafka topics and of the files with their messages, which contain one raw record each. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_topic(uri: str) -> bool:
 
 
 def address(uri: str) -> tuple[str, str]:
-    """Servers and topic. Raises UsageError."""
+    """Return servers and topic. Raises UsageError for another form."""
     match = TOPIC.fullmatch(uri)
     if not match:
         raise UsageError(f"--source {uri} is not kafka://HOST:PORT/TOPIC")
@@ -27,12 +27,12 @@ def address(uri: str) -> tuple[str, str]:
 
 
 def without_servers(uri: str) -> str:
-    """What stays of a source when its servers move: a topic's name; all of a folder's."""
+    """Return the part of a source that stays when its servers move: a topic's name, or the whole folder."""
     return f"kafka:{address(uri)[1]}" if is_topic(uri) else uri
 
 
 def record_bytes(request: StreamRequest) -> int:
-    """Of a message. Raises UsageError for a format that has no records of one size."""
+    """Return the size of a message in bytes. Raises UsageError for a format without fixed-size records."""
     kind = FORMATS[request.format or FORMAT]
     if not isinstance(kind, FixedRecords):
         raise UsageError(f"--format {kind.name}: a message holds one raw record, of cifar10-binary or cifar100-binary")
@@ -40,11 +40,11 @@ def record_bytes(request: StreamRequest) -> int:
 
 
 def landed_name(partition: int) -> str:
-    """Of the file in which a batch's messages of a partition are."""
+    """Return the name of the file with a batch's messages of one partition."""
     return f"partition-{partition}.bin"
 
 
 def partition_of(path: str) -> str:
-    """Which partition the messages of such a file are of, in words."""
+    """Return the partition of such a file, in words."""
     match = _LANDED.fullmatch(path.rpartition("/")[2])
     return f"partition {match[1]}" if match else path

@@ -1,1 +1,1 @@
-"""Commands about a committed set: what is in it, whether it is whole, and what killed runs have left beside it. No Spark."""
+"""Commands for a committed set: its contents, its integrity, and the leftovers of killed runs. No Spark."""

@@ -17,8 +17,14 @@ MANY = 20  # paths that are printed
 
 
 class Leftovers(NamedTuple):
-    """files: of this program's making that the manifest does not list; attempts: folders of runs that are dead; live: those
-    of runs that may be at work; behind: whether manifest.json is older than the set."""
+    """The leftovers of killed runs in the folder of a committed set.
+
+    Attributes:
+        files: files of this program that the manifest does not list.
+        attempts: folders of dead runs.
+        live: folders of runs that may be running.
+        behind: whether manifest.json is older than the set.
+    """
 
     files: list[str]
     attempts: list[str]
@@ -27,9 +33,9 @@ class Leftovers(NamedTuple):
 
 
 def leftovers(store: Store, uri: str) -> Leftovers:
-    """What killed runs have left in a folder; nothing is written. Files of a run that may be at work are none.
+    """Return the files that killed runs have left in a folder, without writing anything.
 
-    Raises UsageError where there is no folder."""
+    Files of runs that may be running do not count. Raises UsageError if the folder does not exist."""
     uri = store.resolve(uri)
     if not store.exists(uri):
         raise UsageError(f"{uri} does not exist; name the folder of a shard set")
@@ -42,8 +48,8 @@ def leftovers(store: Store, uri: str) -> Leftovers:
 
 
 def clean(store: Store, uri: str) -> int:
-    """Delete it; returns how many files beside the attempts' folders."""
-    with Attempt(store, store.resolve(uri)) as attempt:  # which deletes the folders of dead attempts
+    """Delete the leftovers; return the number of deleted files outside of the attempts' folders."""
+    with Attempt(store, store.resolve(uri)) as attempt:  # its start deletes the folders of dead attempts
         return tidy(attempt)
 
 

@@ -12,11 +12,11 @@ from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.ratios import shortened
 from pipeline.core.storage.store import configured_store
 
-MANY = 16  # workers that get a row each; of more the extremes are told
+MANY = 16  # workers that get a row each; of more workers only the first and last are shown
 
 
 def describe(shards: ShardSet) -> list[tuple[str, str]]:
-    """What a person wants to know of a set first."""
+    """Return the most important facts about a set, as (name, text)."""
     manifest = shards.manifest
     rows = [worker["rows"] for worker in manifest["workers"]]
     size = sum(file.bytes for file in shards.files())
@@ -43,7 +43,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
 
 
 def details(shards: ShardSet) -> list[tuple[str, str]]:
-    """What else the manifest tells of how the set was made."""
+    """Return further facts from the manifest about how the set was made, as (name, text)."""
     manifest = shards.manifest
     image = manifest["image"]
     asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest["params"].items())
@@ -69,7 +69,7 @@ def _labels(labels: dict[str, Any]) -> str:
 
 
 def workers_table(shards: ShardSet) -> str:
-    """A row a worker: rows, copies, files, megabytes, and its rarest and its most frequent class."""
+    """Return a table with a row per worker: rows, copies, files, megabytes, its rarest and its most frequent class."""
     workers = shards.manifest["workers"]
     shown = workers if len(workers) <= MANY else [*workers[: MANY // 2], *workers[-MANY // 2 :]]
     labelled = "label" in shards.manifest["labels"]["columns"]

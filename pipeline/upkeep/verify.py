@@ -19,13 +19,13 @@ MANY = 20  # lines of damage that are printed
 
 
 def in_threads(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """``run`` without a cluster: hashing and reading let other threads go on."""
+    """Map a function over items in threads; see ``Run``. Hashing and reading release the GIL."""
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(fn, items))
 
 
 def verify(shards: ShardSet, *, deep: bool) -> list[str]:
-    """What is wrong with the files of a set, a line each: by names and sizes, or by everything in them."""
+    """Return the damage of a set's files, one line each, by names and sizes, or by content if ``deep``."""
     return all_damage(shards, in_threads) if deep else missing_files(shards)
 
 

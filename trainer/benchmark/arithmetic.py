@@ -1,8 +1,8 @@
 """Losses and gradients of the three models in numpy.
 
-Spark's barrier tasks compute with them, and they say where the optimum lies. Weights are flat, in MLlib's order: [d] of a
-regression; of the perceptron layer by layer, the matrix [out, in] column by column, then the bias. Shapes: N rows, d
-features."""
+They are used in Spark's barrier tasks, and to find the optimum. Weights are flat, in MLlib's order: [d] for a
+regression; for the perceptron layer by layer, the matrix [out, in] in column-major order, then the bias. Shapes: N
+rows, d features."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Floats = npt.NDArray[np.float64]
 
 
 def layer_widths(features: int) -> tuple[int, ...]:
-    """Of the perceptron, from its input to its two classes."""
+    """Return the widths of the perceptron's layers, from its input to its two classes."""
     return (features, *HIDDEN_LAYERS, 2)
 
 
 def count_weights(model: Model, features: int) -> int:
-    """The length of a model's weights."""
+    """Return the number of a model's weights."""
     if model != "perceptron":
         return features
     return sum((before + 1) * after for before, after in pairwise(layer_widths(features)))
 
 
 def split_layers(weights: Floats, features: int) -> list[tuple[Floats, Floats]]:
-    """(matrix [out, in], bias [out]) of each layer, views of the weights."""
+    """Return the perceptron's layers as (matrix [out, in], bias [out]), views of the weights."""
     layers, start = [], 0
     for before, after in pairwise(layer_widths(features)):
         matrix = weights[start : start + before * after].reshape(before, after).T
@@ -40,7 +40,14 @@ def split_layers(weights: Floats, features: int) -> list[tuple[Floats, Floats]]:
 
 
 def loss(model: Model, weights: Floats, x: Floats, y: Floats) -> float:
-    """Summed over rows, without regularisation: log loss, half the squared error, or cross entropy."""
+    """Return the loss summed over rows, without regularisation: log loss, half the squared error, or cross entropy.
+
+    Args:
+        model: decides the loss.
+        weights: flat.
+        x: features [N, d].
+        y: targets or classes [N].
+    """
     if model == "linear":
         return float(0.5 * np.square(x @ weights - y).sum())
     if model == "logistic":
@@ -51,7 +58,14 @@ def loss(model: Model, weights: Floats, x: Floats, y: Floats) -> float:
 
 
 def gradient(model: Model, weights: Floats, x: Floats, y: Floats) -> Floats:
-    """Of the loss, with the shape of the weights."""
+    """Return the gradient of the loss, with the shape of the weights.
+
+    Args:
+        model: decides the loss.
+        weights: flat.
+        x: features [N, d].
+        y: targets or classes [N].
+    """
     if model == "linear":
         return np.asarray(x.T @ (x @ weights - y))
     if model == "logistic":
@@ -60,7 +74,7 @@ def gradient(model: Model, weights: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def hessian(model: Model, weights: Floats, x: Floats) -> Floats:
-    """Of a regression's loss: [d, d]."""
+    """Return the Hessian of a regression's loss at ``weights`` [d], over the rows x [N, d]: [d, d]."""
     if model == "linear":
         return np.asarray(x.T @ x)
     p = _sigmoid(x @ weights)
@@ -72,7 +86,7 @@ def _sigmoid(values: Floats) -> Floats:
 
 
 def _forward(weights: Floats, x: Floats) -> list[Floats]:
-    """The input, each hidden layer's sigmoids, and the scores [N, 2]."""
+    """Return the outputs of the layers: the input, the sigmoids of each hidden layer, and the scores [N, 2]."""
     outputs = [x]
     layers = split_layers(weights, x.shape[1])
     for index, (matrix, bias) in enumerate(layers):
@@ -82,8 +96,9 @@ def _forward(weights: Floats, x: Floats) -> list[Floats]:
 
 
 def _backward(weights: Floats, x: Floats, y: Floats) -> Floats:
-    """The perceptron's gradient, by backpropagation."""
+    """Return the perceptron's gradient, by backpropagation."""
     outputs, layers = _forward(weights, x), split_layers(weights, x.shape[1])
+    # Subtracting the largest score avoids overflow and leaves the softmax unchanged.
     shifted = np.exp(outputs[-1] - outputs[-1].max(axis=1, keepdims=True))
     delta = shifted / shifted.sum(axis=1, keepdims=True)
     delta[np.arange(len(y)), y.astype(int)] -= 1

@@ -1,4 +1,4 @@
-"""The command line of jobs/benchmark.py, and what it prints."""
+"""The command line of jobs/benchmark.py, and its output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def flags(description: str | None) -> Parser:
 
 
 def run_benchmark(args: argparse.Namespace) -> int:
-    """Returns the exit code: 0 also where runs failed, which their records say. Raises UsageError."""
+    """Run the benchmark and return the exit code. Raises UsageError.
+
+    The exit code is 0 even if runs failed; their records contain the errors."""
     experiment = experiment_from_flags(args)
     output = _check_output(args.output)
     if is_object(args.data or ""):
@@ -52,6 +54,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
             f"--data {args.data}: Spark's own readers, MLlib's among them, read no object store here; use hdfs://"
         )
     require("benchmark", "benchmark.py")
+    # These need the packages of the extra that was just checked.
     from trainer.benchmark.records import delete_records
     from trainer.benchmark.results.report import render
     from trainer.benchmark.run import run_experiment
@@ -69,14 +72,14 @@ def run_benchmark(args: argparse.Namespace) -> int:
 
 
 def _check_output(uri: str) -> Path:
-    """The local folder of --output. Raises UsageError for another store."""
+    """Return the local folder of --output. Raises UsageError for another store."""
     if split_uri(uri)[0] not in ("", "file"):
         raise UsageError(f"--output {uri} must be a local folder: the trainer writes there; --data may be hdfs://")
     return Path(Store().resolve(uri).removeprefix("file:"))
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """All runs as a table, then the goals."""
+    """Print all runs as a table, then the goals."""
     print(table([format_summary(summary) for summary in summaries], COLUMNS, right=NUMBERS))
     for goal in judge_goals(summaries):
         reached = "not measured" if goal.reached is None else f"{goal.reached:.1f} times faster than MLlib"
@@ -84,7 +87,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
 
 
 def format_summary(summary: Summary) -> list[str]:
-    """The cells of one line."""
+    """Return the cells of one line."""
     first = [summary.model, f"{summary.rows:,}", summary.size, summary.label]
     if not summary.metrics:
         return [*first, "failed: " + "; ".join(summary.errors)[:60], "", "", ""]

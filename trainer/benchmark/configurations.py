@@ -1,4 +1,4 @@
-"""What every system is given: a model, rows, a mini-batch and a length. Pure."""
+"""The settings that are the same for every system: model, rows, mini-batch and length of a run. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ System = Literal["mllib", "ps-sync", "ps-async", "averaging", "all-reduce"]
 SYSTEMS: tuple[System, ...] = ("mllib", "ps-sync", "ps-async", "averaging", "all-reduce")
 Model = Literal["logistic", "linear", "perceptron"]
 HIDDEN_LAYERS = (15, 15)
-MAX_WORKERS = 32  # more than cores; each is a process
+MAX_WORKERS = 32  # workers of a server, each a process; may exceed the cores
 TOLERANCE = 1e-3  # MLlib's default
-BLOCK_ROWS = 128  # rows that MLlib's perceptron stacks into one matrix: its default
+BLOCK_ROWS = 128  # MLlib's default block size of the perceptron: rows in one matrix
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What gradient descent on one model is given, the same in every system."""
+    """The hyperparameters of gradient descent on one model, the same in every system."""
 
     problem: str  # name of the problem that the model learns
     step_size: float  # a0 of the learning rate a0/sqrt(t), or the constant rate
     decay: float  # L2 factor
-    max_mini_batches: int  # after which a run that has not converged ends
+    max_mini_batches: int  # at which a run ends without convergence
     constant_rate: bool = False
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step, counted from 1."""
+        """Return the learning rate of a step, counted from 1."""
         return self.step_size if self.constant_rate else self.step_size / math.sqrt(step)
 
 
-# Regularisation and tolerance are pyspark's defaults of the regressions. The thesis names no step sizes. Of 0.05, 0.1, 0.2,
-# 0.5, 1 and 2 these are the ones that converge after some hundreds of mini-batches when MLlib's descent is simulated in
-# numpy on 20,000 generated rows. pyspark's own for its perceptron, 0.03 down to a tolerance of 1e-6, do not end in 8,000
-# mini-batches there: a step is then still 1e-4 long.
+# Regularisation and tolerance are pyspark's defaults for the regressions. The thesis gives no step sizes. Among 0.05,
+# 0.1, 0.2, 0.5, 1 and 2 these converge after some hundreds of mini-batches when MLlib's descent is simulated in numpy
+# on 20,000 generated rows. pyspark's defaults for its perceptron, a step of 0.03 and a tolerance of 1e-6, do not
+# converge in 8,000 mini-batches there: a step then still has a length of 1e-4.
 HYPERPARAMETERS: dict[Model, Hyperparameters] = {
     "logistic": Hyperparameters("higgs-like", step_size=1.0, decay=0.01, max_mini_batches=20_000),
     "linear": Hyperparameters("year-like", step_size=0.1, decay=0.0, max_mini_batches=20_000),
@@ -43,14 +43,23 @@ HYPERPARAMETERS: dict[Model, Hyperparameters] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """One comparison: every system runs it."""
+    """One comparison, which every system runs.
+
+    Attributes:
+        model: the model to train.
+        rows: of the training set.
+        batch: examples of the global mini-batch; all rows for gradient descent.
+        length: mini-batches to time; None to run until MLlib's stop rule is met.
+        tolerance: of the stop rule.
+        tasks: tasks of an MLlib job, or workers of a server; None for one per core.
+    """
 
     model: Model
     rows: int
-    batch: int  # examples of the global mini-batch; all rows: gradient descent
-    length: int | None = None  # mini-batches to time; None: until MLlib's stop rule ends the run
-    tolerance: float = TOLERANCE  # of the stop rule
-    tasks: int | None = None  # of an MLlib job, or workers of a server; None: one for each core
+    batch: int
+    length: int | None = None
+    tolerance: float = TOLERANCE
+    tasks: int | None = None
 
     @property
     def hyperparameters(self) -> Hyperparameters:
@@ -62,7 +71,7 @@ class Configuration:
 
     @property
     def fraction(self) -> float:
-        """The probability of a row to be in a mini-batch."""
+        """Return the probability of a row to be in a mini-batch."""
         return min(1.0, self.batch / self.rows)
 
     @property
@@ -71,7 +80,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """``linear, 500 of 4,000, 3 tasks, 2 times``."""
+        """Return a name such as ``linear, 500 of 4,000, 3 tasks, 2 times``."""
         size = f"{self.batch:,}" if self.is_stochastic else "all rows"
         tasks = f", {self.tasks} tasks" if self.tasks else ""
         return f"{self.model}, {size} of {self.rows:,}{tasks}" + (f", {self.length} times" if self.length else "")
@@ -80,17 +89,25 @@ class Configuration:
 def configurations_to_converge(
     model: Model, rows: int, batches: tuple[int, ...], tolerance: float = TOLERANCE
 ) -> list[Configuration]:
-    """Runs that the stop rule ends: gradient descent, and the regressions' mini-batches (thesis, figures 2.12 and
-    2.13).
+    """Return runs to convergence: gradient descent, and the regressions' mini-batches (thesis, figures 2.12 and 2.13).
 
-    MLlib's perceptron has no mini-batches."""
+    MLlib's perceptron has no mini-batches.
+
+    Args:
+        model: the model to train.
+        rows: of the training set.
+        batches: examples of the mini-batches; sizes of at least ``rows`` are left out.
+        tolerance: of the stop rule.
+    """
     smaller = [batch for batch in batches if batch < rows and model != "perceptron"]
     return [Configuration(model, rows, batch, None, tolerance) for batch in (rows, *smaller)]
 
 
 def configurations_of_fixed_length(model: Model, rows: int, length: int) -> list[Configuration]:
-    """Runs of ``length`` mini-batches: of all rows and, of a regression, of a hundredth and a thousandth of them (thesis,
-    figures 2.7, 2.9 and 2.10). A perceptron's run has a fifth as many."""
+    """Return runs of ``length`` mini-batches (thesis, figures 2.7, 2.9 and 2.10).
+
+    A mini-batch has all rows or, for the regressions, also a hundredth and a thousandth of them. A perceptron's run has
+    a fifth of the mini-batches."""
     parts = (1,) if model == "perceptron" else (1, 100, 1000)
     mini_batches = length if model != "perceptron" else max(1, length // 5)
     return [Configuration(model, rows, rows // part, mini_batches) for part in parts]
@@ -99,9 +116,18 @@ def configurations_of_fixed_length(model: Model, rows: int, length: int) -> list
 def configuration_with_tasks(
     model: Model, rows: int, batch: int, length: int, tasks: int, system: System
 ) -> Configuration:
-    """Mini-batches cut into more tasks, or computed by more workers, than there are cores.
+    """Return a run whose mini-batches are split over more tasks or workers than there are cores.
 
-    What a task adds is most of what a mini-batch costs on many nodes. A server gets five times ``length``, since its
-    pushes are short beside its start; MLlib a fifth."""
+    The cost per task is most of the cost of a mini-batch on many nodes. A server gets five times ``length``, because
+    its pushes are short compared with its start; MLlib gets a fifth.
+
+    Args:
+        model: the model to train.
+        rows: of the training set.
+        batch: examples of the global mini-batch.
+        length: mini-batches, before the factor of the system.
+        tasks: tasks of an MLlib job, or workers of a server.
+        system: "mllib" or a server.
+    """
     mini_batches = max(1, length // 5) if system == "mllib" else 5 * length
     return Configuration(model, rows, batch, mini_batches, tasks=tasks)

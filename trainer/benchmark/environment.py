@@ -1,5 +1,6 @@
-"""The machine and the program that a benchmark runs on: what a reader needs to judge its figures, and what records that
-are compared must share."""
+"""The machine and the program of a benchmark.
+
+Readers need them to judge the figures, and records are comparable only if they are the same."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ TRAINER = Path(__file__).resolve().parents[1]
 
 
 def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
-    """Hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark adds to it."""
+    """Return hardware, versions, Spark's settings, the folder of the data, and the load before the benchmark."""
     processor = platform.processor()
+    # platform.processor() is empty on many Linux systems.
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), processor)
@@ -44,7 +46,7 @@ def describe_machine(context: SparkContext, data: str) -> dict[str, Any]:
 
 
 def hash_program() -> str:
-    """Return a digest of the code that the figures depend on, the trainer's and its benchmark's."""
+    """Return a digest of the trainer's code, including the benchmark, on which the figures depend."""
     digest = hashlib.sha256()
     for path in sorted(TRAINER.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What a benchmark compares, and the flags that say so."""
+"""The extent of a benchmark, and its flags."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from trainer.benchmark.results import published
 
 MIN_ROWS = 4_000
 MODELS = tuple(HYPERPARAMETERS)
-# MLlib's perceptron takes the mean over blocks of 128 rows, in which a smaller last one weighs too much: there is none.
+# Multiples of a block: MLlib's perceptron takes the mean over blocks, so a smaller last one would weigh too much.
 HIGGS_ROWS, QUICK_HIGGS_ROWS = 4_000 * BLOCK_ROWS, 160 * BLOCK_ROWS
 YEAR_ROWS, QUICK_YEAR_ROWS = 463_715, 20_000  # YearPredictionMSD has 463,715 rows for training
 TASKS = (published.NODES * published.CORES_A_NODE, 70, MAX_WORKERS, 8)
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:
-    """The type of --batches, --sizes and --tasks."""
+    """Parse the value of --batches, --sizes or --tasks: distinct numbers, largest first."""
     if not all(part.isdigit() and int(part) for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, such as 2000,500")
     return tuple(sorted({int(part) for part in text.split(",")}, reverse=True))
 
 
 def _parse_names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    """The type of a flag that takes some of these names, separated by commas."""
+    """Return the type of a flag that takes a comma-separated list of some of these names."""
 
     def parse(text: str) -> tuple[str, ...]:
         given = tuple(filter(None, text.split(",")))
@@ -50,9 +50,9 @@ def _parse_names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Experiment(Spec):
-    """Which systems are compared on which models, rows and mini-batches. The defaults are the full experiment's.
+    """The systems, models, rows and mini-batches that are compared. The defaults describe the full experiment.
 
-    Raises UsageError for a value out of range, and for rows to generate beside a real file."""
+    Raises UsageError for a value out of range, and for a number of generated rows beside a real file."""
 
     higgs: str | None = option(None, "the real HIGGS.csv instead of rows like it", metavar="URI")
     year: str | None = option(None, "the real YearPredictionMSD.txt instead of rows like it", metavar="URI")
@@ -112,15 +112,15 @@ class Experiment(Spec):
             raise UsageError(f"--sizes must be at least {MIN_ROWS}, got {small[0]}")
 
     def rows(self, problem: Problem) -> int | None:
-        """Rows to generate; None where a real file is read."""
+        """Return the number of rows to generate, or None if a real file is read."""
         return {HIGGS.name: self.higgs_rows, YEAR.name: self.year_rows}[problem.name]
 
     def file(self, problem: Problem) -> str | None:
-        """The real file to read instead of generating rows."""
+        """Return the real file to read, or None if rows are generated."""
         return {HIGGS.name: self.higgs, YEAR.name: self.year}[problem.name]
 
     def models_of(self, problem: Problem) -> tuple[Model, ...]:
-        """The models that learn a problem."""
+        """Return the models that learn a problem."""
         return tuple(model for model in self.models if HYPERPARAMETERS[model].problem == problem.name)
 
 
@@ -131,12 +131,12 @@ QUICK = Experiment(
     sizes=(),
     tasks=(),
     mini_batches=20,
-    tolerance=2 * TOLERANCE,  # which takes a fraction of the mini-batches
+    tolerance=2 * TOLERANCE,  # needs a fraction of the mini-batches
 )
 
 
 def add_experiment_flags(group: argparse._ArgumentGroup) -> None:
-    """A flag for each field of Experiment, whose value is None where it is not given: --quick changes the defaults."""
+    """Add a flag for each field of Experiment. Absent flags are None, because --quick changes the defaults."""
     add_flags(group, Experiment)
     group.add_argument(
         "--arms", dest="systems", type=_parse_names(SYSTEMS), metavar="LIST", help="another name of --systems"
@@ -145,8 +145,9 @@ def add_experiment_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def experiment_from_flags(args: argparse.Namespace) -> Experiment:
-    """The full or the quick experiment with what is given. Raises UsageError."""
+    """Return the full or the quick experiment, changed by the given flags. Raises UsageError."""
     given = {field.name: getattr(args, field.name, None) for field in fields(Experiment)}
     given = {name: value for name, value in given.items() if value not in (None, "")}
+    # A real file replaces the generated rows, whose default number would contradict it.
     real = {f"{name}_rows": None for name in ("higgs", "year") if name in given}
     return replace(QUICK if args.quick else Experiment(), **real | given)

@@ -1,4 +1,4 @@
-"""Rows, stored and sharded where every system finds them."""
+"""The preparation of rows: stored and sharded so that every system can read them."""
 
 from __future__ import annotations
 
@@ -22,34 +22,48 @@ from trainer.benchmark.rows import open_rows
 from trainer.benchmark.systems.executors import Executors
 from trainer.benchmark.systems.timing import CpuMeter
 
-MEMORY_SHARE = 0.75  # of what the executors' memory holds of cached rows, for the largest set (thesis, chapter 2)
-OBJECT_BYTES = 88  # of a row in the JVM beside its numbers: a LabeledPoint, its vector, an array's header, references
-FRACTIONS = (100, 10, 1)  # of the largest set that are timed: a hundredth, a tenth, all
+MEMORY_SHARE = 0.75  # of the executors' memory for cached rows, filled by the largest set (thesis, chapter 2)
+OBJECT_BYTES = 88  # overhead of a row in the JVM: a LabeledPoint, its vector, an array's header, references
+FRACTIONS = (100, 10, 1)  # sizes to time: a hundredth, a tenth and all of the largest set
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of an experiment: what all its runs share."""
+    """The state that all runs of one execution of an experiment share.
+
+    Attributes:
+        context: Spark's context.
+        experiment: the extent of the benchmark.
+        output: local folder of figures and report.
+        data: folder of the rows, which may be on HDFS.
+        progress: prints phases and results.
+        meter: measures the CPU use of this machine.
+        finished: records of an earlier start, by run.
+        task_metrics: metrics of MLlib's mini-batches, by configuration; filled by the runs.
+        executors: of a cluster; None on a local master.
+    """
 
     context: SparkContext
     experiment: Experiment
-    output: Path  # local
-    data: str  # folder of the rows, which may lie on HDFS
+    output: Path
+    data: str
     progress: PhaseLog
     meter: CpuMeter
-    finished: Mapping[Key, RunRecord]  # of an earlier start
-    task_metrics: dict[str, dict[str, float]]  # of MLlib's mini-batches by configuration; grows
-    executors: Executors | None  # of a cluster
+    finished: Mapping[Key, RunRecord]
+    task_metrics: dict[str, dict[str, float]]
+    executors: Executors | None
 
     @property
     def training(self) -> str:
-        """The folder of the trainer's runs, on a cluster beside the rows, where all hosts reach it."""
+        """Return the folder of the trainer's runs.
+
+        On a cluster it is beside the rows, where all hosts can access it."""
         return f"{self.data}/training" if self.executors else str(self.output / "training")
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """A problem's rows in a folder: as text and as Parquet, the latter as ``dataset``, and sharded."""
+    """The rows of a problem in a folder: as text, as Parquet (``dataset``), and as shards."""
 
     problem: Problem
     folder: str
@@ -58,7 +72,15 @@ class StoredRows:
 
 
 def store_rows(execution: Execution, problem: Problem, folder: str, rows: int | None, file: str | None) -> StoredRows:
-    """Store rows both ways and shard them for as many workers as cores. file: read instead of generating ``rows``."""
+    """Store rows as text and as Parquet, and shard them for one worker per core.
+
+    Args:
+        execution: shared state.
+        problem: of the rows.
+        folder: for the rows, local or on HDFS.
+        rows: number of rows to generate; unused for a file.
+        file: a real file to read instead, or None.
+    """
     spark, cores = SparkSession.builder.getOrCreate(), execution.context.defaultParallelism
     with execution.progress.phase(f"data: {problem.name}"):
         if file:
@@ -73,7 +95,7 @@ def store_rows(execution: Execution, problem: Problem, folder: str, rows: int | 
 
 
 def shard_rows(execution: Execution, folder: str, workers: int) -> str:
-    """The URI of stored rows, sharded for so many workers."""
+    """Shard stored rows for a number of workers and return the URI of the set."""
     result = pipeline.shard(
         SparkSession(execution.context),
         input=f"{folder}/parquet",
@@ -93,7 +115,9 @@ def delete_rows(execution: Execution, stored: StoredRows) -> None:
 
 
 def choose_sizes(context: SparkContext, problem: Problem) -> tuple[int, ...]:
-    """Numbers of rows up to what the executors' memory holds as MLlib's cached points, to two digits, ascending."""
+    """Return the numbers of rows to time, ascending, two digits each.
+
+    The largest fills MEMORY_SHARE of the executors' memory with MLlib's cached points."""
     executors = scala_context(context).statusStore().executorList(True)
     memory = {executors.apply(at).id(): int(executors.apply(at).maxMemory()) for at in range(executors.size())}
     unused = memory.get("driver", 0) if len(memory) > 1 else 0  # the driver caches nothing beside executors

@@ -1,7 +1,7 @@
-"""What is learned: rows like HIGGS (28 features, two classes) and like YearPredictionMSD (90 features, a real target).
+"""The data sets: rows like HIGGS (28 features, two classes) and like YearPredictionMSD (90 features, a real target).
 
-Generated rows have a planted model, so the least possible loss is known. The real files are read and standardised. Both
-are stored twice: as labelled points in text, which MLlib's loader reads, and as Parquet, which the project's jobs
+Generated rows have a planted model, so the smallest possible loss is known. The real files are read and standardised.
+Both are stored twice: as labelled points in text, which MLlib's loader reads, and as Parquet, which the project's jobs
 shard."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pipeline.datasets.features import feature_batch
 from pipeline.input.dataset import ranges
 from pipeline.spark.store import open_store
 
-BLOCK_ROWS = 8192  # generated at a time, each block from a seed of its own
-CORRELATION = 0.5  # of neighbouring features: eigenvalues of the covariance from 1/3 to 3
-ROWS, WEIGHTS = 0, 1  # what a seed sequence [seed, purpose, number] is for
+BLOCK_ROWS = 8192  # rows generated at once, each block with its own seed
+CORRELATION = 0.5  # of neighbouring features; the eigenvalues of their covariance are from 1/3 to 3
+ROWS, WEIGHTS = 0, 1  # purposes in seed sequences [seed, purpose, number]
 Floats = npt.NDArray[np.float32]
 
 
@@ -36,26 +36,26 @@ class Problem:
 
     name: str
     features: int  # d
-    real: bool  # a real target is predicted, not one of two classes
-    norm: float  # Euclidean, of the planted weights
-    noise: float = 0.0  # standard deviation of what a target has beside them
+    real: bool  # the target is a real number, not one of two classes
+    norm: float  # Euclidean norm of the planted weights
+    noise: float = 0.0  # standard deviation of the noise in a real target
 
     @property
     def flag(self) -> str:
-        """The flag that gives the real file."""
+        """Return the flag that gives the real file."""
         return f"--{self.name.split('-')[0]}"
 
     def plant_weights(self, seed: int) -> npt.NDArray[np.float64]:
-        """The planted model [d]."""
+        """Return the planted weights [d]."""
         drawn = np.random.default_rng([seed, WEIGHTS, self.features]).standard_normal(self.features)
         planted: npt.NDArray[np.float64] = drawn * (self.norm / np.linalg.norm(drawn))
         return planted
 
     def draw(self, seed: int, block: int, rows: int) -> tuple[Floats, npt.NDArray[np.int32], Floats]:
-        """One block: features [rows, d] of zero mean and unit variance, classes [rows], targets [rows]."""
+        """Draw a block: features [rows, d] of zero mean and unit variance, classes [rows], real targets [rows]."""
         rng = np.random.default_rng([seed, ROWS, block])
         drawn = rng.standard_normal((rows, self.features))
-        for column in range(1, self.features):  # an autoregressive chain: each keeps unit variance
+        for column in range(1, self.features):  # an autoregressive chain, which keeps unit variance
             drawn[:, column] *= np.sqrt(1 - CORRELATION**2)
             drawn[:, column] += CORRELATION * drawn[:, column - 1]
         features = drawn.astype(np.float32)
@@ -70,8 +70,17 @@ PROBLEMS = {problem.name: problem for problem in (HIGGS, YEAR)}
 
 
 def generate(spark: SparkSession, problem: Problem, rows: int, seed: int, pieces: int) -> DataFrame:
-    """Rows ``label, target, image``, drawn in tasks: the same for every number of ``pieces``."""
+    """Return generated rows ``label, target, image``, which do not depend on the number of tasks.
+
+    Args:
+        spark: the session.
+        problem: of the rows.
+        rows: their number.
+        seed: of the planted model and the rows.
+        pieces: number of tasks.
+    """
     blocks = -(-rows // BLOCK_ROWS)
+    # Whole blocks, each with its own seed, make the rows independent of the number of tasks.
     spans = ranges(0, blocks, pieces)
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -84,18 +93,18 @@ def generate(spark: SparkSession, problem: Problem, rows: int, seed: int, pieces
 
 
 def check_exists(context: SparkContext, problem: Problem, uri: str) -> None:
-    """Raise DataError where there is no such file."""
+    """Raise DataError if a real file does not exist."""
     store = open_store(context)
     if not store.exists(store.resolve(uri)):
         raise DataError(f"{uri} does not exist; check {problem.flag}")
 
 
 def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
-    """The real file: its first column is the label (HIGGS) or the year (YearPredictionMSD), the others are features.
+    """Read a real file: its first column is the label (HIGGS) or the year (YearPredictionMSD), the others are features.
 
     Features and the year, as a target, are standardised to zero mean and unit variance. The class of a year is its
-    distance from the first. Three passes over the file. Raises DataError for a file that does not exist, has another
-    number of columns, or holds fields that are no numbers."""
+    distance from the first year. Makes three passes over the file. Raises DataError for a file that does not exist, has
+    another number of columns, or has fields that are not numbers."""
     check_exists(spark.sparkContext, problem, uri)
     table = spark.read.csv(uri, inferSchema=False)
     if len(table.columns) != problem.features + 1:
@@ -104,6 +113,7 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     moments = table.select(
         *(f(F.col(name)) for name in table.columns for f in (F.mean, F.stddev_pop)), F.min("c0")
     ).first()
+    # Fields that are no numbers became null, and would be left out of the moments silently.
     holes = table.select(*(F.count(F.when(F.col(c).isNull() | F.isnan(c), 1)) for c in table.columns)).first()
     broken = [at for at, count in enumerate(holes or ()) if count]
     if broken or moments is None or moments[0] is None:
@@ -113,6 +123,7 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
             else "no rows"
         )
         raise DataError(f"{uri}: {where}")
+    # The bound keeps a constant column from a division by zero.
     mean, deviation = np.array(moments[:-1:2], float), np.maximum(np.array(moments[1:-1:2], float), 1e-12)
     first = float(moments[-1])
 
@@ -141,12 +152,15 @@ def write_problem(table: DataFrame, problem: Problem, folder: str) -> None:
 
 
 def _format_points(features: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``(label,[x1,x2,...])``, which LabeledPoint.parse reads: the shortest decimals that give the same float32."""
+    """Format rows as ``(label,[x1,x2,...])`` for LabeledPoint.parse.
+
+    Numbers have the shortest decimals that give the same float32."""
     for batch in batches:
         if not len(batch):
             continue
         image = batch.column(1)
         values = np.frombuffer(b"".join(image.to_pylist()), np.float32)
+        # Whole columns are formatted by Arrow, since a Python loop over rows would be slow.
         offsets = pa.array(np.arange(len(batch) + 1, dtype=np.int32) * features)
         numbers = pa.ListArray.from_arrays(offsets, pc.cast(pa.array(values), pa.string()))
         label = pc.cast(batch.column(0), pa.string())

@@ -1,5 +1,6 @@
-"""What is measured, and the files that hold it: a record is appended as soon as its run ends, so an interrupted benchmark
-goes on where it stopped."""
+"""Measurements and their files.
+
+A record is appended as soon as its run ends, so that an interrupted benchmark resumes after its last run."""
 
 from __future__ import annotations
 
@@ -23,27 +24,45 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of one system came to. Times are in seconds; a mini-batch is a global one."""
+    """The result of one run of one system. Times are in seconds, and a mini-batch is a global one.
+
+    Attributes:
+        mini_batches: number of global mini-batches.
+        updates: of the model.
+        examples: number of examples in all mini-batches.
+        converged: True if the stop rule ended the run.
+        seconds: from the first mini-batch to the end of the last; for MLlib the whole fit, with its jobs outside
+            mini-batches.
+        compute_s: per mini-batch.
+        read_s: per mini-batch; None if rows are not drawn separately from computing.
+        cpu: busy share of all cores.
+        load_s: reading all rows into memory.
+        start_s: everything before the first mini-batch: load_s and, for a server, the start of its processes.
+        server_s: CPU time of the parameter server per push.
+        driver_s: CPU time of Spark's driver per mini-batch, without tasks.
+        step_s: a worker's step, part of compute_s; the rest is messages and waiting.
+        weights: at the end, in MLlib's order.
+    """
 
     mini_batches: int
-    updates: int  # of the model
+    updates: int
     examples: int
     converged: bool
-    seconds: float  # from the first mini-batch to the end of the last
-    compute_s: float  # of one mini-batch
-    read_s: float | None  # of one mini-batch; None where rows are not drawn apart from computing
-    cpu: float  # share of all cores that was busy
-    load_s: float  # reading all rows into memory
-    start_s: float  # that and, of a server, all else before the first mini-batch
-    server_s: float | None = None  # CPU of the parameter server for one push
-    driver_s: float | None = None  # CPU of Spark's driver for one mini-batch, without tasks
-    step_s: float | None = None  # of compute_s, a worker's step; the rest are messages and waiting
-    weights: tuple[float, ...] = ()  # at the end, in MLlib's order
+    seconds: float
+    compute_s: float
+    read_s: float | None
+    cpu: float
+    load_s: float
+    start_s: float
+    server_s: float | None = None
+    driver_s: float | None = None
+    step_s: float | None = None
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One configuration in one system, once."""
+    """One repeat of one configuration on one system."""
 
     configuration: Configuration
     system: System
@@ -54,7 +73,7 @@ class PlannedRun:
         return self.record().key
 
     def record(self, **result: Any) -> RunRecord:
-        """This run with its result: fields of RunRecord."""
+        """Return the record of this run. result: further fields of RunRecord."""
         given = self.configuration
         return RunRecord(
             given.model, given.rows, given.batch, given.length, self.system, self.repeat, given.tasks, **result
@@ -63,19 +82,30 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as the files hold it."""
+    """One run as the files store it.
+
+    Attributes:
+        model, rows, batch, tasks: of the configuration.
+        length: requested mini-batches; None until convergence.
+        system: that ran it.
+        repeat: number of the repeat.
+        error: the reason for a missing measurement.
+        measurement: fields of Measurement, without the weights.
+        loss: the objective at the end of the run.
+        gap: loss above the smallest possible one, which is known for the regressions.
+    """
 
     model: str
     rows: int
     batch: int
-    length: int | None  # mini-batches that were asked for; None: until convergence
+    length: int | None
     system: System
     repeat: int
     tasks: int | None = None
-    error: str = ""  # why there is no measurement
-    measurement: dict[str, Any] | None = None  # fields of Measurement, without the weights
-    loss: float | None = None  # the objective where the run ended
-    gap: float | None = None  # how far that is above the least possible, which is known of the regressions
+    error: str = ""
+    measurement: dict[str, Any] | None = None
+    loss: float | None = None
+    gap: float | None = None
 
     @property
     def key(self) -> Key:
@@ -83,7 +113,7 @@ class RunRecord:
 
 
 def format_csv(records: Sequence[RunRecord]) -> str:
-    """One line a run, after a header."""
+    """Return a header and one line per run."""
     names = [field.name for field in fields(Measurement) if field.name != "weights"]
     text = io.StringIO()
     writer = csv.writer(text)
@@ -96,7 +126,7 @@ def format_csv(records: Sequence[RunRecord]) -> str:
 
 
 def write_results(output: Path, results: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Write results.csv and results.json; returns what the latter holds, ``results`` and the records."""
+    """Write results.csv and results.json, and return the content of the latter: ``results`` and the records."""
     everything = {**results, "records": [asdict(record) for record in records]}
     write_durably(output / JSON_FILE, json.dumps(everything, indent=1).encode())
     write_durably(output / CSV_FILE, format_csv(records).encode())
@@ -104,7 +134,7 @@ def write_results(output: Path, results: Mapping[str, Any], records: Sequence[Ru
 
 
 def read_results(output: Path) -> dict[str, Any]:
-    """What results.json holds; empty where there is none."""
+    """Return the content of results.json; empty if there is none."""
     path = output / JSON_FILE
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
@@ -116,10 +146,10 @@ def append_record(output: Path, record: RunRecord) -> None:
 
 
 def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, RunRecord]:
-    """The measured runs of an earlier start; failed ones run again.
+    """Return the measured runs of an earlier start. Failed runs are dropped, so that they run again.
 
-    identity: what both starts must share; the first line of the file holds it. Raises UsageError where OUTPUT holds
-    records of another."""
+    identity: must be the same in both starts; it is the first line of the file. Raises UsageError if OUTPUT holds
+    records with another identity."""
     output.mkdir(parents=True, exist_ok=True)
     header = json.dumps(identity, sort_keys=True)
     path = output / RECORDS_FILE
@@ -129,19 +159,20 @@ def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, RunRe
             f"{path} holds rows of another configuration, machine or version; choose another --output, or --overwrite"
         )
     records = [record for line in lines if (record := _parse_record(line)) and not record.error]
+    # Rewriting the file also drops a line that was cut off by a crash.
     kept = [header, *(json.dumps(asdict(record)) for record in records)]
     write_durably(path, "".join(f"{line}\n" for line in kept).encode())
     return {record.key: record for record in records}
 
 
 def _parse_record(line: str) -> RunRecord | None:
-    """None for a line that was cut off."""
+    """Parse a line. Returns None for a line that was cut off."""
     with suppress(ValueError, TypeError):
         return RunRecord(**json.loads(line))
     return None
 
 
 def delete_records(output: Path) -> None:
-    """Remove the records and results of an earlier start."""
+    """Delete the records and results of an earlier start."""
     for name in (RECORDS_FILE, JSON_FILE, CSV_FILE):
         (output / name).unlink(missing_ok=True)

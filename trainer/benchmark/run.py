@@ -1,4 +1,4 @@
-"""The experiment from data to results: every configuration in every system, each recorded as soon as it is measured."""
+"""The experiment from data to results: every configuration on every system, each recorded when it is measured."""
 
 from __future__ import annotations
 
@@ -49,17 +49,25 @@ from trainer.benchmark.systems.timing import CpuMeter
 def run_experiment(
     context: SparkContext, experiment: Experiment, output: Path, data: str, progress: PhaseLog
 ) -> dict[str, Any]:
-    """All of it; returns what results.json holds. Runs that OUTPUT has of the same experiment are not repeated.
+    """Run the experiment and return the content of results.json. Runs that OUTPUT has of the same experiment are kept.
 
-    What was measured is also written where the rest fails. Raises UsageError where OUTPUT holds another experiment, and
-    DataError where a real file cannot be read."""
-    machine = describe_machine(context, data)  # before anything loads it
+    Results are also written if a later run fails. Raises UsageError if OUTPUT holds another experiment, DataError if a
+    real file cannot be read.
+
+    Args:
+        context: Spark's context.
+        experiment: the extent of the benchmark.
+        output: local folder of the results.
+        data: folder of the data sets, local or on HDFS.
+        progress: prints phases and results.
+    """
+    machine = describe_machine(context, data)  # before the benchmark adds to the load
     stable = {name: value for name, value in machine.items() if name != "load_before"}
     finished = resume_records(output, {"experiment": asdict(experiment), "machine": stable, "program": hash_program()})
     task_metrics = dict(read_results(output).get("task_metrics", {}))
     for problem in PROBLEMS.values():
         if file := experiment.file(problem):
-            check_exists(context, problem, file)  # before hours are spent on the other
+            check_exists(context, problem, file)  # before hours are spent on the other problem
     records: list[RunRecord] = []
     hyperparameters = {model: asdict(given) for model, given in HYPERPARAMETERS.items()}
     results: dict[str, Any] = {
@@ -80,13 +88,13 @@ def run_experiment(
 
 
 def _run_problem(execution: Execution, problem: Problem) -> Iterator[RunRecord]:
-    """Runs to convergence, mini-batches timed on the same rows, also in many tasks, and then on sets of other sizes."""
+    """Run to convergence, time mini-batches on the same rows, also with many tasks, and then on sets of other sizes."""
     experiment, folder = execution.experiment, f"{execution.data}/{problem.name}"
     stored = store_rows(execution, problem, folder, experiment.rows(problem), experiment.file(problem))
     rows = stored.dataset.rows
     for model in experiment.models_of(problem):
         to_converge = configurations_to_converge(model, rows, experiment.batches, experiment.tolerance)
-        # Gradient descent is timed by its run to convergence.
+        # The run to convergence already times gradient descent.
         timed = configurations_of_fixed_length(model, rows, experiment.mini_batches)[1:]
         planned = plan_runs(experiment, to_converge, experiment.repeats) + plan_runs(experiment, timed)
         yield from _run_all(execution, stored, planned)
@@ -96,11 +104,11 @@ def _run_problem(execution: Execution, problem: Problem) -> Iterator[RunRecord]:
 
 
 def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[RunRecord]:
-    """Mini-batches timed on every size, whose rows are deleted after it."""
+    """Time mini-batches on sets of every size. Their rows are deleted afterwards."""
     experiment = execution.experiment
     sizes = choose_sizes(execution.context, problem) if experiment.sizes is None else experiment.sizes
     for size in sizes:
-        # The perceptron's layers take several times the memory of its rows.
+        # The outputs of the perceptron's layers take several times the memory of its rows.
         fits = len(sizes) == 1 or size < max(sizes)
         models = [model for model in experiment.models_of(problem) if model != "perceptron" or fits]
         planned = [
@@ -117,7 +125,7 @@ def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[
 
 
 def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> Iterator[RunRecord]:
-    """Mini-batches of the smallest size in many tasks: by MLlib and, with up to MAX_WORKERS workers, by ps-sync."""
+    """Time the smallest mini-batches with many tasks: on MLlib and, with up to MAX_WORKERS workers, on ps-sync."""
     experiment, rows = execution.experiment, stored.dataset.rows
     most: dict[System, float] = {"mllib": math.inf, "ps-sync": MAX_WORKERS}
     batch = min(*experiment.batches, rows)
@@ -128,13 +136,16 @@ def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> I
             run = PlannedRun(
                 configuration_with_tasks(model, rows, batch, experiment.mini_batches, tasks, system), system
             )
+            # The number of shards must be the number of workers.
             if system == "ps-sync" and run.key not in execution.finished:
                 stored = replace(stored, shards=shard_rows(execution, stored.folder, tasks))
             yield from _run_all(execution, stored, [run])
 
 
 def plan_runs(experiment: Experiment, configurations: Sequence[Configuration], repeats: int = 1) -> list[PlannedRun]:
-    """Every configuration in every system; a repeat starts after all of them, so that a slow spell hits all alike."""
+    """Return every configuration on every system.
+
+    A repeat starts after all of them, so that a slow period of the machine affects all alike."""
     return [
         PlannedRun(configuration, system, repeat)
         for repeat in range(repeats)
@@ -148,7 +159,7 @@ def _are_finished(execution: Execution, planned: Sequence[PlannedRun]) -> bool:
 
 
 def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[PlannedRun]) -> Iterator[RunRecord]:
-    """Runs of one model on one set of rows. Nothing is loaded where an earlier start measured all."""
+    """Run one model on one set of rows. Nothing is loaded if an earlier start measured all of the runs."""
     if _are_finished(execution, planned):
         yield from (execution.finished[run.key] for run in planned)
         return
@@ -161,12 +172,13 @@ def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[Planned
             with execution.progress.phase(f"{run.configuration.name}: {run.system}"):
                 record = measure(execution, run, setup)
                 execution.progress.report(describe_record(record))
+            # Written at once, so that an interruption does not lose the measurement.
             append_record(execution.output, record)
             yield record
 
 
 def describe_record(record: RunRecord) -> str:
-    """One line on how a run ended."""
+    """Return one line about the result of a run."""
     if record.error:
         return f"failed: {record.error}"
     measured = record.measurement or {}

@@ -1,1 +1,1 @@
-"""A run over several hosts that a cluster gives: who runs what where, and how they find each other."""
+"""Runs on several hosts of a cluster: the assignment of roles to hosts, their start, and how hosts find each other."""

@@ -1,4 +1,4 @@
-"""When a part that a launcher itself watches is started again. Pure: no clock, no processes."""
+"""The restart policy for parts that a launcher watches itself. Pure: no clock, no processes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from dataclasses import dataclass, field
 
 from trainer.launch.restarts import pause_s
 
-SHORT_S = 30.0  # a part that lived no longer got nowhere
-MOST_SHORT = 6  # of these in a row: it never will
+SHORT_S = 30.0  # a shorter attempt counts as one without progress
+MOST_SHORT = 6  # a part with more short attempts in a row is given up
 
 
 @dataclass
 class Attempts:
-    """Of each part: the attempts so far, when the newest began, and how many in a row were short."""
+    """The attempts of each part.
+
+    count: attempts so far; began: start time of the newest one (seconds); short: short attempts in a row."""
 
     count: dict[int, int] = field(default_factory=dict)
     began: dict[int, float] = field(default_factory=dict)
     short: dict[int, int] = field(default_factory=dict)
 
     def begin(self, part: int, now: float) -> int:
-        """The number of the attempt that begins."""
+        """Count a new attempt of a part and return its number, from 0."""
         number = self.count.get(part, 0)
         self.count[part], self.began[part] = number + 1, now
         return number
 
     def lost(self, part: int, now: float) -> float | None:
-        """When the part is to be started again; None: not any more."""
+        """Count a lost attempt and return the time of the next one (seconds), or None to give the part up."""
         lived = now - self.began[part]
         self.short[part] = self.short.get(part, 0) + 1 if lived < SHORT_S else 1
         if self.short[part] > MOST_SHORT:

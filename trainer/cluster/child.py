@@ -1,4 +1,4 @@
-"""``python -m trainer.cluster.child``: one part as a process of its own, told by its standard input what it is."""
+"""``python -m trainer.cluster.child``: one part as a process, which reads its invitation and slot from stdin."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainer.cluster.rendezvous import Lost
 
 
 def main() -> int:
-    """Returns 0 once the part has told its end, whatever that was."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all; the starter decides
+    """Run the part. Returns 0 once it has reported its end, even a failure, and 1 if it should be restarted."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the starter reacts
         signal.signal(number, signal.SIG_IGN)
     invitation, slot = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_starter, name="lifeline", daemon=True).start()

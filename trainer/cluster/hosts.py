@@ -1,4 +1,4 @@
-"""On which hosts a run takes place."""
+"""The hosts of a run, by command-line flags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Hosts(Spec):
             )
 
     def make(self) -> Launcher | None:
-        """Return None for this host alone. Raises UsageError if the extra of a launcher is missing."""
+        """Return the launcher, None for this host alone. Raises UsageError if the launcher's extra is not installed."""
         if self.launcher == "ray":
             require("ray", "--launcher ray")
             from trainer.cluster.ray import RayLauncher

@@ -1,5 +1,6 @@
-"""What starts the parts of a run on the hosts of a cluster. The unit is one host's part: its processes share memory, and its
-supervisor watches them."""
+"""The interface of launchers, which start the parts of a run on the hosts of a cluster.
+
+A part is all that runs on one host: its processes share memory and are watched by its supervisor."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from trainer.options import Role
 
 @dataclass(frozen=True)
 class Part:
-    """One host's share of a run. The first part has server 0 and the evaluator, and leads."""
+    """The roles of one host in a run. The first part has server 0 and the evaluator, and leads."""
 
     index: int
     roles: tuple[Role, ...]
@@ -28,55 +29,61 @@ class Part:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a part runs. attempt: grows whenever the part is started again; devices: the numbers or names of the GPUs that
-    are its own, None where nothing assigns them; scratch: a folder for its files, the system's where None."""
+    """The place and attempt of a part's execution.
+
+    attempt: grows with every restart of the part; devices: numbers or names of its GPUs, None if they are not assigned;
+    scratch: folder for its files, None for the system's temporary folder."""
 
     attempt: int
     devices: tuple[str, ...] | None = None
     scratch: str | None = None
 
 
-# What a part is told: plain JSON values. It holds the run's token, so it goes through pipes and closures, and never into
-# arguments, an environment or a log.
+# The launch arguments of a part, in plain JSON. They contain the run's token, so they are passed through pipes and
+# closures, never through command lines, environments or logs.
 Invitation = Mapping[str, Any]
 
 
 class Launcher(Protocol):
-    """Starts every part somewhere, and again where one is lost, until it is stopped.
+    """The interface of a launcher, which starts every part and restarts lost ones until it is stopped.
 
-    A part is ``trainer.cluster.part.run_part``. It reports its end itself, so a launcher tells of a part only when it will
-    not start it again."""
+    A part is a call of ``trainer.cluster.part.run_part``. It reports its end itself, so a launcher reports only a part
+    that it has given up."""
 
     def check(self, parts: Sequence[Part]) -> None:
-        """Raises UsageError that names the setting which keeps the parts from running all at once."""
+        """Raise UsageError if not all parts can run at once, naming the setting that prevents it."""
 
     def host(self) -> str:
-        """A name or number by which the parts reach this process."""
+        """Return the name or number of the host at which the parts can reach this process."""
 
     def threads(self, parts: Sequence[Part]) -> int:
-        """For each worker: the same on every host and in every start, because sums depend on it."""
+        """Return the threads per worker.
+
+        They are the same on every host and in every start, because floating-point sums depend on them."""
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None: ...
 
     def failure(self) -> str | None:
-        """Why the launcher has given a part up; None while it has not."""
+        """Return why the launcher has given up a part; None if it has not."""
 
     def waiting_for(self) -> str:
-        """What would have more parts running, in words: a setting, a cluster's free cores."""
+        """Return the cause for which missing parts wait, as text: a setting, or too few free cores."""
 
     def store(self) -> str:
-        """Return settings of file systems that the parts may lack, in SETTINGS' form (core/storage/store.py), or ""."""
+        """Return file system settings for hosts without any, as in SETTINGS (core/storage/store.py), or ""."""
 
     def is_over(self) -> bool:
-        """Whether no part runs, or will be started again."""
+        """Return whether no part runs or will be restarted."""
 
     def stop(self) -> None:
-        """End all parts at once. The gentle end goes through the rendezvous before."""
+        """Kill all parts. Orderly ends are requested through the rendezvous before."""
 
 
 def share_roles(num_servers: int, num_workers: int, hosts: int) -> list[Part]:
-    """The parts of a run: servers in turn, workers in blocks whose sizes differ by at most one, the smaller blocks first,
-    where server 0 and the evaluator are. Raises UsageError. Pure."""
+    """Assign the roles of a run to hosts. Raises UsageError unless 1 <= hosts <= num_workers. Pure.
+
+    Servers are assigned round-robin, workers in blocks whose sizes differ by at most one, the smaller blocks first, so
+    that host 0, with server 0 and the evaluator, has the fewest workers."""
     if not 1 <= hosts <= num_workers:
         raise UsageError(f"--hosts {hosts}: give 1 to {num_workers}, a host a worker at the most")
     bounds = [num_workers * host // hosts for host in range(hosts + 1)]
@@ -89,8 +96,9 @@ def share_roles(num_servers: int, num_workers: int, hosts: int) -> list[Part]:
 
 
 def visible(devices: Sequence[str], now: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES for a part that was given some of the devices. A number counts within those that are visible
-    ``now``; a name is one already. Pure."""
+    """Return CUDA_VISIBLE_DEVICES for a part with the given devices. Pure.
+
+    A number is an index into the devices that are visible ``now``; a name stays as it is."""
     known = [device.strip() for device in now.split(",")] if now else []
     return ",".join(
         known[int(device)] if device.isdecimal() and int(device) < len(known) else device for device in devices
@@ -98,6 +106,6 @@ def visible(devices: Sequence[str], now: str | None) -> str:
 
 
 def invited(invitation: Invitation, part: Part) -> dict[str, Any]:
-    """What one part is told."""
+    """Return the launch arguments of one part."""
     roles = ",".join(f"{role.kind}:{role.index}" if role.kind != "evaluator" else role.kind for role in part.roles)
     return {**invitation, "part": part.index, "roles": roles}

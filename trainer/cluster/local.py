@@ -1,4 +1,4 @@
-"""Parts as processes of this machine: a cluster of one host, to try out what runs on several."""
+"""A launcher that runs parts as processes of this machine, to try out runs on several hosts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainer.plan import usable_cores
 
 
 class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
-    """A process a part. It ends with the process that started it, whose end of a pipe it reads."""
+    """A launcher with one process per part. Each exits with this process, which holds the other end of its stdin."""
 
     def check(self, parts: Sequence[Part]) -> None:
-        """One machine takes any number of parts."""
+        """Accept any number of parts."""
 
     def host(self) -> str:
         return "127.0.0.1"
@@ -38,7 +38,7 @@ class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
         command, environment = [sys.executable, "-m", "trainer.cluster.child"], os.environ | child_variables()
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert process.stdin
-        with suppress(BrokenPipeError):  # it has died, and is looked after
+        with suppress(BrokenPipeError):  # the process has died; the watcher restarts it
             process.stdin.write(json.dumps([invited(invitation, part), asdict(Slot(attempt))]).encode() + b"\n")
             process.stdin.flush()
         return process

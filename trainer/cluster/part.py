@@ -1,5 +1,7 @@
-"""One host's part of a run: what every launcher starts. It finds the others through the rendezvous, and has a supervisor
-start and watch its processes, anew whenever a server has moved."""
+"""The part of one host in a run, as every launcher starts it.
+
+It finds the other parts through the rendezvous. Its supervisor starts and watches its processes, and is replaced by a
+new one whenever a server has moved."""
 
 from __future__ import annotations
 
@@ -37,13 +39,14 @@ from trainer.transport.sockets import Secret
 
 POLL_S = 0.05
 BACKLOG = 4096
-ELSEWHERE = ("192.0.2.1", 9)  # an address of documentation: packets there would take the way that leads out
+ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses the interface to other networks
 
 
 def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
-    """Take part until the run is over, or somebody else's; blocks. Returns the exit code and, where it is not 0, why.
+    """Take part until the run is over or another attempt has replaced this one; blocks.
 
-    Raises Lost where another attempt may do better: nobody hears this one, or a disk or a store fails it."""
+    Returns the exit code and, if it is not 0, the error message. Raises Lost if another attempt may succeed: the
+    rendezvous does not answer, or a disk or store fails."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
     secret, address = Secret(str(invitation["token"])), str(invitation["rendezvous"])
     raise_limit()
@@ -53,6 +56,7 @@ def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
         try:
             code, text = _outcome(_Host(part, slot, invitation, secret, held, line))
             line.tell(end=(code, text))
+            # The starting process needs this report; a new attempt can repeat it.
             if not line.flush():
                 raise Lost("nobody heard how this part ended")
         finally:
@@ -94,7 +98,7 @@ class _Host:
         self.edition = 0
 
     def take_part(self) -> None:
-        """Raises JobError."""
+        """Take part in the run until its end. Raises JobError."""
         FORK_SERVER.ensure()
         if self.part.leads:
             self.line.tell(facts=asdict(check(self.config, self.options)))
@@ -104,6 +108,7 @@ class _Host:
                 return
             if answer.wanted == CHECKPOINT:
                 raise Interrupted("interrupted; --resume goes on from the last checkpoint, where there is one")
+            # The first addresses, or new ones after a server has moved; the supervisor with the old ones has ended.
             if answer.wanted == GO and answer.facts and answer.edition > self.edition:
                 self.edition = answer.edition
                 if self._go(answer, answer.facts) and self.part.leads:
@@ -111,7 +116,7 @@ class _Host:
             time.sleep(POLL_S)
 
     def _go(self, answer: Answer, facts: dict[str, Any]) -> bool:
-        """Train with these addresses; whether that is over, rather than superseded. Raises JobError."""
+        """Train with the answer's addresses. Returns False if this was superseded before its end. Raises JobError."""
         home = place_of(self.config.run.output)
         if isinstance(home, Path) and not (home / CONFIG).exists():
             raise UsageError(
@@ -147,7 +152,7 @@ class _Host:
 
 
 class _Caller:
-    """The rendezvous as a supervisor's overseer, as long as the addresses are those of one edition."""
+    """A supervisor's overseer that forwards to the rendezvous. It wants "leave" once the addresses have changed."""
 
     def __init__(self, line: Line, edition: int) -> None:
         self.line, self.edition = line, edition
@@ -165,11 +170,11 @@ class _Caller:
         self.line.say(text)
 
     def close(self) -> None:
-        """The line lives longer."""
+        """Keep the line open, because it outlives the supervisor."""
 
 
 def _environment(invitation: Invitation, slot: Slot) -> AbstractContextManager[None]:
-    """Have in the environment what the part's processes inherit; a cluster may use this process for another part later."""
+    """Set the environment that the part's processes inherit, and restore it: a cluster may reuse this process."""
     values = {}
     if slot.devices is not None:
         values["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -180,8 +185,9 @@ def _environment(invitation: Invitation, slot: Slot) -> AbstractContextManager[N
 
 @contextmanager
 def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket]]:
-    """A socket for each server of the part, on the interface through which the rendezvous is reached: any free port, which
-    stays this part's while a server is started again."""
+    """Yield a listening socket per server of the part, by server index, on the interface towards the rendezvous.
+
+    Each has a free port, which stays reserved while its server is restarted."""
     family, own = interface_towards(rendezvous)
     held: dict[int, sockets.socket] = {}
     try:
@@ -195,13 +201,13 @@ def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket
 
 
 def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
-    """The family and number of the interface from which packets to a TCP address leave. Sends nothing."""
+    """Return the family and number of the interface that routes to a TCP address. Sends nothing."""
     number, name, port = parts_of(address)
     family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
-    with sockets.socket(family, kind) as probe:
+    with sockets.socket(family, kind) as probe:  # connecting a UDP socket only looks up the route
         probe.connect(target)
         own = str(probe.getsockname()[0])
-    if ip_address(own).is_loopback and not LOOPBACK.fullmatch(address):  # the name leads this host, and no other, there
+    if ip_address(own).is_loopback and not LOOPBACK.fullmatch(address):  # the name is loopback on this host only
         with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
             probe.connect(ELSEWHERE)
             return sockets.AF_INET, str(probe.getsockname()[0])

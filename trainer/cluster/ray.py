@@ -1,4 +1,4 @@
-"""Parts as tasks of a Ray cluster."""
+"""A launcher that runs parts as tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainer.cluster.watched import Watched
 
 
 class RayLauncher(Watched[Any]):
-    """A task a part, spread over the nodes. The cluster is the one that RAY_ADDRESS names or this machine's.
+    """A launcher with one task per part, spread over the nodes of the cluster at RAY_ADDRESS, or of this machine's.
 
-    cores, gpus: what each part takes. Ray tells a task of its GPUs by itself."""
+    cores, gpus: resources per part. Ray sets CUDA_VISIBLE_DEVICES in a task itself."""
 
     def __init__(self, cores: int = 1, gpus: float = 0) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class RayLauncher(Watched[Any]):
             self._has_connected = False
 
     def _connect(self) -> Any:
-        """Ray, with a connection to the cluster: one that the program has already, else this launcher's own."""
+        """Return the module ray, connected to the cluster. Uses the program's connection if it has one."""
         require("ray", "--launcher ray")
         import ray
 
@@ -83,11 +83,11 @@ class RayLauncher(Watched[Any]):
 
 
 def _task() -> Callable[[dict[str, Any], int, str], None]:
-    """Return what a node runs: one part.
+    """Return the function of a task, which runs one part.
 
-    Ray puts the driver's working folder first on the path of its tasks, where a file pipeline.py would take our package's
-    place. The function is a local one, so that Ray sends it whole, and it imports this package after that folder has gone
-    to the end of the path, where a model of the user's own is still found."""
+    Ray puts the driver's working folder first on the path of its tasks, where a user's file pipeline.py would hide our
+    package. The function is local, so that Ray pickles it by value. It moves that folder to the end of the path, where
+    the user's own models are still found, before it imports this package."""
 
     def run(invitation: dict[str, Any], attempt: int, folder: str) -> None:
         import sys
@@ -103,7 +103,7 @@ def _task() -> Callable[[dict[str, Any], int, str], None]:
 
 
 def _packages() -> dict[str, Any]:
-    """What a checkout hands on to the nodes; an installed package is expected there."""
+    """Return the packages of a checkout for the nodes; an installed package must be installed there, too."""
     folders = [Path(package.__path__[0]).resolve() for package in (pipeline, trainer)]
     if any(folder.parent.name == "site-packages" for folder in folders):
         return {}
@@ -111,7 +111,13 @@ def _packages() -> dict[str, Any]:
 
 
 def problem(resources: dict[str, float], hosts: int, cores: int, gpus: float) -> str | None:
-    """Why so many parts never run at once, by what the whole cluster has. Pure."""
+    """Return why the whole cluster has too few resources for all parts at once, or None. Pure.
+
+    Args:
+        resources: the cluster's resources by name, as Ray counts them.
+        hosts: number of parts.
+        cores, gpus: resources per part.
+    """
     for name, each, flag in (("CPU", cores, "--host-cores"), ("GPU", gpus, "--host-gpus")):
         if each * hosts > resources.get(name, 0):
             return (

@@ -1,8 +1,9 @@
-"""Where the parts of a run meet: a thread of the process that started them hands out addresses, gathers progress and ends,
-and passes on what is wanted of each part.
+"""The rendezvous of a run's parts: a thread of the process that started them, which distributes addresses and commands
+and collects progress and ends.
 
-A part speaks twice a second, and every answer says all that it has to know. So nothing is lost with a message, and silence
-means the same on both sides. Messages are JSON, over an encrypted connection that only the run's token opens."""
+Each part sends a message twice a second, and every answer contains the complete state. So a lost message loses no
+information, and silence means the same on both sides. Messages are JSON on an encrypted connection that requires the
+run's token."""
 
 from __future__ import annotations
 
@@ -22,22 +23,22 @@ from trainer.transport.messages import Malformed, pack_json, unpack_json
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
 BEAT_S = 0.5
-SILENT_S = LEASE_S / 2  # a part that hears nothing for so long leaves: by the end of its lease it is gone
+SILENT_S = LEASE_S / 2  # a part without answers for so long leaves, so that it is gone by the end of its lease
 TEXT_LIMIT = 2000
-MOST_LINES = 100  # in one message
+MOST_LINES = 100  # lines of text per message
 MESSAGE_BYTES = 1 << 16
 
-# What is wanted of a part.
+# The commands to a part.
 WAIT, GO, CHECKPOINT, LEAVE, DONE = "wait", "go", "checkpoint", "leave", "done"
 
 
 class Lost(Superseded):
-    """The process that started the run is not heard of any more: this attempt ends, and another may be started."""
+    """The loss of this attempt, for example because the starting process is silent. Another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How a part ended. text: why, where the code is not 0."""
+    """The end of a part. code: exit code; text: the error message if the code is not 0."""
 
     part: int
     attempt: int
@@ -46,9 +47,18 @@ class End:
 
 
 class Rendezvous:
-    """The starter's side. said: lines for people, with the part that they are of; ends: of attempts that count; arrivals:
-    parts that came, each time, and on which host; status: the leading part's newest; facts: of the run, once the leading
-    part has them."""
+    """The starting process's side of the rendezvous.
+
+    Attributes:
+        roster: the parts' attempts and addresses.
+        said: (part, text) of messages to print.
+        ends: ends of current attempts.
+        arrivals: (part, host) for each new attempt.
+        status: the leading part's newest status.
+        facts: the facts of the run, once the leading part has sent them.
+        wanted: the command to each part.
+        port: the TCP port on which the rendezvous listens.
+    """
 
     def __init__(self, num_parts: int, num_servers: int, secret: Secret, bind: str = "0.0.0.0") -> None:
         self.roster = Roster(num_parts, num_servers)
@@ -64,7 +74,7 @@ class Rendezvous:
         self._socket.router_mandatory = True
         self._identities: dict[tuple[int, int], bytes] = {}
         self._ended: set[tuple[int, int]] = set()
-        self._said_by: dict[tuple[int, int], int] = {}  # the number of the last line that an attempt said
+        self._said_by: dict[tuple[int, int], int] = {}  # the number of an attempt's last line that was taken over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
@@ -75,7 +85,7 @@ class Rendezvous:
             self.wanted[part] = what
 
     def present(self) -> int:
-        """Parts that have come."""
+        """Return the number of parts that have arrived."""
         with self._lock:
             return len(self.roster.members)
 
@@ -97,11 +107,11 @@ class Rendezvous:
                 identity, body = frames
                 answer = self._answer(identity, unpack_json(body))
             except (Malformed, ValueError, KeyError, TypeError):
-                continue  # of no part of this version
+                continue  # not from a part of this version
             self._reaches(identity, answer)
 
     def _reaches(self, identity: bytes, answer: Mapping[str, Any]) -> bool:
-        """Whether a connection still is there."""
+        """Send an answer and return whether its connection still exists."""
         try:
             offer(self._socket, identity, pack_json(answer))
         except zmq.ZMQError:  # no route to it
@@ -118,6 +128,7 @@ class Rendezvous:
                 self.arrivals.put((part, str(message.get("host", ""))[:200]))
             self.roster.heard(part, attempt, now)
             self._identities[part, attempt] = identity
+            # Probe the connections of replaced attempts: the new one need not wait for their leases once they are gone.
             for earlier in self.roster.waits_for(part):
                 if not self._reaches(self._identities[part, earlier], {}):
                     self.roster.cut(part, earlier, now)
@@ -125,6 +136,7 @@ class Rendezvous:
             if message.get("goodbye"):
                 self.roster.goodbye(part, attempt)
             book = self.roster.page(part, attempt, now)
+        # A part repeats lines until they are acknowledged, so that known numbers are skipped.
         last = self._said_by.get((part, attempt), 0)
         for number, text in message["said"]:
             if number > last:
@@ -149,7 +161,10 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a part was told last."""
+    """The last answer of the rendezvous to a part.
+
+    wanted: the command; edition: number of the address table, 0 before the first; addresses: one per server; facts: the
+    facts of the run, None until they are known."""
 
     wanted: str = WAIT
     edition: int = 0
@@ -158,16 +173,22 @@ class Answer:
 
 
 class Line:
-    """A part's side: a thread that speaks for it. What is to be said waits until it was heard.
+    """A part's side of the rendezvous: a thread that sends messages until they are acknowledged.
 
-    addresses: of the part's servers by number."""
+    Args:
+        address: tcp:// address of the rendezvous.
+        secret: the token of the run.
+        part, attempt: the part, and the number of this attempt.
+        addresses: addresses of the part's servers, by server index.
+        host: name of this host.
+    """
 
     def __init__(
         self, address: str, secret: Secret, part: int, attempt: int, addresses: Mapping[int, str], host: str
     ) -> None:
         self._about = {"part": part, "attempt": attempt, "addresses": dict(addresses), "host": host}
         self._address, self._secret = address, secret
-        self._said: list[tuple[int, str]] = []  # (number, text) that was not heard yet
+        self._said: list[tuple[int, str]] = []  # (number, text) of lines that are not acknowledged yet
         self._lines = 0
         self._news: dict[str, Any] = {}
         self._answer = Answer()
@@ -186,12 +207,12 @@ class Line:
             self._said.append((self._lines, text[:TEXT_LIMIT]))
 
     def tell(self, **news: Any) -> None:
-        """What every message has from now on: status, facts, end."""
+        """Add values to all further messages: status, facts, end."""
         with self._lock:
             self._news |= news
 
     def answer(self) -> Answer:
-        """The newest. Raises Lost where the rendezvous is silent, and UsageError where it does not admit this token."""
+        """Return the newest answer. Raises Lost if the rendezvous is silent, UsageError if it rejects the token."""
         if self._problem:
             raise self._problem
         if self.is_silent():
@@ -202,7 +223,7 @@ class Line:
         return time.monotonic() - self._heard_at > SILENT_S
 
     def flush(self, seconds: float = SILENT_S) -> bool:
-        """Wait until all that was said before has been heard, so long at the most; whether it was."""
+        """Wait up to ``seconds`` until all earlier messages are acknowledged, and return whether they are."""
         with self._lock:
             number = self._number + 1
         end = time.monotonic() + seconds
@@ -212,7 +233,7 @@ class Line:
         return self._acknowledged >= number
 
     def close(self) -> None:
-        """Say goodbye, where somebody listens."""
+        """Say goodbye if the rendezvous answers, and end the thread."""
         self.tell(goodbye=True)
         if not self.is_silent() and not self._problem:
             self.flush(2 * BEAT_S)
@@ -221,6 +242,7 @@ class Line:
         self._thread.join()
 
     def _speak(self) -> None:
+        # zmq sockets are not thread-safe, so this thread has its own.
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = dealer(context, self._address, self._secret)
         watch = Watch(socket)

@@ -1,17 +1,17 @@
-"""Who takes part in a run on a cluster: decisions of the rendezvous, without sockets and without a clock. Pure."""
+"""The roster of a run on a cluster: the decisions of the rendezvous, without sockets or a clock. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LEASE_S = 10.0  # one that was replaced and was not heard of for so long has ended, or will when it looks
-CUT_S = 2.0  # one whose connection is gone would have connected again by then
+LEASE_S = 10.0  # a replaced attempt that is silent for so long has ended, or ends as soon as it runs again
+CUT_S = 2.0  # a live attempt whose connection broke would have reconnected by then
 
 
 @dataclass
 class Member:
-    """The attempt of a part that counts. addresses: of its servers by number; heard: when it last spoke (seconds)."""
+    """The current attempt of a part. addresses: by server index; heard: time of its last message (seconds)."""
 
     attempt: int
     addresses: Mapping[int, str]
@@ -20,7 +20,7 @@ class Member:
 
 @dataclass
 class Replaced:
-    """An attempt that has a successor. heard: when it last spoke; cut: since when its connection is gone (seconds)."""
+    """A replaced attempt. heard: time of its last message; cut: when its connection broke, or None (seconds)."""
 
     heard: float
     cut: float | None = None
@@ -31,7 +31,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Book:
-    """Where all servers listen. edition: grows whenever a server moves."""
+    """The addresses of all servers. edition: grows whenever a server moves."""
 
     edition: int
     addresses: tuple[str, ...]
@@ -39,20 +39,30 @@ class Book:
 
 @dataclass
 class Roster:
-    """Each part's newest attempt. One that has a successor is fenced off: it is told to leave, and its successor waits until
-    it has said goodbye or its lease has ended.
+    """The newest attempt of each part.
 
-    num_parts, num_servers: of the run."""
+    A replaced attempt is fenced off: it gets the command to leave, and its successor waits until it has said goodbye,
+    its connection is gone or its lease has ended.
+
+    Attributes:
+        num_parts, num_servers: of the run.
+        lease_s: silence after which a replaced attempt is gone (seconds).
+        members: the current attempt of each part.
+        replaced: replaced attempts that may still live, by part and attempt.
+        book: the current addresses, None until all parts have arrived.
+    """
 
     num_parts: int
     num_servers: int
     lease_s: float = LEASE_S
     members: dict[int, Member] = field(default_factory=dict)
-    replaced: dict[tuple[int, int], Replaced] = field(default_factory=dict)  # by part and attempt
+    replaced: dict[tuple[int, int], Replaced] = field(default_factory=dict)
     book: Book | None = None
 
     def hello(self, part: int, attempt: int, addresses: Mapping[int, str], now: float) -> bool:
-        """A part is there; whether that is news. An attempt that comes after its successor is none."""
+        """Note that an attempt of a part has arrived, and return whether it is a new one.
+
+        An attempt that arrives after its successor is not new."""
         known = self.members.get(part)
         if known and known.attempt >= attempt:
             self.heard(part, attempt, now)
@@ -70,17 +80,17 @@ class Roster:
             self.replaced[part, attempt] = Replaced(now)
 
     def cut(self, part: int, attempt: int, now: float) -> None:
-        """The connection of an attempt is gone: its process has ended, or it connects anew."""
+        """Note that the connection of a replaced attempt is gone: its process has ended, or it will reconnect."""
         found = self.replaced.get((part, attempt))
         if found and found.cut is None:
             found.cut = now
 
     def waits_for(self, part: int) -> list[int]:
-        """The earlier attempts of a part that may still live."""
+        """Return the replaced attempts of a part that may still live."""
         return [attempt for other, attempt in self.replaced if other == part]
 
     def goodbye(self, part: int, attempt: int) -> None:
-        """An attempt has ended its processes."""
+        """Note that an attempt has ended its processes."""
         self.replaced.pop((part, attempt), None)
 
     def is_current(self, part: int, attempt: int) -> bool:
@@ -88,7 +98,7 @@ class Roster:
         return known is not None and known.attempt == attempt
 
     def page(self, part: int, attempt: int, now: float) -> Book | None:
-        """What an attempt may go by: None while it must wait."""
+        """Return the addresses that an attempt may use, None while it must wait."""
         if not self.is_current(part, attempt) or self._is_fenced(part, now):
             return None
         if len(self.members) == self.num_parts:
@@ -96,7 +106,7 @@ class Roster:
         return self.book
 
     def silent(self, now: float) -> dict[int, float]:
-        """The parts that were not heard of for a lease, and for how long (seconds)."""
+        """Return the parts that are silent for longer than a lease, with the duration (seconds)."""
         since = {part: now - member.heard for part, member in sorted(self.members.items())}
         return {part: seconds for part, seconds in since.items() if seconds > self.lease_s}
 
@@ -106,7 +116,7 @@ class Roster:
         return bool(self.waits_for(part))
 
     def _publish(self, now: float) -> None:
-        """Addresses of a part that waits are not published: until then its predecessor's hold."""
+        """Update the addresses, unless a part with servers waits, whose predecessor's addresses are still valid."""
         found: dict[int, str] = {}
         for part, member in self.members.items():
             if member.addresses and self._is_fenced(part, now):

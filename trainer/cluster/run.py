@@ -1,5 +1,5 @@
-"""A run on a cluster, from the process that starts it: it keeps the run's folder, has a launcher start the parts, shows how
-the run goes, and ends it."""
+"""A run on a cluster, as the starting process sees it: it manages the run's folder, has a launcher start the parts,
+shows progress, and ends the run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,25 @@ from trainer.transport.addresses import all_interfaces, bracketed
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.1
-SLOW_S = 10.0  # parts that have not come by then are told of
-START_S = 120.0  # and are given up by then
-LEAVE_S = 12.0  # for parts to end by themselves once they are told to; a launcher that stops them does not wait
-SETTLE_S = 2.0  # for a launcher to see that a part was lost
-CHECKPOINT_S = 120.0  # for the leading part to leave its checkpoint
+SLOW_S = 10.0  # after so long missing parts are reported
+START_S = 120.0  # and after so long the run is given up
+LEAVE_S = 12.0  # how long parts may take to end by themselves before the launcher kills them
+SETTLE_S = 2.0  # how long a launcher may take to notice the loss of a part
+CHECKPOINT_S = 120.0  # how long the leading part may take to write its checkpoint
 
 T = TypeVar("T")
 
 
 class ClusterRun:
-    """One start of a run over several hosts. interrupted: set by a signal; the second one raises KeyboardInterrupt."""
+    """A start of a run on several hosts.
+
+    Args:
+        config, options: the run, and the options of this process.
+        launcher: starts the parts.
+        parts: one per host.
+        start_s: how long all parts may take to arrive (seconds).
+
+    ``interrupted`` is set by the first signal; the second one raises KeyboardInterrupt."""
 
     def __init__(
         self,
@@ -50,7 +58,7 @@ class ClusterRun:
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.token = secrets.token_hex(32)
-        self.rendezvous: Rendezvous  # from the moment that the launcher has found its cluster
+        self.rendezvous: Rendezvous  # set once the launcher has found its cluster
         self.restarts = Restarts()
         self._came: set[int] = set()
         self._silent: set[int] = set()
@@ -60,9 +68,9 @@ class ClusterRun:
         self._stopping = False
 
     def start(self, record: RunRecord) -> RunRecord:
-        """Start the parts and wait until all are there and the leading one has found that the run can be trained. Returns
-        what is recorded of the run: with its threads, by which a resume on other hosts has the same bits.
+        """Start the parts; wait until all have arrived and the leading one has checked that the run can be trained.
 
+        Returns the record to write: with the threads per worker, so that a resume on other hosts is bit-identical.
         Raises UsageError, DataError and JobError, after which no part runs."""
         try:
             threads = self._start(record.threads)
@@ -74,7 +82,7 @@ class ClusterRun:
     def _start(self, threads_before: int) -> int:
         self._raise_if_interrupted()
         self.launcher.check(self.parts)
-        self._raise_if_interrupted()
+        self._raise_if_interrupted()  # the check may have taken long, for example to start Spark
         threads = self._threads(threads_before)
         self.config = replace(self.config, processes=replace(self.config.processes, threads=threads))
         bind = all_interfaces(self.launcher.host())
@@ -89,7 +97,10 @@ class ClusterRun:
         return threads
 
     def _threads(self, before: int) -> int:
-        """Of each worker. before: those that the run had, 0 for a new one; another number would give it other bits."""
+        """Return the threads per worker. before: the recorded number, 0 for a new run.
+
+        A resumed run keeps its number unless --threads is given: another one would change the results in the last
+        bits."""
         own = self.launcher.threads(self.parts)
         if before and before != own and not self.config.processes.threads:
             self.progress.message(
@@ -111,7 +122,7 @@ class ClusterRun:
         }
 
     def train(self) -> None:
-        """Until the leading part has ended well. Raises JobError."""
+        """Train until the leading part has ended without an error. Raises JobError."""
         everybody = [part.index for part in self.parts]
         self.rendezvous.want(everybody, GO)
         while not self._watch():
@@ -122,11 +133,11 @@ class ClusterRun:
         self._wait_for_ends()
 
     def lose(self) -> None:
-        """Another start has taken this one, which stood still for long, for dead."""
+        """Note that another start has taken the folder, because this one was frozen and considered dead."""
         self._is_lost = True
 
     def close(self) -> None:
-        """End what still runs. May be called twice."""
+        """End all parts that still run. Idempotent."""
         if self._stopping:
             return
         self._stopping = True
@@ -141,9 +152,10 @@ class ClusterRun:
             self.progress.close()
 
     def _watch(self) -> bool:
-        """One look: show what is new; whether the leading part has ended well. Raises JobError."""
+        """Check on all parts once and return whether the leading part has ended without an error. Raises JobError."""
         time.sleep(POLL_S)
         self._show()
+        # Ends come first: a part's own error says more than the launcher's.
         for end in drained(self.rendezvous.ends):
             self._raise_for(end)
             if self.parts[end.part].leads:
@@ -160,7 +172,7 @@ class ClusterRun:
         return False
 
     def _raise_if_all_have_gone(self) -> None:
-        """A launcher that has nothing to do any more, though the leading part has not told its end."""
+        """Raise JobError if the launcher is over, but the leading part has not reported its end."""
         now = time.monotonic()
         self._over_since = min(self._over_since, now) if self.launcher.is_over() else math.inf
         if now - self._over_since > SETTLE_S and self.rendezvous.ends.empty():
@@ -173,7 +185,7 @@ class ClusterRun:
             raise errors.get(end.code, JobError)(f"{where}{end.text}")
 
     def _arrived(self, part: int, host: str) -> None:
-        """A part that comes again was lost before: too often in a row, and the run has failed."""
+        """Report that a part has arrived. Raises JobError if it has arrived, and so was lost before, too often."""
         if part not in self._came:
             self._came.add(part)
             return self.progress.message(f"host {part} has started on {host}")
@@ -183,7 +195,9 @@ class ClusterRun:
         return self.progress.message(f"host {part} was lost, and is started again on {host}")
 
     def _tell_of_missing(self) -> None:
-        """Too few hosts come at once where the cluster has no room for them."""
+        """Report parts that are missing after SLOW_S, once. Raises JobError if they are missing after start_s.
+
+        The cluster may have no room for all parts at once."""
         present, count = self.rendezvous.present(), len(self.parts)
         waited = time.monotonic() - self._began
         if present == count or waited < SLOW_S:
@@ -210,8 +224,9 @@ class ClusterRun:
                 )
 
     def _leave_checkpoint(self) -> None:
-        """The leading part first: without the others' servers its last checkpoint would never be whole. Raises Interrupted,
-        but where the run ends at this moment."""
+        """Have the leading part write a checkpoint and end. Raises Interrupted, unless the run ends at this moment.
+
+        The other parts end later, because without their servers the checkpoint would stay incomplete."""
         head = next(part.index for part in self.parts if part.leads)
         self.rendezvous.want([head], CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S

@@ -1,6 +1,7 @@
-"""Parts as tasks of one plain stage of Spark. Spark itself starts a lost task again, on whichever executor it has.
+"""A launcher that runs parts as the tasks of one plain Spark stage. Spark restarts a lost task itself, on any executor.
 
-It is no barrier stage: there a lost task ends all of them, and no slots are looked for before executors have registered."""
+A barrier stage is not used, because there a lost task ends all tasks, and slots are checked before executors have
+registered."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ from trainer.cluster.part import run_part
 from trainer.cluster.rendezvous import Lost
 
 Open = Callable[[], tuple[Any, str]]
-STOP_S = 10.0  # for a cancelled stage to end
-TRIES = 1000  # more than spark.task.maxFailures: attempts of a later stage have higher numbers
+STOP_S = 10.0  # how long a cancelled stage may take to end
+TRIES = 1000  # attempt numbers per stage, more than spark.task.maxFailures, so that they grow from stage to stage
 
 
 class SparkLauncher:
-    """open_context: a SparkContext whose executors can import this package, and settings of file systems for hosts that have
-    no Hadoop configuration of their own (see Launcher.store). It is called once there is something to train."""
+    """A launcher with one Spark task per part.
+
+    open_context: called when there is something to train; returns a SparkContext whose executors can import this
+    package, and file system settings for hosts without a Hadoop configuration (see Launcher.store)."""
 
     def __init__(self, open_context: Open) -> None:
         self.open_context = open_context
@@ -50,7 +53,7 @@ class SparkLauncher:
         return self._conf["spark.driver.host"]
 
     def threads(self, parts: Sequence[Part]) -> int:
-        """A task's cores over the workers of the part that has most of them."""
+        """Return the cores per task divided by the workers of the largest part, at least 1."""
         return max(1, _number(self._conf, "spark.task.cpus", 1) // max(part.count("worker") for part in parts))
 
     def store(self) -> str:
@@ -80,7 +83,7 @@ class SparkLauncher:
         self._stopping.set()
         end = time.monotonic() + STOP_S
         while not self.is_over() and not self._has_stopped() and time.monotonic() < end:
-            self.context.cancelJobGroup(self._group)  # again, where the stage was only about to be submitted
+            self.context.cancelJobGroup(self._group)  # repeated, because the stage may not have been submitted yet
             self._thread.join(0.5)  # type: ignore[union-attr]
 
     def _has_stopped(self) -> bool:
@@ -90,7 +93,7 @@ class SparkLauncher:
             return True
 
     def _run(self, invitations: list[dict[str, Any]]) -> None:
-        """The stage; one that Spark has given up, because a task was lost too often, is followed by another."""
+        """Run the stage. If Spark gives it up because a task was lost too often, start another one."""
         while not self._stopping.is_set():
             submission = self._attempts.begin(0, time.monotonic())
             try:
@@ -99,6 +102,7 @@ class SparkLauncher:
                 tasks.mapPartitionsWithIndex(partial(_task, invitations, submission * TRIES)).collect()
                 return
             except Exception as error:
+                # A Python error would come again, so only a stage whose tasks were lost is repeated.
                 cause, due = cause_of(str(error)), self._attempts.lost(0, time.monotonic())
                 if self._has_stopped():
                     self._failure = "the Spark application was ended; the same command with --resume goes on"
@@ -110,7 +114,7 @@ class SparkLauncher:
 
 
 def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """What a task does. It fails only where another attempt may do better."""
+    """Run one part in a Spark task. It raises only if another attempt may succeed."""
     from pyspark import SparkFiles, TaskContext
 
     context = TaskContext.get()
@@ -122,7 +126,7 @@ def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Itera
 
 
 def cause_of(error: str) -> str | None:
-    """Why the Python of a task failed, by the text of a job's error; None where the task was lost rather. Pure."""
+    """Return the Python error of a failed task from the text of a job's error; None if the task was lost. Pure."""
     lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:[Ee]rror|Exception|Lost)\b[^\n]*)", error, re.MULTILINE)
     python = [line for line in lines if not line.startswith(("org.apache", "py4j", "java"))]
     if not python or Lost.__name__ in python[-1].split(":")[0]:
@@ -131,7 +135,13 @@ def cause_of(error: str) -> str | None:
 
 
 def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
-    """Which setting keeps so many hosts from running at once, as far as settings tell. cores: of a local master. Pure."""
+    """Return which setting prevents all parts from running at once, or None if no setting does. Pure.
+
+    Args:
+        conf: the settings of the application.
+        hosts: number of parts, that is of tasks.
+        cores: cores of a ``local[*]`` master, whose name does not contain their number.
+    """
     master, cpus = conf.get("spark.master", ""), _number(conf, "spark.task.cpus", 1)
     if conf.get("spark.speculation", "false") == "true":
         return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
@@ -149,7 +159,7 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
         )
     elif master.startswith("spark:"):
         if "spark.cores.max" not in conf:
-            return None  # whatever the cluster has
+            return None  # the application gets all cores of the cluster, whose number is unknown here
         room, where = _number(conf, "spark.cores.max", 0) // cpus, "spark.cores.max"
     else:
         name = "spark.executor.instances"
@@ -165,7 +175,7 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
 
 
 def _room(conf: Mapping[str, str]) -> str:
-    """The settings that bound how many executors there are."""
+    """Return text about the settings that limit the number of executors."""
     if conf.get("spark.master", "").startswith("spark:"):
         return "spark.cores.max and spark.executor.cores allow too few"
     return "spark.executor.instances and spark.executor.cores ask for too few"

@@ -1,4 +1,4 @@
-"""What launchers share whose cluster does not start a lost part again by itself."""
+"""The base class of launchers whose cluster does not restart lost parts itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trainer.cluster.attempts import Attempts
 from trainer.cluster.launcher import Invitation, Part
 
 LOOK_S = 0.1
-H = TypeVar("H")  # what stands for a part that runs
+H = TypeVar("H")  # the handle of a running part
 
 
 class Watched(ABC, Generic[H]):
-    """A thread looks after every part, and starts one that is lost again."""
+    """A launcher with a thread that watches all parts and restarts lost ones."""
 
     def __init__(self) -> None:
         self.running: dict[int, H] = {}
@@ -34,11 +34,11 @@ class Watched(ABC, Generic[H]):
 
     @abstractmethod
     def outcome(self, handle: H) -> str | None:
-        """None while a part runs, "" where it has ended by itself, else why it was lost."""
+        """Return None while a part runs, "" if it has ended by itself, otherwise why it was lost."""
 
     @abstractmethod
     def end(self, handle: H) -> None:
-        """End a part at once; it may have ended."""
+        """Kill a part; a no-op if it has ended."""
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
         self._attempts, self._due, self._failure = Attempts(), {}, None
@@ -72,7 +72,7 @@ class Watched(ABC, Generic[H]):
         try:
             while not self._stopping.wait(LOOK_S):
                 self._look()
-        except Exception as error:  # of a cluster's client
+        except Exception as error:  # the cluster's client failed
             self._failure = f"the cluster is not reached any more: {type(error).__name__}: {error}"
 
     def _look(self) -> None:

@@ -1,1 +1,1 @@
-"""Shards in memory, and the stream of mini-batches drawn from them."""
+"""Shards in memory, and the stream of mini-batches that is drawn from them."""

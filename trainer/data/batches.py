@@ -1,6 +1,6 @@
 """The endless stream of a worker's mini-batches: a pure function of (seed, worker, clock), prepared in the background.
 
-So a resumed run needs no state but the clock, and workers of one run never share a random number."""
+A resumed run therefore needs no state but the clock, and workers of a run never share random numbers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class Batch(NamedTuple):
-    """images_BCHW: float32, normalised; labels: int64 [B], or targets in float32."""
+    """A mini-batch. images_BCHW: float32, normalised. labels: int64 [B], or targets in float32."""
 
     images_BCHW: torch.Tensor
     labels: torch.Tensor
 
 
 def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
-    """The order of a worker's rows in pass ``turn`` over its shard: int64 [rows], read-only."""
+    """Return the order of a worker's rows in pass ``turn`` over its shard: int64 [rows], read-only."""
     order = generator(seed, Purpose.ORDER, worker, turn).permutation(rows)
     order.flags.writeable = False
     return order
@@ -41,11 +41,19 @@ def permutation(rows: int, seed: int, worker: int, turn: int) -> Ints:
 def indices(
     rows: int, batch: int, clock: int, seed: int, worker: int, order: Callable[[int], Ints] | None = None
 ) -> Ints:
-    """Which rows the mini-batch at a clock holds: int64 [batch], places clock*batch onwards in the endless sequence of
-    passes. A pass that ends inside a mini-batch is continued by the next, so no row waits for another pass.
+    """Return the rows of the mini-batch at a clock: int64 [batch], from position clock * batch of consecutive passes.
 
-    order: of the rows in a pass, ``permutation`` where it is not given. O(batch), and O(rows) for the first mini-batch of
-    a pass, whatever the clock."""
+    If a pass ends inside a mini-batch, the next pass fills it up, so that no row is left for a later pass. O(batch),
+    and O(rows) for the first mini-batch of a pass, for any clock.
+
+    Args:
+        rows: number of rows in the shard.
+        batch: rows per mini-batch.
+        clock: number of the mini-batch.
+        seed: of the run.
+        worker: number of the worker.
+        order: function from the number of a pass to the order of its rows; default: ``permutation``.
+    """
     start, stop = clock * batch, (clock + 1) * batch
     turns = range(start // rows, (stop - 1) // rows + 1)
     order = order or partial(permutation, rows, seed, worker)
@@ -54,10 +62,18 @@ def indices(
 
 
 def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) -> Ints | slice:
-    """Which rows the mini-batch at a clock holds if each is in it by itself with a probability: int64 [about
-    rows * fraction], or the slice of all of them from a fraction of 1 on.
+    """Return the rows of the mini-batch at a clock if each row is drawn independently with probability ``fraction``.
 
-    A binomial number of rows, drawn without replacement, has the law of one coin a row and costs O(their number)."""
+    The result is int64 [about rows * fraction], or the slice of all rows for a fraction of 1 or more. A binomial number
+    of rows, drawn without replacement, has the same distribution as one coin per row, at a cost of O(drawn rows).
+
+    Args:
+        rows: number of rows in the shard.
+        fraction: probability of a row.
+        clock: number of the mini-batch.
+        seed: of the run.
+        worker: number of the worker.
+    """
     if fraction >= 1:
         return slice(None)
     rng = generator(seed, Purpose.SAMPLING, worker, clock)
@@ -65,11 +81,22 @@ def bernoulli(rows: int, fraction: float, clock: int, seed: int, worker: int) ->
 
 
 class Loader:
-    """A worker's mini-batches by clock, the next ``depth`` prepared by one thread while the caller computes.
+    """A worker's mini-batches by clock; one thread prepares the next ``depth`` while the caller computes.
 
-    Any clock may be asked for at any time; one out of turn (after a rollback) only finds nothing prepared.
-    mean: float32 [C] in 0..255; fraction: of Bernoulli sampling instead of passes over the rows; follow: of passes over
-    rows that grow. Only pixels are augmented. Raises ValueError without rows."""
+    Clocks may be requested in any order; after a jump, as in a roll-back, nothing is prepared yet. Only pixels are
+    augmented, not real-valued features. Raises ValueError without rows.
+
+    Args:
+        rows: the worker's rows.
+        mean: float32 [C], in 0..255.
+        batch_size: rows per mini-batch.
+        seed: of the run.
+        worker: number of the worker.
+        augment: whether to crop and flip images at random.
+        fraction: probability of a row under Bernoulli sampling; None for passes over the rows.
+        depth: mini-batches to prepare ahead.
+        follow: passes over rows that grow; None for fixed rows.
+    """
 
     def __init__(
         self,
@@ -92,10 +119,10 @@ class Loader:
         self.augment = augment and rows.images_NCHW.dtype == np.uint8
         self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
         self._ahead: dict[int, Future[tuple[Batch, float]]] = {}
-        # The pass that ends in a mini-batch and the one that begins.
+        # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
         self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
         self._order_of = lru_cache(maxsize=2)(lambda rows, turn: permutation(rows, seed, worker, turn))
-        self.read_s = 0.0  # that the thread spent on the latest mini-batch
+        self.read_s = 0.0  # seconds that the thread spent on the latest mini-batch
 
     @classmethod
     def of_run(
@@ -108,7 +135,7 @@ class Loader:
         *,
         follow: Following | None = None,
     ) -> Loader:
-        """Return the mini-batches of one worker of a run. rows: those dealt to it."""
+        """Return the mini-batches of one worker of a run. rows: the rows dealt to it."""
         return cls(
             rows,
             shards.mean,
@@ -121,7 +148,7 @@ class Loader:
         )
 
     def prepare(self, clock: int) -> Batch:
-        """The mini-batch at a clock, made here and now: a pure function of the clock."""
+        """Make the mini-batch at a clock in the calling thread: a pure function of the clock."""
         rows, chosen = self._drawn(clock)
         images = normalise(rows.images_NCHW[chosen], self.mean)
         if self.augment:
@@ -129,7 +156,7 @@ class Loader:
         return Batch(torch.from_numpy(images), torch.from_numpy(rows.labels[chosen]))
 
     def _drawn(self, clock: int) -> tuple[Rows, Ints | slice]:
-        """The rows, and which of them the mini-batch holds."""
+        """Return the rows of the worker, and the selection for the mini-batch at a clock."""
         if self.follow:
             return self.follow.chosen(self.batch_size, clock, self._order_of)
         return self.rows, self._chosen(clock)
@@ -144,19 +171,22 @@ class Loader:
         return bernoulli(len(self.rows), self.fraction, clock, self.seed, self.worker)
 
     def seen(self, clock: int) -> Seen | None:
-        """What the mini-batch at a clock shows of the rows; None where they are not hashed, not drawn in passes, or not the
-        same in every pass. O(batch)."""
+        """Return the hash sums of the mini-batch at a clock. O(batch).
+
+        None if rows are not hashed, not drawn in passes, or not the same in every pass."""
         if self.fraction is not None or self.follow or not len(self.rows.hashes):
             return None
         rows, start, stop = len(self.rows), clock * self.batch_size, (clock + 1) * self.batch_size
         hashes = self.rows.hashes[self._chosen(clock)]
         passes = stop // rows - start // rows
+        # The rows after the last end of a pass in this mini-batch.
         begun = hashes[len(hashes) - stop % rows :] if passes else hashes[:0]
         return Seen(int(hashes.sum()), int(begun.sum()), passes)
 
     def batch(self, clock: int) -> Batch:
-        """The mini-batch at a clock. Raises what preparing it raised; RuntimeError after ``close``."""
+        """Return the mini-batch at a clock. Raises the errors of its preparation, and RuntimeError after ``close``."""
         wanted = range(clock, clock + self.depth + 1)
+        # Prepared mini-batches outside the next clocks, as after a roll-back, would never be used.
         for other in self._ahead.keys() - set(wanted):
             self._ahead.pop(other).cancel()
         for number in wanted:
@@ -166,7 +196,7 @@ class Loader:
         return batch
 
     def close(self) -> None:
-        """End the thread; what it has in work is finished and dropped."""
+        """End the thread. A mini-batch in preparation is finished and dropped."""
         self._ahead.clear()
         self._thread.shutdown(cancel_futures=True)
 

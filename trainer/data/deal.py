@@ -1,4 +1,4 @@
-"""A shard set dealt over another number of virtual workers."""
+"""The distribution of a shard set over another number of virtual workers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from trainer.data.shards import Rows, Shards, load_worker
 
 
 def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Rows]:
-    """The rows of each virtual worker; with as many workers as shards, its shard's.
+    """Return the rows of each of N virtual workers, from M shards. With N = M each worker gets its shard.
 
-    Worker w of more than M shards has a part of shard w mod M, every so many-th row, so it sees what that shard is made
-    of; of fewer, it has the shards w, w + N, ... Holds all rows once. Raises UsageError where a worker would have none,
-    DataError and OSError as ``load_worker``."""
+    For N > M, worker w gets every k-th row of shard w mod M, which k workers share, so that its rows are representative
+    of the shard. For N < M it gets the shards w, w + N, ... The result holds every row once. Raises UsageError if a
+    worker would have no rows, DataError and OSError as ``load_worker``."""
     held = [load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)]
+    # With fewer workers than shards, whole shards are joined, otherwise each shard is shared by some workers.
     if num_workers < len(held):
         return [_joined(held[worker::num_workers]) for worker in range(num_workers)]
     dealt = []

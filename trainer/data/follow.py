@@ -1,7 +1,7 @@
-"""Passes over rows that grow: which rows a mini-batch holds, where a worker goes on with more of them after some passes.
+"""Passes over rows that grow: the rows of each mini-batch if a worker gets more rows after some passes.
 
-A stretch is a number of passes over the same rows. Rows only join behind those that there are, so that a place among them
-keeps its row. Given the stretches, a mini-batch is a pure function of (seed, worker, clock), as without them."""
+A stretch is a number of passes over the same rows. New rows are only appended, so that the index of a row never
+changes. Given the stretches, a mini-batch is a pure function of (seed, worker, clock), as for fixed rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from trainer.data.shards import Rows
 
 
 class Stretch(NamedTuple):
-    """Passes from number ``turn`` on, over the first ``rows`` rows, those of a generation. position: of the example with
-    which the first of them begins, in all that the worker draws."""
+    """Passes over the rows of one generation.
+
+    Attributes:
+        position: number of the stretch's first example among all examples that the worker draws.
+        turn: number of its first pass.
+        rows: number of rows: the first ones, up to and including this generation.
+        generation: of the set.
+    """
 
     position: int
     turn: int
@@ -26,26 +32,34 @@ class Stretch(NamedTuple):
 
 
 class Source(Protocol):
-    """Where more rows come from."""
+    """A source of additional rows."""
 
     def next(self, now: Stretch, position: int, turn: int) -> Stretch | None:
-        """What begins with pass ``turn`` at a position, where there are more rows by now. The answer to it is kept."""
+        """Return the stretch that begins with pass ``turn`` at a position, or None if there are no more rows yet.
+
+        The caller keeps a stretch that is returned, and does not ask for it again.
+
+        Args:
+            now: the stretch so far.
+            position: number of the first example of the pass.
+            turn: number of the pass.
+        """
         ...
 
     def rows(self, generation: int) -> Rows:
-        """At least those of a generation."""
+        """Return the rows up to a generation, and possibly later ones."""
         ...
 
 
 class Following:
-    """stretches: those that are decided, by position; the first begins at 0."""
+    """The mini-batches of a worker whose rows grow. stretches: the known ones by position; the first begins at 0."""
 
     def __init__(self, stretches: list[Stretch], source: Source) -> None:
         assert stretches, "a worker begins with some rows"
         self.stretches, self.source = stretches, source
 
     def at(self, position: int) -> Stretch:
-        """Whose example this is. Where a pass begins that nobody has decided about, there may be a new one."""
+        """Return the stretch of an example. At the start of a pass in the last stretch, the source may add another."""
         place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position) - 1
         now = self.stretches[place]
         turns, inside = divmod(position - now.position, now.rows)
@@ -58,10 +72,17 @@ class Following:
         return found
 
     def chosen(self, batch: int, clock: int, order: Callable[[int, int], Ints]) -> tuple[Rows, Ints]:
-        """The rows, and which of them the mini-batch at a clock holds, int64 [batch]. order(rows, turn): of a pass."""
+        """Return the rows, and the selection for the mini-batch at a clock, int64 [batch].
+
+        Args:
+            batch: rows per mini-batch.
+            clock: number of the mini-batch.
+            order: function from (rows, turn) to the order of the rows in a pass.
+        """
         position, stop = clock * batch, (clock + 1) * batch
         parts: list[Ints] = []
         generation = 0
+        # A mini-batch may cross ends of passes and of stretches.
         while position < stop:
             now = self.at(position)
             turns, inside = divmod(position - now.position, now.rows)

@@ -1,4 +1,4 @@
-"""Committed shards into memory: one worker's rows, or the evaluation rows, verified against the manifest.
+"""Loading of committed shards: the rows of a worker or the evaluation rows, verified against the manifest.
 
 Shapes: N rows, C channels, H and W pixels."""
 
@@ -46,15 +46,20 @@ from trainer.config import Data
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick
 
-TABLE = ("id", "label", "coarse_label", TARGET_COLUMN, "copy")  # what there may be beside the image
-OnLoaded = Callable[[int, int], None]  # (rows loaded, rows in all), after each file
+TABLE = ("id", "label", "coarse_label", TARGET_COLUMN, "copy")  # columns that a file may have beside the image
+OnLoaded = Callable[[int, int], None]  # (rows loaded, total rows), called after each file
 
 
 @dataclass(frozen=True)
 class Rows:
-    """images_NCHW: uint8, or real-valued features in float32; labels: int64 [N], or targets in float32; ids: int64 [N].
-    A copy that sharding made is a row like any other, but that its hash is 0. hashes: of a worker's rows, as the manifest's
-    fingerprint adds them up; of other rows there are none."""
+    """Rows in memory. Copies made by sharding are ordinary rows, except that their hash is 0.
+
+    Attributes:
+        images_NCHW: uint8, or real-valued features in float32.
+        labels: int64 [N], or targets in float32.
+        ids: int64 [N].
+        hashes: uint64 [N], the hashes that the manifest's fingerprint sums up; empty if not computed.
+    """
 
     images_NCHW: npt.NDArray[np.uint8 | np.float32]
     labels: npt.NDArray[np.int64 | np.float32]
@@ -65,18 +70,18 @@ class Rows:
         return len(self.labels)
 
     def followed_by(self, others: Rows) -> Rows:
-        """With others behind them; holds both twice while it copies."""
+        """Return these rows and others after them. Needs twice their memory while it copies."""
         names = [item.name for item in fields(Rows)]
         return Rows(*(np.concatenate([getattr(self, name), getattr(others, name)]) for name in names))
 
 
 @dataclass(frozen=True)
 class Shards(ShardSet):
-    """A committed set as the trainer sees it. mean: float32 [C] of the training images, of pixels in 0..255."""
+    """A committed set as the trainer reads it. mean: float32 [C] of the training images, for pixels in 0..255."""
 
     @property
     def rows(self) -> int:
-        """Distinct training examples; copies count in ``worker_rows`` only."""
+        """Number of distinct training examples. Copies count in ``worker_rows`` only."""
         return int(self.manifest["rows"])
 
     @property
@@ -90,7 +95,7 @@ class Shards(ShardSet):
 
     @property
     def inputs(self) -> ModelInput:
-        """What a model gets to see of the rows."""
+        """The properties of the rows that a model depends on."""
         return ModelInput(self.shape, self.num_classes, self.has_targets, self.has_labels)
 
     @property
@@ -99,12 +104,12 @@ class Shards(ShardSet):
 
     @property
     def has_labels(self) -> bool:
-        """Whether rows carry a class."""
+        """Whether rows have a class label."""
         return "label" in self.manifest["labels"].get("columns", ("label",))
 
     @property
     def has_targets(self) -> bool:
-        """Whether rows carry a real number to be predicted, beside their class."""
+        """Whether rows have a real-valued target, beside or instead of a class."""
         return TARGET_COLUMN in self.manifest["labels"].get("columns", ())
 
     @property
@@ -113,36 +118,36 @@ class Shards(ShardSet):
 
     @property
     def fingerprint(self) -> int | None:
-        """The sum of all distinct rows' hashes, modulo 2^64; None where the manifest does not say."""
+        """The sum of the hashes of all distinct rows, modulo 2^64; None if the manifest has none."""
         found = self.manifest.get("input", {}).get("fingerprint")
         return int(found.rpartition("-")[2], 16) if found else None
 
     @property
     def ratios(self) -> Ratios:
-        """In which the set was dealt; none where the shares are equal."""
+        """The ratios of the shards; empty if they are equal."""
         return tuple(self.manifest.get("ratios") or ())
 
     def ratios_of(self, num_workers: int) -> Ratios:
-        """Those of so many workers: the set's own, or none, as it is dealt over another number in equal parts."""
+        """Return the ratios for a number of workers; empty if it is not the set's own, because parts are equal then."""
         return self.ratios if num_workers == self.num_workers else ()
 
     def worker_files(self, worker: int) -> list[ShardFile]:
         return [ShardFile.from_json(file) for file in self.manifest["workers"][worker]["files"]]
 
     def worker_rows(self, worker: int) -> int:
-        """What a worker trains on, copies included."""
+        """Return the number of rows of a worker, copies included."""
         return sum(file.rows for file in self.worker_files(worker))
 
 
 def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
-    """The committed set at a local path, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/``, checked without reading a row.
+    """Open a committed set at a local path, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/``, and check its manifest.
 
-    Raises DataError where there is none or it is damaged, UsageError for another ``num_workers`` than it was made for.
-    Costs one read and one listing a worker."""
+    Reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged,
+    UsageError if it was made for another ``num_workers``."""
     store = store_of(uri)
     with unreadable_is_data_error(uri):
-        store.exists(store.resolve(uri))  # asked once, so that a host that does not answer is reported at once
-        found = with_retries(read_committed)(store, uri)  # the manifest, too, may be on a DataNode that was just lost
+        store.exists(store.resolve(uri))  # not retried, so that an unreachable host is reported at once
+        found = with_retries(read_committed)(store, uri)  # the manifest may be on a DataNode that was just lost
     if found is None:
         refuse_single_shard(store, store.resolve(uri))
         raise DataError(
@@ -163,8 +168,9 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
 
 
 def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
-    """The set of a run, as it was with its generation, if it has one. Raises as ``open_shards``, and UsageError for a
-    generation that the set has not."""
+    """Open the set of a run, as it was at the generation that the run is pinned to, if any.
+
+    Raises as ``open_shards``, and UsageError for a generation that the set lacks, or that has a worker without rows."""
     shards = open_shards(data.shards, num_workers=num_workers)
     if data.generation is None:
         return shards
@@ -173,6 +179,7 @@ def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
         held = f"has generations 0..{there - 1}" if there else "was made at once, without generations"
         raise UsageError(f"--generation {data.generation}: {shards.uri} {held}")
     pinned = as_of(shards, data.generation)
+    # open_shards has checked the newest generation only: a worker may have got its first rows later.
     empty = next((worker for worker in range(pinned.num_workers) if not pinned.worker_rows(worker)), None)
     if empty is not None:
         raise UsageError(
@@ -183,28 +190,45 @@ def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
 
 
 def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows:
-    """Read one worker's files and no others, with targets for labels if asked; a lost DataNode is waited for.
+    """Read the files of one worker and no others. A lost DataNode is waited for.
 
-    Holds the rows, one file and one row group of it. Raises UsageError for a worker that the set does not have,
-    DataError where a file is not what the manifest says, OSError where it cannot be read."""
+    Keeps the rows, one file and one row group of it in memory.
+
+    Args:
+        shards: the set.
+        index: number of the worker.
+        on_loaded: called after each file.
+        targets: read real targets instead of labels.
+    Raises:
+        UsageError: the set has no such worker.
+        DataError: a file differs from the manifest.
+        OSError: a file cannot be read.
+    """
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
     return _load(shards, shards.worker_files(index), on_loaded, targets, hashed=True)
 
 
 def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False, hashed: bool = True) -> Rows:
-    """Some of a worker's files, read and verified as ``load_worker`` does. hashed: with the hashes of their rows."""
+    """Read some files of a worker, with the checks of ``load_worker``.
+
+    Args:
+        shards: the set.
+        files: of one worker.
+        targets: read real targets instead of labels.
+        hashed: compute the hashes of the rows.
+    """
     return _load(shards, files, None, targets, hashed=hashed)
 
 
 def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:
-    """The evaluation rows, read and verified like a worker's; None where the set has none."""
+    """Read and verify the evaluation rows; None if the set has none."""
     files = shards.eval_files()
     return _load(shards, files, on_loaded, targets) if files else None
 
 
 def store_of(uri: str) -> ReadStore:
-    """A store that reads a URI. Hadoop's own configuration is asked only by a URI that leaves it the host or the keys."""
+    """Return a store for reading a URI. Hadoop's configuration is read only if the URI leaves host or keys to it."""
     if split_uri(uri)[:2] != ("hdfs", "") and not is_object(uri):
         return ReadStore()
     return ReadStore(configured())
@@ -252,11 +276,12 @@ def _load(
     total, dtype = sum(file.rows for file in files), shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
     images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
+    # Allocated once at full size: joining parts at the end would need the memory twice.
     rows = Rows(images, labels, np.empty(total, np.int64), np.zeros(total if hashed else 0, np.uint64))
     at = 0
     for file in files:
         for columns, data in _row_groups(shards, file, TABLE if hashed else ("id", "label", TARGET_COLUMN)):
-            kick()
+            kick()  # the watchdog: a large shard takes long to load
             ids = columns["id"]
             part = slice(at, at + len(ids))
             rows.ids[part], rows.labels[part] = ids, columns[TARGET_COLUMN if targets else "label"]
@@ -276,8 +301,9 @@ def _hashes(columns: dict[str, Any], images: npt.NDArray[np.uint8]) -> npt.NDArr
 def _row_groups(
     shards: Shards, file: ShardFile, names: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.uint8]]]:
-    """(the columns of these names that there are, images as uint8 [rows, bytes]) of one file, as many rows in all as the
-    manifest says."""
+    """Yield (existing columns of ``names``, images as uint8 [rows, bytes]) of each row group of a file.
+
+    The number of rows is checked against the manifest. Raises DataError for a damaged file."""
     uri = f"{shards.uri}/{file.path}"
     data = _verified_bytes(shards, file)
     with broken_is_data_error(uri):
@@ -285,6 +311,7 @@ def _row_groups(
         schema, layout = parquet.schema_arrow, shards.layout
         shape = declared_shape(schema, "image") or shards.shape
         dtype = declared(schema, "image").get("dtype", layout.dtype)
+        # The digest matches, so another shape or count means that files of two sets were mixed.
         if (shape, dtype, parquet.metadata.num_rows) != (shards.shape, layout.dtype, file.rows):
             found = f"{parquet.metadata.num_rows} images of {_size(shape)}"
             raise DataError(
@@ -304,7 +331,7 @@ def _row_groups(
 
 
 def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
-    """Raise DataError where a file lacks a column of its set, or one holds nulls or other values than numbers."""
+    """Raise DataError if a file lacks a column of its set, or a column has nulls or a type that is not numeric."""
     needed = ["id", *["label"] * shards.has_labels, *[TARGET_COLUMN] * shards.has_targets, "image"]
     missing = next((name for name in needed if name not in table.column_names), None)
     if missing:

@@ -1,4 +1,4 @@
-"""``python -m trainer embed``: a table of (id, embedding) of images, by an auto-encoder."""
+"""``python -m trainer embed``: a table of (id, embedding) of images, computed by an auto-encoder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Embed as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
+    """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
     asked = from_flags(Embedding, command_line.parse(parser(), argv))
     require("trainer", "embed")
     from trainer.embed.run import embed  # loads torch

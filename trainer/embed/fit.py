@@ -1,4 +1,4 @@
-"""The auto-encoder learns, resumably: a step is a function of the seed and its number, and a checkpoint holds the rest."""
+"""The resumable training of the auto-encoder: a step depends only on the seed, its number and the checkpoint."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from trainer.embed.rows import Images
 from trainer.models.networks.autoencoder import AutoEncoder
 
 STEP = "step"
-TOLD_ROWS = 2000  # that the share of explained variance is told of
-ENCODED_NUMBERS = 500 * 3 * 32 * 32  # of the images that go through the network at a time, and one image at least
+TOLD_ROWS = 2000  # most rows for the share of explained variance
+ENCODED_NUMBERS = 500 * 3 * 32 * 32  # channel values per forward pass, which takes at least one image
 
 Advanced = Callable[[int, float], None]  # (steps done, loss)
 
 
 def made(shape: tuple[int, int, int], seed: int, device: torch.device) -> AutoEncoder:
-    """The network, drawn from a seed; torch's generator stays as it was."""
+    """Return the network, initialised from a seed. Does not change the state of torch's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(word(seed, Purpose.INITIALISATION))
         model = AutoEncoder(shape)
@@ -37,11 +37,13 @@ def made(shape: tuple[int, int, int], seed: int, device: torch.device) -> AutoEn
 
 
 class Fitting:
-    """images: uint8 [rows, C, H, W], whose channels' means are taken off."""
+    """The training of an auto-encoder.
+
+    images: uint8 [rows, C, H, W]; the means of their channels are subtracted."""
 
     def __init__(self, asked: Embedding, images: Images, device: torch.device) -> None:
         self.asked, self.images, self.device = asked, images, device
-        # Sums of integers: the same on every machine.
+        # Integer sums are the same on every machine.
         self.mean: Floats = (images.sum(axis=(0, 2, 3), dtype=np.int64) / images[:, 0].size).astype(np.float32)
         self.model = made((images.shape[1], images.shape[2], images.shape[3]), asked.seed, device)
         self.optimiser = torch.optim.Adam(
@@ -54,8 +56,9 @@ class Fitting:
         return torch.from_numpy(normalise(images, self.mean)).to(self.device)
 
     def run(self, advanced: Advanced) -> None:
-        """The steps that are left. Raises JobError where the loss is no finite number."""
+        """Run the remaining steps. Raises JobError if the loss is not finite."""
         asked = self.asked
+        # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
         order = lru_cache(maxsize=2)(partial(permutation, len(self.images), asked.seed, 0))
         self.model.train()
         while self.done < self.steps:
@@ -75,16 +78,19 @@ class Fitting:
 
     @torch.no_grad()
     def encode(self, images: Images) -> npt.NDArray[np.float32]:
-        """float32 [rows, code_length], by the running statistics of BatchNorm."""
+        """Return the embeddings, float32 [rows, code_length], with the running statistics of BatchNorm."""
         self.model.eval()
         parts = [self.model.encode(self.tensor(part)).cpu().numpy() for part in _parts(images)]
         return np.concatenate(parts)
 
     @torch.no_grad()
     def explained(self) -> float:
-        """The share of the variance of up to TOLD_ROWS of its rows that it reconstructs: 0 is the mean image, 1 all."""
+        """Return the share of the variance that the network reconstructs, over at most TOLD_ROWS rows.
+
+        0 is as good as the mean image, 1 is perfect."""
         self.model.eval()
         images = self.images[:: max(1, len(self.images) // TOLD_ROWS)][:TOLD_ROWS]
+        # The total variance is the sum of squares without the share of the mean image.
         squares = sum(int((part.astype(np.int64) ** 2).sum()) for part in _parts(images))
         means = (images.sum(axis=0, dtype=np.int64).astype(np.float64) ** 2).sum() / len(images)
         total = (squares - means) / 255**2
@@ -94,7 +100,7 @@ class Fitting:
         return float(1 - left / total) if total else 1.0
 
     def checkpoint(self) -> bytes:
-        """Parameters, running statistics, Adam's averages and the number of steps."""
+        """Return parameters, running statistics, Adam's averages and the number of steps as a safetensors file."""
         found = {STEP: torch.tensor(self.done)} | _prefixed("model", self.model.state_dict())
         for number, state in self.optimiser.state_dict()["state"].items():
             found |= _prefixed(f"adam.{number}", state)

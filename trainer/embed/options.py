@@ -1,4 +1,4 @@
-"""What a run of ``python -m trainer embed`` is told."""
+"""The options of ``python -m trainer embed``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pipeline.input.channels import check_channels
 
 @dataclass(frozen=True)
 class Embedding(Spec):
-    """Either input or shards is given. The optimiser's defaults are the paper's; it does not tell the epochs."""
+    """The options of an embedding run, with either input or shards.
+
+    The optimiser's defaults are the paper's, which does not give the number of epochs."""
 
     output: str = option(help="the table, one Parquet file: local, hdfs:// or s3://", metavar="TABLE", may_change=True)
     input: str | None = option(

@@ -1,4 +1,4 @@
-"""The rows to embed, read as the sharding jobs read them, so that their ids are the same. No Spark, no torch."""
+"""The rows to embed. They are read as by the sharding jobs, so that ids are the same. No Spark, no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset, discover, ranges, serial
 from trainer.embed.options import Embedding
 
-FIT_BYTES = 1 << 30  # of images that are learned from, which are held in memory
+FIT_BYTES = 1 << 30  # most bytes of training images, which are kept in memory
 IDS_AT_ONCE = 1 << 20
 
 Images = npt.NDArray[np.uint8]
 
 
 def open_rows(store: Store, asked: Embedding) -> Dataset:
-    """The images, without labels. Raises DataError where there are none, UsageError for rows without pixels."""
+    """Open the images, without labels. Raises DataError if there are none, UsageError for rows without pixels."""
     if asked.shards is not None:
         dataset: Dataset = committed_dataset(open_committed(store, asked.shards))
     else:
@@ -37,6 +37,7 @@ def open_rows(store: Store, asked: Embedding) -> Dataset:
             unlabelled=True,
             channels=asked.channels,
         )
+    # Real-valued features need no embedding: the jobs use them directly.
     if dataset.layout.dtype != "uint8":
         raise UsageError(
             f"{dataset.uri} holds {dataset.layout.describe()}: the jobs look at such features as they are, without a table"
@@ -45,18 +46,20 @@ def open_rows(store: Store, asked: Embedding) -> Dataset:
 
 
 def rows_to_fit(dataset: Dataset, wanted: int) -> int:
-    """About as many as are wanted, of large images at most as many as FIT_BYTES hold."""
+    """Return the approximate number of training rows: ``wanted``, or fewer if FIT_BYTES is too small for them."""
     return min(wanted, dataset.rows, max(1, FIT_BYTES // dataset.record_bytes))
 
 
 def drawn_rows(dataset: Dataset, wanted: int, seed: int) -> Images:
-    """About so many rows, uint8 [rows, C, H, W], in the order of ids. A keyed hash of their ids draws them, so they are the
-    same rows however the input is read."""
+    """Return about ``wanted`` random rows, uint8 [rows, C, H, W], in the order of ids.
+
+    They are drawn by a keyed hash of their ids, and so do not depend on how the input is read."""
     chosen = partial(is_drawn, rows=dataset.rows, wanted=wanted, key=word(seed, Purpose.FIT_ROWS))
     spans = ranges(0, dataset.rows, -(-dataset.rows // IDS_AT_ONCE))
     total = sum(int(chosen(np.arange(low, high)).sum()) for low, high in spans)
-    if not total:  # of very few that are wanted the hash may draw none
+    if not total:  # for a very small ``wanted`` the hash may draw no row: take the first ones
         chosen, total = partial(np.greater, wanted), wanted
+    # Counted first, so that the array is allocated once at its full size.
     found = np.empty((total, dataset.record_bytes), np.uint8)
     at = 0
     for images in dataset.read_some(0, dataset.rows, chosen):
@@ -66,6 +69,6 @@ def drawn_rows(dataset: Dataset, wanted: int, seed: int) -> Images:
 
 
 def read_rows(dataset: Dataset, low: int, high: int) -> Images:
-    """The rows low..high-1, uint8 [rows, C, H, W]."""
+    """Return the rows low..high-1, uint8 [rows, C, H, W]."""
     blocks = [block.images for block in dataset.read(low, high)]
     return np.concatenate(blocks).reshape(-1, *dataset.layout.shape)

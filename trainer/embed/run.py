@@ -1,4 +1,4 @@
-"""One run of ``python -m trainer embed``: learn, embed, put the table in its place; each goes on where a killed run was."""
+"""A run of ``python -m trainer embed``: training, embedding and the table. Each step resumes after a killed run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ from trainer.models.networks.autoencoder import code_length
 from trainer.plan import usable_cores
 
 TOLD_EVERY_S = 10.0
-RECIPE = 1  # of what no flag says, such as the network and the loss: another number where vectors change
+RECIPE = 1  # version of the network, the loss and all else that no flag sets; changes if vectors change
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """uri: of the table; fresh: made now, not found; rows, length: of vectors; explained: share of the images' variance that
-    the auto-encoder reconstructs."""
+    """The result of a run.
+
+    Attributes:
+        uri: of the table.
+        fresh: whether this run made the table, rather than an earlier one.
+        rows: number of vectors.
+        length: numbers per vector.
+        explained: share of the images' variance that the auto-encoder reconstructs.
+    """
 
     uri: str
     fresh: bool
@@ -39,14 +46,15 @@ class Embedded:
 
 
 def embed(asked: Embedding) -> Embedded:
-    """Make the table, or find it made already.
+    """Make the table, unless an earlier run of the same configuration has made it.
 
-    Holds the rows that are learned from (1 GiB at most), 64 MiB of images and their vectors. Raises UsageError, DataError
-    and JobError; the table is there whole or not at all, and the same call goes on after an interruption."""
+    Keeps the training rows (at most 1 GiB), 64 MiB of images and their vectors in memory. The table appears atomically,
+    and after an interruption the same call resumes. Raises UsageError, DataError and JobError."""
     device = pick_device(asked.device, 0)
     store = configured_store()
     check_apart(store, store.resolve(asked.output), asked.input or str(asked.shards))
     dataset = open_rows(store, asked)
+    # The identity names the work folder, so that only files of the same configuration and input are reused.
     table = TableFile(store, store.resolve(asked.output), identity_of(asked, dataset))
     before = table.found()
     if before is not None and before.get("identity") == table.identity:
@@ -58,6 +66,7 @@ def embed(asked: Embedding) -> Embedded:
         )
     torch.set_num_threads(asked.threads or usable_cores())
     length, progress = code_length(dataset.layout.shape), _Progress(asked.quiet)
+    # Deterministic kernels: a resumed run must compute the same vectors.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
         fitting = fitted(asked, dataset, table, device, progress)
         explained = fitting.explained()
@@ -76,13 +85,13 @@ def embed(asked: Embedding) -> Embedded:
 
 
 def identity_of(asked: Embedding, dataset: Dataset) -> str:
-    """A digest of what decides the vectors: the configuration, and the names, sizes and times of the input's files."""
+    """Return a digest of the configuration and of the names, sizes and times of the input's files."""
     configuration = {**asked.identity(), "recipe": RECIPE, "input": dataset.listing(), "shape": dataset.layout.shape}
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress) -> Fitting:
-    """The auto-encoder, having learned."""
+    """Return the trained auto-encoder, which resumes from a checkpoint if there is one."""
     wanted = rows_to_fit(dataset, asked.fit_rows)
     images = drawn_rows(dataset, wanted, asked.seed)
     fitting = Fitting(asked, images, device)
@@ -100,6 +109,7 @@ def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.d
     def advanced(step: int, loss: float) -> None:
         nonlocal last
         progress.advance(step, f"step {step:,} of {fitting.steps:,}, loss {loss:.5f}")
+        # Always after the last step, so that a run that is killed while it embeds need not train again.
         if time.monotonic() - last > asked.checkpoint_every_s or step == fitting.steps:
             table.keep_checkpoint(fitting.checkpoint())
             last = time.monotonic()
@@ -110,7 +120,7 @@ def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.d
 
 @dataclass
 class _Progress:
-    """Lines on stderr, one every TOLD_EVERY_S."""
+    """The progress of a run on stderr, one line every TOLD_EVERY_S."""
 
     quiet: bool
     phase: str = ""

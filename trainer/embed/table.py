@@ -1,11 +1,11 @@
-"""The table and what a run keeps until it is whole: vectors by ranges of ids, and a checkpoint, in a folder beside it.
+"""The table, and the work folder beside it with a checkpoint and vectors by ranges of ids until the table is complete.
 
-  TABLE                         one Parquet file, (id int64, embedding float32 [d]), in the order of ids; there whole or not
-  _NAME.IDENTITY/checkpoint     of the auto-encoder
-  _NAME.IDENTITY/vectors-N      float32 of the N-th range of ids
-  _NAME.IDENTITY/table          the Parquet file while it is written
+  TABLE                         one Parquet file, (id int64, embedding float32 [d]), ordered by id; replaced atomically
+  _NAME.IDENTITY/checkpoint     state of the auto-encoder's training
+  _NAME.IDENTITY/vectors-N      float32 vectors of the N-th range of ids
+  _NAME.IDENTITY/table-DRAFT    the Parquet file while it is written; a random name
 
-A folder is that of one configuration and input: what others have left is never used. No torch."""
+A work folder belongs to one configuration and input, and folders of other ones are never used. No torch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 
-ABOUT = b"sharding.embedding"  # in the file's metadata: JSON
-PART_ROWS, PART_BYTES = 16_384, 64 << 20  # of images that are embedded together
+ABOUT = b"sharding.embedding"  # key of JSON in the file's metadata
+PART_ROWS, PART_BYTES = 16_384, 64 << 20  # most rows, and bytes of images, that are embedded together
 Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """identity: of what decides the vectors."""
+    """The table and work folder of a run. identity: digest of the configuration and input."""
 
     store: Store
     uri: str
@@ -45,7 +45,7 @@ class TableFile:
         return f"{folder}/_{name}.{self.identity}"
 
     def found(self) -> dict[str, Any] | None:
-        """What the table that is there says of itself: nothing if it is somebody else's; None where there is none."""
+        """Return the metadata of the existing table, empty if another program wrote it; None if there is no table."""
         try:
             if self.store.info(self.uri).is_dir:
                 raise UsageError(f"--output {self.uri} is a folder; name the file of the table")
@@ -64,7 +64,7 @@ class TableFile:
         self.store.replace(f"{self.work}/checkpoint", data)
 
     def kept(self) -> set[int]:
-        """The numbers of the ranges whose vectors are there."""
+        """Return the numbers of the ranges whose vectors exist."""
         names = [entry.name for entry in self.store.list(self.work)]
         return {int(name.removeprefix("vectors-")) for name in names if name.startswith("vectors-")}
 
@@ -72,8 +72,8 @@ class TableFile:
         self.store.replace(f"{self.work}/vectors-{number}", vectors.astype("<f4").tobytes())
 
     def finish(self, spans: list[tuple[int, int]], length: int, about: dict[str, Any]) -> None:
-        """Put the table in its place, out of the vectors of all ranges, and remove what was kept. Holds a range of them."""
-        draft = f"{self.work}/table-{uuid4().hex}"  # its own, where the same command runs twice at once
+        """Write the table from the vectors of all ranges, and delete the work folder. Keeps one range in memory."""
+        draft = f"{self.work}/table-{uuid4().hex}"  # a name of its own, in case the same command runs twice at once
         schema = table_schema(length, {"identity": self.identity, **about})
         try:
             with self.store.create(draft) as file, pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
@@ -83,12 +83,12 @@ class TableFile:
         except FileNotFoundError:
             if (self.found() or {}).get("identity") != self.identity:
                 raise
-            return  # another run of this command has put the same table there, and tidied up
+            return  # another run of this command has written the same table and deleted the folder
         self.store.sync_folder(self.uri.rpartition("/")[0])
         self.clear()
 
     def clear(self) -> None:
-        """Remove what was kept, if anything was."""
+        """Delete the work folder, if it exists."""
         if self.store.exists(self.work):
             self.store.delete(self.work)
 
@@ -106,6 +106,6 @@ def table_schema(length: int, about: dict[str, Any]) -> pa.Schema:
 
 
 def spans_of(rows: int, record_bytes: int) -> list[tuple[int, int]]:
-    """The ranges of ids that are embedded together."""
+    """Return the ranges of ids that are embedded together."""
     step = max(1, min(PART_ROWS, PART_BYTES // record_bytes))
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]

@@ -1,1 +1,1 @@
-"""The evaluator: its process, and BatchNorm statistics taken anew."""
+"""The evaluator: its process, and the recalibration of BatchNorm statistics."""

@@ -1,4 +1,4 @@
-"""Whether a model has learned anything: its loss against that of guessing, by the loss's own noise."""
+"""A check that a model has learned anything: its loss is below the loss of guessing by more than the noise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ NOISES = 2.0  # standard errors by which the loss must be lower
 
 
 def has_learned(loss: float, noise: float, guessing: float) -> bool:
-    """loss: mean cross entropy of training rows, without the L2 term; noise: its standard error; guessing: the loss of who
-    knows the number of classes alone. False for a loss that is no number."""
+    """Return whether a loss is significantly below the loss of guessing; False for NaN.
+
+    Args:
+        loss: mean cross entropy of training rows, without the L2 term.
+        noise: standard error of the loss.
+        guessing: the loss of a model that knows only the number of classes.
+    """
     return loss + NOISES * noise < guessing
 
 
 def nothing_learned(config: Config, loss: float, noise: float, guessing: float) -> str:
-    """What a person is told, with the next step."""
+    """Return the warning that nothing was learned, with a suggestion. Args: see ``has_learned``."""
     found = f"the loss on training rows is {loss:.3f} (give or take {NOISES * noise:.3f}), and guessing costs {guessing:.3f}"
     return f"{NOTHING_LEARNED}: {found}; {_next_step(config)}"
 

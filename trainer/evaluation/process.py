@@ -1,7 +1,8 @@
-"""The evaluator process: measures every finished epoch beside the training, from checkpoints alone.
+"""The evaluator process: evaluates the checkpoints of a run during training.
 
-It talks to nobody, so it may be killed and started again at any time: what it has in work it does again, what is in
-metrics.jsonl it does not. Shapes: B images of a batch, C channels, H and W pixels, P parameters, Q statistics."""
+It has no connections to other processes, only the files of the run, so that it may be killed and restarted at any time:
+it repeats an interrupted evaluation, but none that is in metrics.jsonl. Shapes: B images of a batch, C channels, H and
+W pixels, P parameters, Q statistics."""
 
 from __future__ import annotations
 
@@ -42,31 +43,31 @@ from trainer.watchdog import kick, report
 
 logger = logging.getLogger(__name__)
 
-BATCH = 500  # images at a time; the result depends on it only by rounding
-TRAIN_ROWS = 2000  # training rows that are evaluated too, and that recalibrate
+BATCH = 500  # images per batch; it changes the result only by rounding
+TRAIN_ROWS = 2000  # training rows that are evaluated too, and used to recalibrate BatchNorm
 POLL_S = 0.5
-# Where each look is several operations of a store: on the host of server 0, which tells of a checkpoint, and on another.
+# Looking for checkpoints costs several operations of a store: seconds between two looks on server 0's host, where a new
+# checkpoint is announced, and on another host.
 TOLD_POLL_S, FAR_POLL_S = 60.0, 15.0
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
 
 def main(config: Config, folders: Folders, *, stop: threading.Event | None = None) -> None:
-    """Evaluate what is in the home's checkpoints and what is added, in order of version, until the run's final one, or
-    until ``stop`` is set and all that is there is done.
+    """Evaluate the checkpoints of epoch ends in the home as they appear, by version, up to the final one of the run.
 
-    Raises DataError or OSError where the shards, and DataError where the final checkpoint cannot be read; what cannot
-    be written is tried again."""
+    Returns earlier if ``stop`` is set and all present checkpoints are done. Failed writes are retried. Raises DataError
+    or OSError if the shards, and DataError if the final checkpoint cannot be read."""
     stop = stop or threading.Event()
     evaluator = Evaluator(config, folders)
     while True:
         kick()
         news = _news(folders)
-        stopping = stop.is_set()  # asked before the folder is read: what was written before the stop is evaluated
+        stopping = stop.is_set()  # read before the folder, so that checkpoints from before the stop are evaluated
         try:
             if evaluator.catch_up() or stopping:
                 return
             report("")
-        except OSError as error:  # a full disk, or one that hosts share: it may come back, as it does for checkpoints
+        except OSError as error:  # a full or unreachable disk: retried, as for checkpoints
             report(f"the evaluation or its model was not written: {error}")
             logger.warning(f"evaluating will be tried again: {error}")
             if stopping:
@@ -75,7 +76,7 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
 
 
 def _wait(folders: Folders, news: int, stop: threading.Event) -> None:
-    """Until it is time to look for checkpoints. news: of before the last look."""
+    """Wait until it is time to look for checkpoints. news: the value of ``_news`` before the last look."""
     far = TOLD_POLL_S if folders.leads else FAR_POLL_S
     end = time.monotonic() + (0 if folders.is_local else far)
     while not stop.wait(POLL_S) and time.monotonic() < end and _news(folders) == news:
@@ -83,13 +84,13 @@ def _wait(folders: Folders, news: int, stop: threading.Event) -> None:
 
 
 def _news(folders: Folders) -> int:
-    """Grows when server 0, where it is on this host, has told of a checkpoint."""
+    """Return a number that grows when server 0, if it is on this host, announces a checkpoint."""
     path = folders.work / NEWS
     return path.stat().st_size if path.exists() else 0
 
 
 class Evaluator:
-    """A model, the rows that it is measured on, and the run's folder."""
+    """The evaluator of a run: evaluates checkpoints and keeps the best and the final model."""
 
     def __init__(self, config: Config, folders: Folders) -> None:
         self.config, self.folders = config, folders
@@ -114,21 +115,23 @@ class Evaluator:
             self._warn(NO_ROWS)
 
     def catch_up(self) -> bool:
-        """Evaluate what waits, oldest first; whether the newest checkpoint is the evaluated end of the run. Raises OSError
-        where something cannot be read or written now."""
+        """Evaluate the waiting checkpoints, oldest first, and return whether the run has ended and all are done.
+
+        Raises OSError if something cannot be read or written now."""
         marked = checkpoint.marked_states(self.root)
         done = [self.handle(state) for state in checkpoint.waiting_of(marked)]
         self.keep_best()
         return bool(marked) and marked[-1][0].final and all(done)
 
     def handle(self, state: State) -> bool:
-        """Evaluate one checkpoint, write its event and its files, then mark it; every step may be the second time. False:
-        it is no checkpoint of the run any more."""
+        """Evaluate a checkpoint, write its event and its models, then mark it as evaluated. All steps are idempotent.
+
+        Returns False if it is no longer a checkpoint of the run."""
         try:
             values = self._load(state)
         except DataError as error:
             if not checkpoint.is_whole(self.root, state):
-                return False  # discarded, or given up, since it was found
+                return False  # discarded or deleted meanwhile
             if state.final:
                 raise
             self._warn(f"not evaluated: {error}")
@@ -137,19 +140,21 @@ class Evaluator:
             self._keep(state, values)
         found = self._evaluation(state)
         if not self.folders.is_local:
-            copy(self.folders, (METRICS,))  # the mark says that the event is in the home
+            copy(self.folders, (METRICS,))  # before the mark, which promises that the event is in the home
         measured = (found.get("accuracy"), found.get("loss")) if found else ()
         return mark_evaluated(self.root, state, *measured)
 
     def keep_best(self) -> None:
-        """Have best.safetensors be the model of the best evaluation that counts, after a roll-back too; or no model, where
-        that one's checkpoint is gone. Raises OSError."""
+        """Make best.safetensors the model of the best evaluation that counts, which a roll-back may change.
+
+        Deletes the file if the checkpoint of that evaluation is gone. Raises OSError."""
         top, path = best(self._evaluations()), self.home / BEST
         if not top or self._kept == _key(top):
             return
         if is_best_of(self.home, top):
             self._kept = _key(top)
             return
+        # After a roll-back an earlier evaluation is the best again; its checkpoint may be deleted by now.
         state = next((state for state in checkpoint.whole_states(self.root) if _is_of(top, state)), None)
         try:
             if state:
@@ -160,7 +165,7 @@ class Evaluator:
             (self.home / name).unlink(missing_ok=True)
 
     def _load(self, state: State) -> Tensor:
-        """The vector [P+Q] of a checkpoint, which is the model's state from now on."""
+        """Load a checkpoint into the model and return its vector [P+Q], which shares memory with the model."""
         values = torch.from_numpy(checkpoint.vector_of(self.root, state)).to(self.device)
         self.flat.attach(values)
         if self.config.optimiser.batch_norm == "recalibrate":
@@ -168,7 +173,7 @@ class Evaluator:
         return values
 
     def _measure(self, state: State) -> None:
-        if self._evaluation(state):
+        if self._evaluation(state):  # logged before a kill
             return
         train = self._evaluate(self.train_rows)
         learned = self._has_learned(state, train)
@@ -195,8 +200,9 @@ class Evaluator:
         return evaluate(self.flat.model, self.task, self._batches(rows))
 
     def _has_learned(self, state: State, train: Measurement) -> bool | None:
-        """Whether the model is better than guessing, and a warning if it is not after an epoch; None where guessing says
-        nothing."""
+        """Return whether the model is better than guessing; None if the task has no such baseline.
+
+        Warns if it is not after the first epoch."""
         guessing = self.task.guessing(self.num_classes)
         if guessing is None:
             return None
@@ -218,10 +224,10 @@ class Evaluator:
             self._save(MODEL, state, values)
 
     def _save(self, name: str, state: State, values: Tensor) -> None:
-        """Write the model by the names of its state_dict(), so that any tool that reads safetensors can use it.
+        """Write the model with the names of its state_dict(), so that any tool that reads safetensors can use it.
 
         Runs with equal parameters write equal bytes."""
-        metadata = {"model": json.dumps(self.about)}  # one entry: safetensors writes several in any order
+        metadata = {"model": json.dumps(self.about)}  # a single entry, because safetensors does not order several
         data = save(self.flat.named(values.cpu().numpy()), metadata=metadata)
         write_whole(self.home / name, data)
         if name == BEST:
@@ -229,7 +235,7 @@ class Evaluator:
             self._kept = (state.version, state.generation)
 
     def _evaluations(self) -> list[dict[str, Any]]:
-        """Those that still count; only what was logged since the last time is read."""
+        """Return the evaluations that count. Reads only events that are new since the last call."""
         for event in self.tail.new():
             if event["event"] == "warning":
                 self.warned.add(event["message"])
@@ -241,7 +247,9 @@ class Evaluator:
         return next((event for event in self._evaluations() if _is_of(event, state)), None)
 
     def _warn(self, message: str, *, kind: str = "") -> None:
-        """Once a run, however often the evaluator starts. kind: how all messages begin of which one is enough."""
+        """Log a warning once per run, even after restarts of the evaluator.
+
+        kind: a prefix of messages; at most one message with it is logged (default: the whole message)."""
         self._evaluations()
         if not any(said.startswith(kind or message) for said in self.warned):
             log_event(self.work, "warning", message=message)
@@ -252,13 +260,15 @@ def _key(evaluation: dict[str, Any]) -> tuple[int, int | None]:
 
 
 def _is_of(event: dict[str, Any], state: State) -> bool:
-    """Whether an evaluation is of this checkpoint."""
+    """Return whether an evaluation is of a checkpoint."""
     return _key(event) == (state.version, state.generation)
 
 
 class Measurement(NamedTuple):
-    """Mean loss without the L2 term, share of correct predictions (None for real targets), and the standard error of that
-    loss."""
+    """The result of an evaluation.
+
+    loss: mean loss without the L2 term; accuracy: share of correct predictions, None for real targets; noise: standard
+    error of the loss."""
 
     loss: float
     accuracy: float | None
@@ -268,9 +278,9 @@ class Measurement(NamedTuple):
 @torch.no_grad()
 @one_thread()
 def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurement:
-    """Measure a model on all rows, in eval mode; its numbers stay as they are.
+    """Evaluate a model on all rows in eval mode, without changing its parameters or statistics.
 
-    On the CPU the result is bit-equal whatever number of threads torch has. Raises ValueError without rows."""
+    On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows."""
     model.eval()
     rows = right = 0
     loss = squares = 0.0
@@ -292,6 +302,6 @@ def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurem
 @torch.no_grad()
 @one_thread()
 def penalty(model: nn.Module, weight_decay: float) -> float:
-    """The L2 term of the loss that workers report: half the decay times the squares of all matrices."""
+    """Return the L2 term of the loss that workers report: decay / 2 times the sum of squares of all matrices."""
     squares = [p.square().sum() for p in model.parameters() if p.requires_grad and p.ndim > 1]
     return 0.5 * weight_decay * float(sum(squares))

@@ -1,2 +1,1 @@
-"""Where a run is kept: its home, a folder wherever the storage layer reaches, and each host's own work folder. No torch, no
-sockets."""
+"""The storage of a run: its home on any file system, and a work folder per host. Imports neither torch nor sockets."""

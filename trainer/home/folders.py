@@ -1,4 +1,4 @@
-"""Where one host keeps a run."""
+"""The folders in which one host keeps a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from trainer.run_files import CHECKPOINTS
 
 @dataclass(frozen=True)
 class Folders:
-    """Picklable: every process of a host has them.
+    """The folders of a run on one host. Picklable, because every process of the host gets them.
 
-    home: the run's, which all its hosts with servers or the evaluator reach; work: this host's own local folder, to which
-    events, gradients and logs are appended: the home itself where that is local. source: what this host's segments in the
-    home are called, by the number of its start where it leads the run; empty where the home is local.
-    begins: where this start's own bytes begin in a file of the log, behind those of earlier ones."""
+    Args:
+        home: the run's folder, which all hosts with servers or the evaluator can reach.
+        work: this host's local folder, to which events, pushes and logs are appended; the home itself if that is local.
+        source: prefix of this host's segments in the home: the number of its start on the leading host, "host-..." on
+            others, empty if the home is local.
+        begins: (log file, first byte that this start appended), for files that already had bytes of earlier starts.
+    """
 
     home: Place
     work: Path
@@ -25,7 +28,9 @@ class Folders:
 
     @classmethod
     def of(cls, output: str | Path) -> Folders:
-        """Those of a run in a local folder. Raises UsageError for another one: its work folder is made by ``working``."""
+        """Return the folders of a run in a local folder. A remote run gets its work folder from ``working`` instead.
+
+        Raises UsageError for an invalid address."""
         home = place_of(str(output))
         assert isinstance(home, Path), "a run elsewhere has a work folder"
         return cls(home, home)
@@ -40,11 +45,11 @@ class Folders:
 
     @property
     def leads(self) -> bool:
-        """Whether server 0 is here."""
+        """Return whether server 0 runs on this host."""
         return self.is_local or self.source.isdecimal()
 
     def at_home(self, path: Path) -> Place:
-        """Where a file of the work folder is found when the run has ended."""
+        """Return the place in the home to which a file of the work folder is copied by the end of the run."""
         place = self.home
         for part in path.relative_to(self.work).parts if path.is_relative_to(self.work) else ():
             place = place / part

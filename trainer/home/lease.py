@@ -1,12 +1,12 @@
-"""Who holds a folder on HDFS or in an object store: flock's counterpart, by numbered files that are put where none is.
+"""A lock for a folder on HDFS or in an object store, like flock on a local disk: a sequence of numbered files.
 
-FOLDER/.lease/000012   with content: somebody took the lease with this number, or gave it back; empty: its holder has renewed
-                       it. The highest number is the lease.
+FOLDER/.lease/000012   With content: takes or releases the lease; empty: renews it. The highest number is the lease.
 
-A number is taken once, so of several who try the next one gets it. The holder takes the next every RENEW_S. Who wants the
-lease, and has seen no new number for EXPIRES_S of its own clock, takes the next; at once where the holder ran on this
-machine and is dead, or has given the lease back. A holder that was frozen finds a number that is not its own, or a higher
-one, and knows that it has lost. A renewal needs no DataNode, so none that dies makes a living holder late."""
+A file is created only if it does not exist, so that exactly one process gets each number. The holder creates the next
+number every RENEW_S. Another process takes over with the next number after it has seen no new one for EXPIRES_S of its
+own clock; at once if the holder has released the lease, or was a process of this machine that is dead. A holder that
+was frozen finds its next number taken, or a higher one, and knows that it has lost the lease. A renewal writes no data,
+so that the failure of an HDFS DataNode does not delay it."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ FREE: dict[str, Any] = {"free": True}
 
 @contextmanager
 def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold a folder's lease; a thread renews it. lost: called by that thread where another has taken it.
+    """Hold the lease of a folder, which a thread renews.
 
-    Waits up to EXPIRES_S where nobody can tell whether the holder lives. Costs two operations a RENEW_S. Raises JobError
-    while another holds it, OSError where the folder cannot be written."""
+    Waits up to EXPIRES_S if it is unknown whether the present holder lives. Costs two operations of the store per
+    RENEW_S. Raises JobError if another process holds the lease, OSError if the folder cannot be written.
+
+    lost: called by the thread once another process has taken the lease."""
     lease = Lease(folder / LEASE)
     lease.take()
     stop = threading.Event()
 
     def keep() -> None:
         while not stop.wait(RENEW_S):
-            with suppress(OSError):  # the next try finds whether another has taken it meanwhile
+            with suppress(OSError):  # the next attempt finds out whether the lease was taken meanwhile
                 if not lease.renew():
                     lost()
                     return
@@ -67,7 +69,7 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
 
 @dataclass(frozen=True)
 class Held:
-    """The highest number, and the highest with content; 0 for none."""
+    """The numbers of a lease: the highest one, and the highest one with content; 0 for none."""
 
     number: int = 0
     taken: int = 0
@@ -79,15 +81,15 @@ class Held:
 
 
 class Lease:
-    """One process's view of a lease. number: the last that it took; 0 while it holds none."""
+    """The view of one process on a lease. number: the last number that it took, 0 while it does not hold the lease."""
 
     def __init__(self, folder: StorePlace, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock, self.number, self._first = folder, clock, 0, 0
-        self._renewed = 0.0  # when the last number that it took was tried, by the clock
+        self._renewed = 0.0  # when the attempt to take the last number began, by the clock
         self._token = uuid.uuid4().hex
 
     def take(self) -> None:
-        """Raises JobError while another holds it, and OSError."""
+        """Take the lease. Raises JobError while another process holds it, and OSError."""
         seen = self._look()
         if self._is_held(seen):
             self._watch(seen)
@@ -100,14 +102,15 @@ class Lease:
         _mine.add(self._token)
 
     def renew(self) -> bool:
-        """Take the next number; whether the lease was, and is, this process's. Two operations; a listing too, where the last
-        renewal is so long ago that others may have taken it. Raises OSError."""
+        """Take the next number and return whether this process still holds the lease. Raises OSError.
+
+        Costs two operations, and a listing if the last renewal is so old that the lease may have been taken."""
         if not self.number:
             return False
         begun = self.clock()
         try:
             self.folder.store.create(str(self._path(self.number + 1))).close()
-        except FileExistsError:  # another's, unless the answer to an earlier try was lost
+        except FileExistsError:  # of another process, unless the reply to an earlier attempt was lost
             if self._look() != Held(self.number + 1, self._first):
                 self.number = 0
                 return False
@@ -120,8 +123,9 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Give it back, where it is still held. Raises OSError: then it is free for this process at once, for others when it
-        has expired."""
+        """Release the lease if this process still holds it.
+
+        Raises OSError; the lease is then free at once for this process, and for others after it has expired."""
         _mine.discard(self._token)
         if self.number and self._put(self.number + 1, FREE):
             self.number += 1
@@ -130,7 +134,7 @@ class Lease:
             self.number = 0
 
     def _keeps(self) -> bool:
-        """Whether no number is above this process's; those below are deleted, but for that which says whose it is."""
+        """Return whether this process has the highest number. Deletes lower ones except the first, which names it."""
         numbers = [int(entry.name) for entry in entries(self.folder) if entry.name.isdecimal()]
         if max(numbers, default=0) > self.number:
             self.folder.store.delete(str(self._path(self.number)))
@@ -142,7 +146,7 @@ class Lease:
         return True
 
     def _watch(self, seen: Held) -> None:
-        """Wait until the lease has expired. Raises JobError as soon as it is renewed."""
+        """Wait until the lease has expired. Raises JobError if it is renewed meanwhile."""
         logger.warning(
             f"{self.folder.parent} may still be in use by an earlier start; waiting {EXPIRES_S:.0f} s to see whether it is"
         )
@@ -153,14 +157,14 @@ class Lease:
                 raise self._in_use()
 
     def _is_held(self, seen: Held) -> bool:
-        """False: nobody holds it; True: nobody can tell. Raises JobError where somebody does."""
+        """Return False if the lease is free, True if that is unknown. Raises JobError if its holder lives."""
         if not seen.taken:
             return bool(seen.number)
         try:
             owner = parse_object(self._path(seen.taken).read_bytes())
         except (FileNotFoundError, ValueError):
             return True
-        if owner == FREE:
+        if owner == FREE:  # a number above the release has no known holder
             return seen.number > seen.taken
         mine = {key: owner.get(key) for key in whoami()} == whoami()
         running = owner.get("token") in _mine if mine else is_running(owner)

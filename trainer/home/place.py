@@ -1,6 +1,6 @@
-"""A file or folder of a run: a ``pathlib.Path`` where it is on a local disk, a ``StorePlace`` elsewhere.
+"""The path of a file or folder of a run: a ``pathlib.Path`` on a local disk, a ``StorePlace`` elsewhere.
 
-Both have the few methods of a path that a run needs. What a path lacks, or does not do safely, are the functions below."""
+Both have the few methods of a path that a run needs. The functions below do the rest, or do it more safely."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pipeline.core.storage.store import Store, configured_store
 from pipeline.core.storage.uri import is_remote, split_uri
 
 T = TypeVar("T")
-BLOCK_BYTES = 4 << 20  # of a log, held at a time
-KEPT = 256  # files whose content a process remembers: states and headers of checkpoints
+BLOCK_BYTES = 4 << 20  # bytes of a log in memory at a time
+KEPT = 256  # files whose content a process caches: states and headers of checkpoints
 
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A path on HDFS or in an object store. Picklable; its store is not printed."""
+    """A path on HDFS or in an object store. Picklable; str() omits the store."""
 
     uri: str
     store: Store
@@ -58,7 +58,7 @@ class StorePlace:
         return with_retries(self.store.read)(self.uri)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """One that is not there is no error, whatever ``missing_ok`` says."""
+        """Delete the file. A missing file is not an error, even without ``missing_ok``."""
         with_retries(self.store.delete)(self.uri)
 
 
@@ -66,17 +66,18 @@ Place: TypeAlias = Path | StorePlace
 
 
 def place_of(uri: str, store: Store | None = None) -> Place:
-    """Where a run is kept. store: what reaches it; one that HADOOP_CONF_DIR configures where not given.
+    """Return the place of a URI or path. Raises UsageError for an invalid address.
 
-    Raises UsageError for an address that cannot be."""
+    store: the store of a remote place (default: the one that HADOOP_CONF_DIR configures)."""
     store = store or configured_store()
     found = store.resolve(uri)
     return StorePlace(found, store) if is_remote(found) else Path(found)
 
 
 def resolve_home(output: str) -> str:
-    """--output as it is said in every process: an absolute path, or a canonical URI. Raises UsageError for what cannot be
-    one."""
+    """Return --output in its canonical form for all processes: an absolute path or a canonical URI.
+
+    Raises UsageError for an address that cannot be written, or a local path that leads through a file."""
     if split_uri(output)[0] in ("webhdfs", "http", "https"):
         raise UsageError(f"--output {output}: that is for reading; give a local folder, hdfs:// or s3://")
     try:
@@ -91,8 +92,9 @@ def resolve_home(output: str) -> str:
 
 
 def is_file(place: Place) -> bool:
-    """Whether a file is in the way of a folder. Asked once, so that a store that does not answer is told of at once. Raises
-    OSError."""
+    """Return whether a file exists where a folder is needed. Raises OSError.
+
+    Not retried, so that an unreachable store fails fast."""
     if isinstance(place, Path):
         return place.exists() and not place.is_dir()
     try:
@@ -102,7 +104,7 @@ def is_file(place: Place) -> bool:
 
 
 def write_whole(place: Place, data: bytes) -> None:
-    """Replace a file by one with this content: after a crash there is the old one or the new one, whole. Raises OSError."""
+    """Replace a file atomically: after a crash either the old or the new content is there. Raises OSError."""
     if isinstance(place, Path):
         write_durably(place, data)
     else:
@@ -110,7 +112,7 @@ def write_whole(place: Place, data: bytes) -> None:
 
 
 def make(folder: Place) -> None:
-    """A folder that lasts, where it is not there yet. Raises OSError."""
+    """Create a folder durably if it does not exist. Raises OSError."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)
         sync(folder.parent)
@@ -119,7 +121,9 @@ def make(folder: Place) -> None:
 
 
 def entries(folder: Place) -> list[FileInfo]:
-    """What is in a folder, by name; nothing in one that is not there. One operation elsewhere. Raises OSError."""
+    """Return the entries of a folder, sorted by name; none if it does not exist. Raises OSError.
+
+    Costs one operation of a store."""
     if isinstance(folder, Path):
         try:
             found = [_local_info(entry) for entry in os.scandir(folder)]
@@ -138,7 +142,7 @@ def _local_info(entry: os.DirEntry[str]) -> FileInfo | None:
 
 
 def read_range(place: Place, offset: int, length: int) -> bytes:
-    """Up to so many bytes from an offset. Raises OSError."""
+    """Return up to ``length`` bytes from an offset. Raises OSError."""
     if isinstance(place, Path):
         with open(place, "rb") as file:
             file.seek(offset)
@@ -159,7 +163,7 @@ def blocks(place: Place, size: int = BLOCK_BYTES) -> Iterator[bytes]:
 
 
 def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join pieces of a file so that each ends with a whole line; a last line without its end comes by itself."""
+    """Regroup pieces of a file into blocks of whole lines; an unterminated last line is a block of its own."""
     rest = b""
     for piece in pieces:
         whole, newline, tail = (rest + piece).rpartition(b"\n")
@@ -171,8 +175,10 @@ def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def remembered(read: Callable[[Place, int], T]) -> Callable[[Place, FileInfo], T]:
-    """``read(place, bytes)`` that asks a store once for a file that has not changed since, by what its folder's listing
-    says. A local file is read each time."""
+    """Return a cached form of ``read(place, bytes)``, which takes a file's entry in the listing of its folder.
+
+    A file in a store is read again only if its entry has changed; a local file is read every time. Caches KEPT
+    files."""
 
     @lru_cache(maxsize=KEPT)
     def once(place: StorePlace, seen: FileInfo) -> T:
@@ -182,7 +188,7 @@ def remembered(read: Callable[[Place, int], T]) -> Callable[[Place, FileInfo], T
 
 
 def delete_tree(folder: Place) -> None:
-    """A folder with all that is in it. Raises OSError."""
+    """Delete a folder with its content. Raises OSError."""
     if isinstance(folder, Path):
         shutil.rmtree(folder)
     else:
@@ -190,12 +196,12 @@ def delete_tree(folder: Place) -> None:
 
 
 def remove_empty(folder: Place) -> None:
-    """A folder that holds nothing; another one stays as it is."""
+    """Remove a folder if it is empty."""
     Store().remove_empty(str(folder)) if isinstance(folder, Path) else folder.store.remove_empty(folder.uri)
 
 
 def listing(folder: Place) -> list[str]:
-    """Every file below a folder, by relative path, sorted; a link to a folder counts as a file."""
+    """Return the relative paths of all files below a folder, sorted; a link to a folder counts as a file."""
     if isinstance(folder, StorePlace):
         below = with_retries(folder.store.walk)(folder.uri)
         return sorted(path.removeprefix(folder.uri.rstrip("/") + "/") for path in below)

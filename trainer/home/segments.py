@@ -1,15 +1,16 @@
-"""What is appended to a host's metrics.jsonl and pushes.csv, in the run's home as files that never change.
+"""Segments: the bytes that hosts append to metrics.jsonl and pushes.csv, copied to the home of a remote run as files.
 
-  HOME/segments/000003.begun                        the third start of the run whose host leads it
-  HOME/segments/000003-000000001234.metrics.jsonl   what that host's file has from byte 1234 on
-  HOME/segments/host-1f..-000000000000.metrics.jsonl  the same of a host that does not lead
-  HOME/segments/000003.settled                      all of the starts up to here is in HOME/metrics.jsonl and HOME/pushes.csv
+  HOME/segments/000003.begun                        marks the third start of the run on its leading host
+  HOME/segments/000003-000000001234.metrics.jsonl   bytes from 1234 on of that host's file
+  HOME/segments/host-1f..-000000000000.metrics.jsonl  the same for a host that does not lead
+  HOME/segments/000003.settled                      HOME/metrics.jsonl and HOME/pushes.csv are complete up to this start
 
-A host that has put many segments merges neighbours: the first of them then holds what all of them held.
+A segment changes only when a host that has many of them merges neighbours into the first of them.
 
-A host that leads begins with the whole log so far, and takes over what others have, so its files are the run's. Segments
-name the byte where they begin: putting one in its place twice changes nothing, and where two starts wrote, because the first
-was frozen and taken for dead, the later one's counts. Stores that append lose what a killed writer had open."""
+The leading host begins with the whole log so far and takes over the lines of other hosts, so that its files are the log
+of the run. The name of a segment contains the offset of its first byte: applying a segment twice changes nothing, and
+if two starts wrote, because the first was frozen and considered dead, the later one counts. Segments are used because
+appending to a file of a store loses the bytes that a killed writer had not closed."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ _MARK = re.compile(r"(\d{6,})\.(begun|settled)")
 MARKS = re.compile(rf"{SEGMENTS}/{_MARK.pattern}")
 NAMES = re.compile(rf"{SEGMENTS}/({_SEGMENT.pattern}|{_MARK.pattern})")
 TRIES = 10
-MOST, MERGED = 64, 32  # segments of a host's file, and how many neighbours become one where there are more
-LARGEST = 64 << 20  # bytes of a merged segment, which is in memory
+MOST, MERGED = 64, 32  # above MOST segments per host and file, MERGED neighbours are merged into one
+LARGEST = 64 << 20  # bytes of a merged segment, which is built in memory
 
 
 class Superseded(JobError):
-    """Another start of the run, or another attempt of a host's part, has this one's place: it must not write any more."""
+    """The replacement of this start or attempt by a later one: this one must not write any more."""
 
 
 class Segment(NamedTuple):
@@ -54,7 +55,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """What is in HOME/segments. begun: the newest start; settled: the newest one whose log is whole; names: of all files."""
+    """The content of HOME/segments.
+
+    begun: number of the newest start; settled: the newest start up to which the home's files are complete; names: the
+    names of all files."""
 
     segments: tuple[Segment, ...] = ()
     begun: int = 0
@@ -63,7 +67,7 @@ class Log:
 
     @classmethod
     def of(cls, files: Mapping[str, int]) -> Log:
-        """files: bytes by name. Pure."""
+        """Parse the listing of HOME/segments. files: sizes in bytes by name. Pure."""
         matches = [(match, size) for name, size in files.items() if (match := _SEGMENT.fullmatch(name))]
         segments = [Segment(match[1], int(match[2]), match[3], match[0], size) for match, size in matches]
         marks = [match for name in files if (match := _MARK.fullmatch(name))]
@@ -72,15 +76,15 @@ class Log:
         return cls(tuple(sorted(segments)), begun, settled, tuple(files))
 
     def end(self, source: str, file: str) -> int | None:
-        """How far a host's file is here; None where none of it is."""
+        """Return the offset up to which a host's file is copied; None if it has no segment."""
         return max((part.end for part in self.of_host(source, file)), default=None)
 
     def of_host(self, source: str, file: str) -> list[Segment]:
-        """Return a host's segments of a file, by their first byte."""
+        """Return a host's segments of a file, sorted by their first byte."""
         return [part for part in self.segments if (part.source, part.file) == (source, file)]
 
     def of_leaders(self, file: str) -> list[Segment]:
-        """What HOME/file may lack, in order."""
+        """Return the leading hosts' segments that HOME/file may lack, by start and first byte."""
         found = [part for part in self.segments if part.file == file and part.source.isdecimal()]
         return sorted((part for part in found if int(part.source) > self.settled), key=lambda part: int(part.source))
 
@@ -89,13 +93,15 @@ class Log:
 
 
 def look(home: Place) -> Log:
-    """One operation. Raises OSError."""
+    """List HOME/segments. Costs one operation. Raises OSError."""
     return Log.of({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
 
 
 def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """A file with its segments, (first byte, content), in their places. Raises ValueError where something is missing before
-    one. Pure."""
+    """Return a file with segments written into it, given as (first byte, content).
+
+    A segment that changes existing bytes discards all bytes from its first on. Raises ValueError if bytes before a
+    segment are missing. Pure."""
     found = bytearray(base)
     for offset, data in parts:
         if offset > len(found):
@@ -107,8 +113,10 @@ def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def whole_log(home: Place, file: str, log: Log) -> bytes:
-    """A file as its hosts have written it so far. One operation a segment. Raises DataError, and OSError:
-    FileNotFoundError where a segment is gone since ``log`` was listed."""
+    """Return a log file as the leading hosts have copied it so far. Costs one operation per segment.
+
+    Raises DataError if bytes are missing, FileNotFoundError if a segment was deleted after ``log`` was listed, and
+    OSError."""
     try:
         base = (home / file).read_bytes()
     except FileNotFoundError:
@@ -122,8 +130,10 @@ def whole_log(home: Place, file: str, log: Log) -> bytes:
 
 
 def begin(home: StorePlace, work: Path) -> Folders:
-    """Lead the run from here on: an earlier start that still lives is told so at its next copy. The work folder gets the log
-    so far. Raises DataError and OSError."""
+    """Begin a start that leads the run, and write the log so far into the work folder. Raises DataError and OSError.
+
+    An earlier start that still runs notices this at its next copy."""
+    # Two starts at the same time get different numbers, because put_new never replaces a file.
     while True:
         log = look(home)
         number = f"{log.begun + 1:06d}"
@@ -142,8 +152,9 @@ def begin(home: StorePlace, work: Path) -> Folders:
 
 
 def _whole_logs(home: Place) -> dict[str, bytes]:
-    """Return ``whole_log`` of each file, with what the earlier start wrote before it could know of this one. That start may
-    be merging segments until then."""
+    """Return ``whole_log`` of each file, including the bytes that an earlier start wrote before it noticed this one.
+
+    Retried TRIES times while the segments change, because the earlier start may be merging them."""
     for _ in range(TRIES):
         log = look(home)
         try:
@@ -155,16 +166,18 @@ def _whole_logs(home: Place) -> dict[str, bytes]:
 
 
 def void(home: Place) -> None:
-    """The run begins anew: what earlier starts wrote, or will write that were frozen, does not count. Their numbers are not
-    given again. Two operations. Raises OSError."""
+    """Begin the run anew: all segments of earlier starts become void, even those that a frozen start writes later.
+
+    Their numbers are not used again. Costs up to two operations. Raises OSError."""
     log = look(home)
     if log.begun > log.settled:
         write_whole(home / SEGMENTS / f"{log.begun:06d}.settled", b"")
 
 
 def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
-    """Have all whole lines of the work folder's files in the home. Several processes of a host may do it at once. One
-    listing, and a file for each that has grown. Raises Superseded and OSError."""
+    """Copy all complete lines of the work folder's files to the home. Raises Superseded and OSError.
+
+    Several processes of a host may copy at the same time. Costs one listing, and one write per file that has grown."""
     for _ in range(TRIES):
         log = look(folders.home)
         if folders.leads and log.begun > int(folders.source):
@@ -175,7 +188,7 @@ def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
 
 
 def _copy(folders: Folders, file: str, log: Log) -> bool:
-    """False: another process was first, and may not have come as far."""
+    """Copy the new lines of a file. Returns False if another process was first, which may have copied fewer lines."""
     path, home = folders.work / file, folders.home
     assert isinstance(home, StorePlace)
     if not path.exists():
@@ -186,7 +199,7 @@ def _copy(folders: Folders, file: str, log: Log) -> bool:
     with open(path, "rb") as lines:
         lines.seek(start)
         data = lines.read()
-    data = data[: data.rfind(b"\n") + 1]
+    data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
     if data:
         try:
             home.store.put_new(str(home / SEGMENTS / f"{folders.source}-{start:012d}.{file}"), data)
@@ -196,10 +209,10 @@ def _copy(folders: Folders, file: str, log: Log) -> bool:
 
 
 def merge(folders: Folders, log: Log) -> None:
-    """Merge neighbours among this host's segments where there are more than MOST of a file: those that hold least.
+    """Merge the smallest run of MERGED neighbours if this host has more than MOST segments of a file. Raises OSError.
 
-    A kill leaves segments whose bytes others have too, and a start that was frozen changes segments of its own alone. One
-    process of a host may do it at a time. Raises OSError."""
+    Also deletes segments whose bytes are in others, which a kill during a merge leaves. A frozen start that wakes up
+    changes only its own segments. Only one process per host may merge at a time."""
     home = folders.home
     for file in APPENDED:
         mine: list[Segment] = []
@@ -210,7 +223,7 @@ def merge(folders: Folders, log: Log) -> None:
             end = max(end, part.end)
         if len(mine) + len(doubled) <= MOST:
             continue
-        if len(mine) > MERGED:
+        if len(mine) > MERGED:  # the window with the fewest bytes costs least to rewrite
             windows = [mine[first : first + MERGED] for first in range(len(mine) - MERGED + 1)]
             some = min(windows, key=lambda window: window[-1].end - window[0].offset)
             length = some[-1].end - some[0].offset
@@ -224,10 +237,15 @@ def merge(folders: Folders, log: Log) -> None:
 
 
 def unread(home: Place, parts: Iterable[Segment], taken: dict[str, int]) -> Iterator[bytes]:
-    """Yield what segments hold beyond what was taken before, in whole lines.
+    """Yield the bytes of segments that were not read before, in whole lines. Raises OSError.
 
-    parts: of one file, of each host by their first byte. taken: the byte of each host's file up to which its segments were
-    taken, which is moved on. A host whose segments are being merged is left to the next look. Raises OSError."""
+    A host whose segments are being merged is skipped until the next call.
+
+    Args:
+        home: the run's folder.
+        parts: segments of one file, sorted by their first byte for each host.
+        taken: per host the offset up to which its file was read; updated.
+    """
     late: set[str] = set()
     for part in parts:
         begin = taken.get(part.source, part.offset)
@@ -237,7 +255,7 @@ def unread(home: Place, parts: Iterable[Segment], taken: dict[str, int]) -> Iter
             data = (home / SEGMENTS / part.name).read_bytes() if part.offset <= begin else None
         except FileNotFoundError:
             data = None
-        if data is None:
+        if data is None:  # bytes before this segment are missing, or it was deleted by a merge
             late.add(part.source)
             continue
         taken[part.source] = part.offset + len(data)
@@ -245,18 +263,18 @@ def unread(home: Place, parts: Iterable[Segment], taken: dict[str, int]) -> Iter
 
 
 def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[bytes]:
-    """The lines that hosts which do not lead have copied and that were not taken yet. taken: as ``unread`` has it. Raises
-    OSError."""
+    """Yield the events of hosts that do not lead which were not read before. Raises OSError. taken: see ``unread``."""
     for data in unread(home, [part for part in log.of_others() if part.file == METRICS], taken):
         yield from data.splitlines(keepends=True)
 
 
 def settle(folders: Folders) -> None:
-    """The run ends: make the home's files whole, and delete what they were made of. Raises Superseded and OSError."""
+    """Complete the home's log files at the end of the run and delete all segments. Raises Superseded and OSError."""
     log = copy(folders)
     for file in APPENDED:
         if (folders.work / file).exists():
             write_whole(folders.home / file, (folders.work / file).read_bytes())
+    # The mark comes after the files and before the deletions, so that a kill in between loses nothing.
     mark = f"{folders.source}.settled"
     write_whole(folders.home / SEGMENTS / mark, b"")
     for name in {*look(folders.home).names, *log.names} - {mark}:

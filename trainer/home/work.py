@@ -1,4 +1,4 @@
-"""A host's work folder while it takes part in a run, and the thread that copies what is appended there to the home."""
+"""The work folder of a host during a run, and the thread that copies its log to the home."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 COPY_S = 30.0
 BOARD_S = 120.0
 REACH_S = 10.0
-LOG_BYTES = 1 << 20  # of a process's log, its end
+LOG_BYTES = 1 << 20  # bytes of the end of a process's log that are copied
 
 
 def due(copied: float, heard: float) -> float:
-    """When this process copies next: COPY_S after the last copy. Server 0's count, but only one at a time: it is here that
-    other hosts' events are taken over, and a later start is noticed. copied: its own last; heard: server 0's. Pure."""
+    """Return the time of this process's next copy: COPY_S after its last copy or server 0's, whichever is later. Pure.
+
+    At most 2 * COPY_S after its own, because only this process takes over other hosts' events and notices later starts.
+
+    copied: time of this process's last copy; heard: time of server 0's last copy."""
     return max(copied, min(heard, copied + COPY_S)) + COPY_S
 
 
 class Work:
-    """What a host does for its folders. Where the home is local, nothing."""
+    """The work folder of a host, with a thread that keeps the home up to date. A no-op if the home is local."""
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
-        self.trouble: str | None = None  # why the log was not copied the last time, for people
+        self.trouble: str | None = None  # why the last copy of the log failed
         self._ended: JobError | None = None
         self._taken: dict[str, int] = {}
         self._known: set[bytes] | None = None  # lines that an earlier start of this host's run took over
@@ -49,12 +52,13 @@ class Work:
             self._thread.start()
 
     def check(self) -> None:
-        """Raises Superseded (a JobError) once another start of the run leads it."""
+        """Raise Superseded (a JobError) if another start of the run leads it now."""
         if self._ended:
             raise self._ended
 
     def copy(self) -> None:
-        """Have what was appended here in the home now, and take over what other hosts have copied, where this one leads.
+        """Copy the log to the home now; on the leading host also take over the events of other hosts.
+
         Raises Superseded and OSError."""
         if self.folders.is_local:
             return
@@ -64,15 +68,18 @@ class Work:
         merge(self.folders, log)
 
     def settle(self) -> None:
-        """On the host that leads, when the run ends and nobody appends any more: the home's metrics.jsonl and pushes.csv are
-        whole. Raises Superseded and OSError."""
+        """Complete the home's metrics.jsonl and pushes.csv, on the leading host at the end of the run.
+
+        No process may append to them any more. Raises Superseded and OSError."""
         self._end()
         if not self.folders.is_local:
             self.copy()
             settle(self.folders)
 
     def close(self) -> None:
-        """Copy what is left, and the logs, as far as the home can be reached; the work folder is still there."""
+        """Copy processes' logs and, on a host that does not lead, the rest of its events, if the home can be reached.
+
+        Keeps the work folder."""
         self._end()
         if self.folders.is_local or self._ended or not self._is_reached:
             return
@@ -84,7 +91,7 @@ class Work:
 
     def _end(self) -> None:
         self._stop.set()
-        if self._thread.is_alive():  # one of a host that never reached the home is not waited for
+        if self._thread.is_alive():  # if the home was never reached, the thread may be blocked: wait only REACH_S
             self._thread.join(None if self._is_reached else REACH_S)
 
     def _keep(self) -> None:
@@ -115,7 +122,7 @@ class Work:
             self._copy_board()
 
     def _heard(self) -> float:
-        """When server 0 last told of a checkpoint, for which it had copied (monotonic seconds)."""
+        """Return the time of server 0's last copy, which it makes for every checkpoint (monotonic seconds)."""
         try:
             return time.monotonic() - max(0.0, time.time() - (self.folders.work / NEWS).stat().st_mtime)
         except FileNotFoundError:
@@ -127,7 +134,7 @@ class Work:
         return before != self._size
 
     def _take(self, log: Log) -> bool:
-        """Whether there was anything."""
+        """Append the new events of other hosts to this host's log and return whether there were any."""
         path = self.folders.work / METRICS
         if self._known is None:
             self._known = set()
@@ -153,10 +160,15 @@ class Work:
 
 @contextmanager
 def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterator[Work]:
-    """This host's part in a run whose home is ready for it. leads: server 0 is here. scratch: where a work folder is made,
-    and removed at the end, unless the home is local.
+    """Create a work folder for a run whose home is ready, and remove it at the end. A no-op if the home is local.
 
-    Raises DataError where the home's log is damaged, OSError where it cannot be reached."""
+    Raises DataError if the home's log is damaged, OSError if the home cannot be reached.
+
+    Args:
+        home: the run's folder.
+        leads: whether server 0 runs on this host.
+        scratch: parent of the work folder of a remote run (default: the system's temporary folder).
+    """
     if isinstance(home, Path):
         yield Work(Folders(home, home))
         return

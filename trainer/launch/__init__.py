@@ -1,1 +1,1 @@
-"""The processes of one host: how they start, how they are watched, and how a run ends."""
+"""The processes of one host: their start, their supervision, and the end of a run."""

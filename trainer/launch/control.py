@@ -13,11 +13,11 @@ from trainer.transport.sockets import Secret, Watch, dealer, offer
 
 STATUS_S = 0.5
 GONE_S = 2.0
-SILENT_S = 5.0  # without an answer for so long, server 0 is gone for now, or for good
+SILENT_S = 5.0  # without a reply for so long, server 0 is gone for now, or for good
 
 
 class Control:
-    """The supervisor's line to server 0: commands, and the newest status that it answered."""
+    """The supervisor's connection to server 0: sends commands, and keeps the newest status that server 0 sent."""
 
     def __init__(self, address: str, secret: Secret, agreement: Agreement) -> None:
         self.agreement = agreement
@@ -26,18 +26,19 @@ class Control:
         self.watch = Watch(self.socket)
         self.socket.connect(address)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
-        self.at_end: dict[str, Any] | None = None  # the status that it was asked to checkpoint, once it knows
+        self.at_end: dict[str, Any] | None = None  # server 0's status when it received END, once it has replied
         self.heard = time.monotonic()
-        self.is_admitted = False  # whether server 0 has ever answered
-        self._broken: float | None = None  # since when the connection is, if nothing was heard since
+        self.is_admitted = False  # whether server 0 has ever replied
+        self._broken: float | None = None  # since when the connection is broken, if nothing was received since
         self._asked = 0.0
 
     def tell(self, op: Op, index: int = -1) -> None:
         offer(self.socket, Header(op, 0, index).pack(), self.agreement.introduction())
 
     def ask(self) -> bool:
-        """Ask for the status now and then; whether an answer has come since the last call. Raises UsageError if server 0
-        does not admit this host, or is of another configuration."""
+        """Request the status every STATUS_S and return whether a reply has come since the last call.
+
+        Raises UsageError if server 0 does not admit this host, or has another configuration."""
         if self.watch.has_broken() and self._broken is None:
             self._broken = time.monotonic()
         if time.monotonic() - self._asked >= STATUS_S:
@@ -49,6 +50,7 @@ class Control:
             op = unpack(head).op
             if op is Op.REFUSED:
                 raise self.agreement.refused(body)
+            # Every reply has the status; the reply to END has the version at which the checkpoint is written.
             self.status = unpack_json(body)
             if op is Op.END:
                 self.at_end = self.status
@@ -57,10 +59,12 @@ class Control:
         return fresh
 
     def close(self) -> None:
-        self.context.destroy(linger=0)  # the watch's socket too
+        self.context.destroy(linger=0)  # closes the watch's socket too
 
     def is_gone(self) -> bool:
-        """Whether server 0 has ended, and has not come back at once. One that writes for long is silent only."""
+        """Return whether server 0 has ended and not returned within GONE_S.
+
+        If it is only busy, for example with a long write, it is silent but not gone."""
         return self._broken is not None and time.monotonic() - self._broken > GONE_S
 
     def is_silent(self) -> bool:

@@ -1,4 +1,4 @@
-"""How a run's log begins and ends: its first event, and its last with result.json and the report."""
+"""The start and the end of a run: the first event of its log, and the last one with result.json and the report."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class Interruptible(Protocol):
-    """What looks now and then whether somebody wants it to end."""
+    """An object that polls its ``interrupted`` flag and then ends by itself."""
 
     interrupted: bool
 
 
 @contextmanager
 def interruptible(subject: Interruptible) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM leaves a checkpoint; the second does not wait for it. Only a program's main thread can
-    be told of them."""
+    """Handle Ctrl-C and SIGTERM: the first one sets the flag, so that a checkpoint is written; the second one raises
+    KeyboardInterrupt. A no-op outside the main thread, which alone can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,8 +60,13 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
 def log_start(
     config: Config, planned: Plan, simulated: dict[str, Any] | None = None, folders: Folders | None = None
 ) -> None:
-    """folders: those of a local --output where not given; simulated: of a run in virtual time, what stands for its
-    machines."""
+    """Log the start of a run.
+
+    Args:
+        config, planned: the run and its plan.
+        simulated: settings of the virtual cluster, for virtual-time runs.
+        folders: run folders (default: the local --output).
+    """
     versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
     folders = folders or Folders.of(config.run.output)
     resumed = newest(folders.checkpoints)
@@ -84,15 +89,25 @@ def conclude(
     work: Work | None = None,
     error: BaseException | None = None,
 ) -> Result:
-    """result.json, the report and a few lines; for a run that was cut short, too. work: of this host, which leads; that of a
-    local --output where not given. Raises OSError, and JobError where another start of the run leads it now."""
+    """Log the end of a run, write result.json and the report, and print a summary; also for an incomplete run.
+
+    Args:
+        config, options: the run, and how this host takes part.
+        status: the last status of server 0.
+        cause: finished, interrupted or failed.
+        work: the work folder of this host, which leads (default: the local --output).
+        error: the error with which the run failed.
+    Raises:
+        OSError: a file could not be read or written.
+        JobError: another start of the run leads it now.
+    """
     work = work or Work(Folders.of(config.run.output))
     output, log = work.folders.home, work.folders.work
     seconds = status.get("seconds", 0.0)
     version = status.get("version", 0)
     why = {} if error is None else {"error": one_line(error)}
     log_event(log, "end", cause=cause, seconds=seconds, version=version, updates=version, **why)
-    work.settle()
+    work.settle()  # raises if another start leads the run now, before result.json is written
     events = thinned_log(log / METRICS)
     pushes = read_pushes(log / PUSHES, REPORTED if options.report else SUMMARISED)
     result = summarise(events, pushes)
@@ -105,16 +120,17 @@ def conclude(
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line of bounded length, its type where it has none."""
+    """Return the message of an error on one line of at most 500 characters, or its type if it has no message."""
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
 def try_report(output: Place, read: Read | None = None) -> Place | None:
-    """Write the report of a run that has ended. The result stands whatever happens here, so a failure is a warning.
+    """Write the report of a run that has ended and return its place; None if that failed.
 
-    As an error it would count as a lost host, and the run would be started again to no end."""
+    A failure is only a warning, because the result is valid without a report. As an error it would count as a lost
+    host, and the run would be restarted again and again."""
     try:
-        from trainer.report.page import write_report  # loads matplotlib, for a second and a half
+        from trainer.report.page import write_report  # loads matplotlib, which takes 1.5 s
 
         return write_report(output, read)
     except Exception as error:
@@ -127,14 +143,16 @@ def try_report(output: Place, read: Read | None = None) -> Place | None:
 
 
 def announce(result: Result, options: Options, report: Place | None) -> None:
-    """A few lines for people."""
+    """Print a summary of the result, unless the options say silent."""
     if not options.silent:
         print(ending(vars(result), result.output, report), flush=True)
 
 
 def _withdraw_other_best(output: Place, events: list[Event]) -> None:
-    """A run that was cut short between an evaluation and its model, or right after a roll-back, has no best model until the
-    evaluator of its resume writes it: result.json would name another one's accuracy."""
+    """Delete best.safetensors if it is not the model of the best evaluation, whose accuracy result.json reports.
+
+    That happens if a run ends between an evaluation and the write of its model, or right after a roll-back. The
+    evaluator of a resume writes the right model."""
     top = best(evaluations(events))
     if top and not is_best_of(output, top):
         for name in (BEST_OF, BEST):

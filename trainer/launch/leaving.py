@@ -1,4 +1,4 @@
-"""How a host leaves a run that somebody has interrupted: not before the last checkpoint is whole, where that can be."""
+"""The exit of a host from an interrupted run: it waits until the last checkpoint is complete, if that is possible."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
 from trainer.transport.messages import Op
 
-LOOK_S, FAR_LOOK_S = 0.1, 2.0  # between two looks into a local folder, and into another
-QUIET_S = 10.0  # nothing was written for so long, beside what a slow disk may take for all of it: nothing more will be
+LOOK_S, FAR_LOOK_S = 0.1, 2.0  # seconds between two looks into a local, and into a remote folder
+QUIET_S = 10.0  # after so long without a write, plus a slow disk's time for all of it, no more writes are expected
 SLOW_DISK_BYTES_PER_S = 10e6
 FOLLOW_S = 25.0  # schedulers kill 30 s after their SIGTERM
 
 
 class Patience:
-    """Lasts until nothing has changed for so many seconds. Pure."""
+    """A timeout that restarts whenever a value changes. Pure."""
 
     def __init__(self, seconds: float, now: float) -> None:
         self.seconds, self.changed = seconds, now
@@ -34,13 +34,13 @@ class Patience:
 
 
 def patience(facts: Facts) -> Patience:
-    """For a checkpoint: the values and the momentum of a run, in float32."""
+    """Return the patience for a checkpoint of a run, whose size is its values and momentum in float32."""
     size = 4 * (facts.elements + facts.num_parameters)
     return Patience(QUIET_S + size / SLOW_DISK_BYTES_PER_S, time.monotonic())
 
 
 def wait_for_checkpoint(control: Control, root: Place, facts: Facts) -> None:
-    """On server 0's host: have everybody write this moment, and wait while they do."""
+    """On server 0's host: have all servers write a checkpoint now, and wait while they do."""
     control.tell(Op.END)
     waits = patience(facts)
     while not _is_written(control, root) and not waits.is_over(sizes(root), time.monotonic()):
@@ -48,8 +48,10 @@ def wait_for_checkpoint(control: Control, root: Place, facts: Facts) -> None:
 
 
 def wait_for_leader(control: Control, root: Place, facts: Facts) -> None:
-    """On another host with servers: have everybody write this moment, and stay until server 0's host, which may be
-    ending as well, is gone. Without that host's parts its last checkpoint would never be whole."""
+    """On another host with servers: have all servers write a checkpoint now, and stay until server 0 is gone.
+
+    Server 0's host may have been interrupted too; without the slices of this host its last checkpoint would stay
+    incomplete."""
     control.tell(Op.END)
     waits, end = patience(facts), time.monotonic() + FOLLOW_S
     while time.monotonic() < end and not control.is_gone() and not waits.is_over(sizes(root), time.monotonic()):
@@ -64,14 +66,16 @@ def _pause(control: Control, root: Place) -> None:
 
 
 def _is_written(control: Control, root: Place) -> bool:
-    """Whether what server 0 had when it was told of the end is on disk; an older status would not tell."""
+    """Return whether a checkpoint of at least server 0's version at END is complete.
+
+    Only the reply to END has that version; an older status may have a lower one."""
     last = control.at_end
     return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
 
 
 def newest_in_words(root: Place) -> str:
-    """Where a resume goes on."""
-    with suppress(DataError):  # server 0's host goes on, and may have deleted it meanwhile
+    """Return the position from which a resume continues, as part of a message; "" if there is no checkpoint."""
+    with suppress(DataError):  # server 0's host still runs, and may have deleted it meanwhile
         version = newest(root)
         if version is not None:
             return f" at version {version} (epoch {read_state(root, version).epoch:.2f})"
@@ -79,7 +83,7 @@ def newest_in_words(root: Place) -> str:
 
 
 def sizes(root: Place) -> Sequence[tuple[str, int]]:
-    """What is written there by now, drafts too."""
+    """Return the path and size of every file below a folder, drafts too."""
     found: list[tuple[str, int]] = []
     for entry in entries(root):
         with suppress(OSError):  # it is being deleted

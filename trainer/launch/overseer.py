@@ -1,4 +1,4 @@
-"""Who started a host's part of a run: it is told how the run goes, and says when the part is to end."""
+"""The overseer of a host's part of a run: receives its progress, and decides when the part ends."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from typing import Literal, Protocol
 
 from trainer.report.progress import ProgressLine, Status
 
-# Go on; leave a checkpoint and end; end at once, because others go on, or all is done.
+# go: continue; checkpoint: write a checkpoint and end; leave: end at once, because others continue, or all is done.
 Wanted = Literal["go", "checkpoint", "leave"]
 
 
 class Overseer(Protocol):
     def wanted(self) -> Wanted:
-        """Cheap: asked several times a second."""
+        """Return the wanted action. Must be cheap: called several times per second."""
 
     def update(self, status: Status) -> None: ...
 
     def message(self, text: str) -> None:
-        """A line for people, which stays."""
+        """Print a message on its own line, unlike the progress, which is overwritten."""
 
     def close(self) -> None: ...
 
 
 class Terminal(ProgressLine):
-    """A person, or a scheduler, at this process. What they want comes by signals (see ``interruptible``)."""
+    """The overseer of a part that was started by hand or by a scheduler: the terminal.
+
+    It always wants "go"; requests to end come as signals (see ``interruptible``)."""
 
     def wanted(self) -> Wanted:
         return "go"

@@ -1,14 +1,14 @@
-"""What every role needs, imported once: processes are forked from one that has it, and share its memory.
+"""The imports of all roles, loaded once in the fork server, whose children share the memory.
 
-The garbage collector finds nothing while modules load, but takes a quarter of the time; what is loaded stays, and is
-hidden from it before the first fork, or it would write to every page and each process would own a copy."""
+The garbage collector finds nothing while modules load, but takes a quarter of the time, so it is disabled meanwhile.
+The loaded objects are then frozen: a collection would write to their pages, and each process would get its own copy."""
 
 import gc
 from contextlib import suppress
 
 gc.disable()
 
-with suppress(Exception):  # a role imports again what failed, and its log says why
+with suppress(Exception):  # a role repeats the failed import, and its log has the error
     import trainer.evaluation.process
     import trainer.server.process
     import trainer.worker.process  # noqa: F401

@@ -1,4 +1,4 @@
-"""Before anything starts: look at the shards, build the model once, and make its first numbers version 0."""
+"""The preparation of a run: checks shards and model, and writes the initial parameters as checkpoint 0."""
 
 from __future__ import annotations
 
@@ -25,10 +25,16 @@ from trainer.runlog.run_folder import digest
 
 
 def main(config: Config, home: Place | None, computes: bool, answer: Connection) -> None:
-    """Answer with the facts of the run as JSON; make a first checkpoint in the home, where one is given and holds none.
-    computes: whether this host has workers or the evaluator.
+    """Send the facts of the run as JSON, and write a first checkpoint if the home has none.
 
-    A process of its own, so that a supervisor holds neither torch nor a model. Raises UsageError and DataError."""
+    Runs in its own process, so that the supervisor loads neither torch nor a model. Raises UsageError and DataError.
+
+    Args:
+        config: the run.
+        home: the run's folder, None to write no checkpoint.
+        computes: whether this host has workers or the evaluator.
+        answer: the connection to which the facts are sent.
+    """
     shards = open_pinned(config.data)
     built = build(config.model, shards.inputs, config.model_seed)
     if computes:
@@ -43,8 +49,9 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
 
 
 def check_normalisation(config: Config, built: Built, shards: Shards, num_workers: int | None = None) -> None:
-    """Raises UsageError if a worker's step would end in a BatchNorm layer. num_workers: as many as shards where not
-    given."""
+    """Raise UsageError if a worker's smallest batch has too few values for BatchNorm.
+
+    num_workers: number of workers (default: the number of shards)."""
     workers = num_workers or shards.num_workers
     examples = smallest_pass(config, workers, shards.ratios_of(workers))
     if normalises(built.model, shards.shape, examples):
@@ -64,8 +71,10 @@ def check_normalisation(config: Config, built: Built, shards: Shards, num_worker
 
 
 def _check_identity(config: Config, root: Place, version: int) -> None:
-    """Raises DataError for a checkpoint of another run. Options that either does not know are not compared: another
-    version of the program may have written it."""
+    """Raise DataError for a checkpoint of another run.
+
+    Options that only one of the two has are not compared: another version of the program may have written the
+    checkpoint."""
     try:
         theirs = dict(json.loads(read_state(root, version).identity))
     except (ValueError, TypeError):
@@ -88,8 +97,16 @@ def _facts(facts: Facts) -> bytes:
 
 
 def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place | None = None) -> None:
-    """Make a first checkpoint of a model's values [P + Q] where there is none; one of an end becomes a beginning. home: the
-    run's, that of --output where not given. Raises DataError for checkpoints that this run cannot go on from."""
+    """Write a first checkpoint of a model's values [P + Q] if there is none.
+
+    If the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for checkpoints
+    from which this run cannot continue.
+
+    Args:
+        config, facts: the run.
+        values: the initial flat vector [P + Q].
+        home: the run's folder (default: --output).
+    """
     root = (home or place_of(config.run.output)) / CHECKPOINTS
     version = newest(root, verify=True)
     if version is not None:

@@ -1,4 +1,4 @@
-"""The role processes of one host: how they start, how they are watched, and that none outlives its supervisor."""
+"""The role processes of one host: their start, their supervision and their end, at the latest with the supervisor."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ from trainer.launch.open_files import raise_limit
 from trainer.watchdog import kick, stalled_s, trouble
 
 PULSE_S = 1.0
-START_S = 120.0  # a process that is not forked within so long never will be: the fork server is frozen
-STARTS = 5  # tries to have one forked, at once one after the other
-KILL_S = 10.0  # one that has not gone so long after its SIGKILL hangs in the kernel, and is left behind
-UNKNOWN = 255  # multiprocessing's exit code of a process whose fork server, which alone is told, has gone
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+START_S = 120.0  # if a fork takes longer, the fork server is frozen
+STARTS = 5  # attempts to fork a process, without pauses
+KILL_S = 10.0  # a process that survives its SIGKILL for longer hangs in the kernel and is abandoned
+UNKNOWN = 255  # multiprocessing's exit code if the fork server, which alone knows the real one, is gone
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 KEEP_BYTES = 1 << 30
-EXIT = b"exit "  # in front of the exit code that a process tells before it ends
+EXIT = b"exit "  # prefix of the message with which a process announces its exit code
 
 
 def context() -> Any:
-    """Processes forked from a server that has imported torch once: each starts in milliseconds and shares its pages.
-    A plain fork of the supervisor would hand on its sockets and threads."""
+    """Return the multiprocessing context of the fork server, which has imported torch once.
+
+    Its children start in milliseconds and share its pages. A plain fork of the supervisor would inherit its sockets and
+    the locks of its threads."""
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["trainer.launch.preload"])
     return forking
 
 
-MOST_TEMPORARY_BYTES = 70  # of the path of a folder in which multiprocessing can have sockets
+MOST_TEMPORARY_BYTES = 70  # longest path of a folder for multiprocessing's sockets
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-SETTLE_S = 1.0  # for a process that is dying to be dead
+SETTLE_S = 1.0  # how long a dying process may take until it can be waited for
 
 
 class ForkServer:
-    """That server, one a program. What it has forked lives on when it is gone. losses: why it had to be started again."""
+    """The fork server, one per program. Its children survive its death. losses: the causes of its restarts."""
 
     def __init__(self) -> None:
         self.losses: list[str] = []
@@ -62,12 +64,12 @@ class ForkServer:
         return vars(forkserver._forkserver)["_forkserver_pid"]  # type: ignore[no-any-return]
 
     def ensure(self) -> None:
-        """Start it if it does not run; it imports torch while this process goes on."""
+        """Start the fork server if it does not run, without waiting until it has imported torch."""
         context()
         if self.pid is not None:
             try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # whoever started this program ignores SIGCHLD
+            except ChildProcessError:  # this program inherited an ignored SIGCHLD
                 ended, status = self.pid, 0
             if not ended:
                 return
@@ -77,7 +79,9 @@ class ForkServer:
             forkserver.ensure_running()
 
     def settle(self) -> None:
-        """After a start that failed: one that is dying closes its connections first, and is dead a moment later."""
+        """Wait up to SETTLE_S for a dying fork server, after a failed start.
+
+        A dying process closes its connections a moment before it can be waited for."""
         end = time.monotonic() + SETTLE_S
         with suppress(ChildProcessError):
             while self.pid is not None and time.monotonic() < end:
@@ -86,7 +90,7 @@ class ForkServer:
                 time.sleep(0.01)
 
     def end(self) -> None:
-        """For good: what it forked has ended."""
+        """End the fork server for good, once its children have ended."""
         if self.pid is not None:
             self.kill()
             with suppress(ChildProcessError):
@@ -94,14 +98,16 @@ class ForkServer:
             self._forget()
         for entry in list(vars(util)["_finalizer_registry"].values()):
             if entry._callback is vars(util)["_remove_temp_dir"]:
-                entry()  # the folder of its socket, which only a program that ends by itself would remove
+                entry()  # remove the folder of its socket, which would otherwise happen only at a regular exit
 
     def _forget(self) -> None:
         os.close(vars(forkserver._forkserver)["_forkserver_alive_fd"])
         vars(forkserver._forkserver)["_forkserver_pid"] = None
 
     def kill(self) -> None:
-        """Returns when it is dead, and leaves it for ``ensure`` to find: multiprocessing would start another in silence."""
+        """Kill the fork server and wait until it is dead, without reaping it.
+
+        ``ensure`` then notices the loss; multiprocessing alone would start a new one silently."""
         if self.pid is not None:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -112,7 +118,7 @@ FORK_SERVER = ForkServer()
 
 
 class Killed(JobError):
-    """A process that was killed, or could not be forked: another one may do better."""
+    """The loss of a process that was killed or could not be forked. A retry may succeed."""
 
 
 def _cause(code: int) -> str:
@@ -120,10 +126,19 @@ def _cause(code: int) -> str:
 
 
 class Child:
-    """A running role: module.main(*arguments) in a process of its own. heartbeat: its last heartbeat (monotonic seconds);
-    stalled_s: for how long its main thread had done nothing then; trouble: what it had reported then, or "".
+    """A running role: module.main(*arguments) in its own process.
 
-    The module goes by name, so that a supervisor need not import torch. Raises Killed if it cannot be started."""
+    The module is given by name, so that the supervisor need not import torch. Raises Killed if it cannot be started.
+
+    Attributes:
+        name: str(role).
+        log: file of its output.
+        lifeline: connection that carries heartbeats; the process exits when the supervisor's end closes.
+        process: the process.
+        heartbeat: time of its last heartbeat (monotonic seconds).
+        stalled_s: seconds without progress of its main thread, as of that heartbeat.
+        trouble: the problem that it reported with that heartbeat, or "".
+    """
 
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
         self.name, self.log = name, log
@@ -134,8 +149,11 @@ class Child:
         self._is_cut = False
 
     def hangs(self, heartbeat_s: float, stall_s: float = 0) -> str | None:
-        """Why it must be killed, if it must. No heartbeat: it is stopped, or stuck in the kernel. No progress (0: however
-        long): its main thread is."""
+        """Return why the process must be killed, or None.
+
+        Without heartbeats the whole process is stopped, or stuck in the kernel; without progress its main thread is.
+
+        heartbeat_s, stall_s: limits of either, in seconds; a stall_s of 0 sets no limit."""
         self._hear()
         if time.monotonic() - self.heartbeat > heartbeat_s:
             return f"no heartbeat for {heartbeat_s:g} s"
@@ -152,10 +170,13 @@ class Child:
                     seconds, _, self.trouble = word.decode().partition(" ")
                     self.stalled_s = float(seconds)
         except (EOFError, OSError):
-            self._is_cut = True  # it is ending, or has ended
+            self._is_cut = True  # the process is ending, or has ended
 
     def exit_code(self) -> int | None:
-        """None while it runs; -9 when killed by signal 9; UNKNOWN if it ended without a word after its fork server."""
+        """Return the exit code, or None while the process runs.
+
+        It is -9 after signal 9, and UNKNOWN if the process outlived the fork server and ended without announcing a
+        code."""
         code = self.process.exitcode
         if code != UNKNOWN:
             return code
@@ -166,11 +187,11 @@ class Child:
 
     @property
     def sentinel(self) -> Any:
-        """Ready when it has ended; without its fork server, also when it gives a heartbeat."""
+        """An object for ``wait``, ready when the process has ended (without its fork server also at a heartbeat)."""
         return self.lifeline if self.process.exitcode == UNKNOWN else self.process.sentinel
 
     def cause(self) -> str:
-        """Why it ended: its last line if it said something, or its signal."""
+        """Return why the process ended: its signal ("killed" if unknown), else its log's last line or its exit code."""
         code = self.exit_code() or 0
         if code < 0:
             return _cause(code)
@@ -180,7 +201,7 @@ class Child:
         return lines[-1].removeprefix("error: ")
 
     def join(self) -> None:
-        """Wait for one that is ending."""
+        """Wait up to KILL_S for a process that is ending."""
         end = time.monotonic() + KILL_S
         while self.exit_code() is None and time.monotonic() < end:
             wait([self.sentinel], PULSE_S)
@@ -195,14 +216,17 @@ class Child:
 
 
 def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
-    """A process and the supervisor's end of its lifeline. The fork server may be killed, or freeze, at any moment: what
-    it forked without saying so ends with its lifeline. Raises Killed."""
+    """Start a process; return it with the supervisor's end of its lifeline. Raises Killed.
+
+    The fork server may be killed or freeze at any moment. A child that it forked without reporting it exits when its
+    lifeline closes."""
     problem: Exception | None = None
     for _ in range(STARTS):
         FORK_SERVER.ensure()
         forking = context()
         mine, theirs = forking.Pipe()
         process = forking.Process(target=_main, args=(theirs, *arguments), name=name, daemon=True)
+        # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
         alarm = threading.Timer(START_S, FORK_SERVER.kill)
         alarm.daemon = True
         alarm.start()
@@ -216,14 +240,14 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
             FORK_SERVER.settle()
         finally:
             alarm.cancel()
-            alarm.join()  # where it kills, until that is dead
+            alarm.join()  # if it has fired, wait until the fork server is dead
             theirs.close()
     raise Killed(f"{name} could not be started, tried {STARTS} times: {problem}")
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """multiprocessing warns when its resource tracker was killed. It starts it again, and nothing here needs it."""
+    """Suppress multiprocessing's warning that its resource tracker was killed: it is restarted, and not needed here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -231,9 +255,10 @@ def _without_warnings() -> Iterator[None]:
 
 @contextmanager
 def _short_socket_folder() -> Iterator[None]:
-    """Have multiprocessing put its sockets where their paths are short enough, whatever TMPDIR says.
+    """Make multiprocessing create its sockets in a folder with a short path, even if TMPDIR is long.
 
-    Systems take 104 bytes at most; multiprocessing adds 31 to the folder of temporary files, once."""
+    Systems allow as little as 104 bytes for a socket's path; multiprocessing adds 31 to the temporary folder's, which
+    it chooses once."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > MOST_TEMPORARY_BYTES:
         tempfile.tempdir = next((folder for folder in SHORT_FOLDERS if os.access(folder, os.W_OK | os.X_OK)), before)
@@ -246,8 +271,10 @@ def _short_socket_folder() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """multiprocessing imports the caller's program anew in every child. A role needs nothing of it, and a script without
-    ``if __name__ == "__main__"``, or one that loads Spark, would run again in each."""
+    """Hide the caller's program from multiprocessing, which would import it in every child.
+
+    A role needs nothing of it, and a script without ``if __name__ == "__main__"``, or one that loads Spark, would run
+    again in each child."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -257,14 +284,14 @@ def _without_main() -> Iterator[None]:
 
 
 def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
-    """A role's process: its output goes to its log, a foreseen error becomes one line and the contract's exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all; the supervisor decides
+    """Run a role's process: write its output to its log; turn an expected error into one line and its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the supervisor reacts
         signal.signal(number, signal.SIG_IGN)
     _redirect(log)
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(Path(log).stem)  # so that ps and top tell the roles apart
+        Path("/proc/self/comm").write_text(Path(log).stem)  # the role's name in ps and top
     _keep_freed_memory()
-    raise_limit()  # of a fork server that another part of this program has started
+    raise_limit()  # the fork server may have been started with the lower limit
     kick()
     threading.Thread(target=_pulse, args=(lifeline,), name="lifeline", daemon=True).start()
     code = 0
@@ -282,12 +309,13 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     sys.stderr.flush()
     with suppress(OSError):
         lifeline.send_bytes(EXIT + str(code).encode())
-    os._exit(code)  # no library's threads or exit handlers may hold a process that is done
+    os._exit(code)  # skips threads and exit handlers of libraries, which could block the exit
 
 
 def _keep_freed_memory() -> None:
-    """Have malloc use large buffers again instead of handing them back: the kernel would clear their pages anew for
-    every message. Only glibc has these settings; elsewhere nothing changes."""
+    """Make malloc keep large buffers for reuse: the kernel would clear returned pages anew for every message.
+
+    Only glibc has these settings; elsewhere nothing changes."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
@@ -295,7 +323,7 @@ def _keep_freed_memory() -> None:
 
 
 class _Log(io.TextIOBase):
-    """A role's output. A full disk costs lines, never the process that prints them."""
+    """The output of a role. A full disk costs lines of output, but never fails the process."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -317,7 +345,7 @@ def _redirect(path: str) -> None:
 
 
 def _pulse(lifeline: Connection) -> None:
-    """Heartbeats to the supervisor; when it is gone, however it ended, this process ends too."""
+    """Send heartbeats to the supervisor, and exit this process when the supervisor is gone, for any reason."""
     try:
         while not lifeline.poll(PULSE_S):
             lifeline.send_bytes(f"{stalled_s():.1f} {trouble()}".encode())

@@ -1,4 +1,4 @@
-"""One host's part of a run, from its folder to its result."""
+"""The part of one host in a run, from the preparation of the folder to the result."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from trainer.transport.sockets import Secret
 
 
 def run(config: Config, options: Options, home: Place | None = None) -> Result | None:
-    """Train as far as the run has to go. Where server 0 is, the home is ready for it, and the caller holds its lock. home:
-    of the run, that of --output where not given.
+    """Train on this host until the run is over, and return the result on server 0's host, else None.
 
-    Raises UsageError, DataError, JobError, and OSError where the home cannot be reached."""
+    On server 0's host the caller has prepared the home and holds its lock.
+    Raises UsageError, DataError, JobError, and OSError if the home cannot be reached.
+
+    home: the run's folder (default: --output)."""
     with working(home or place_of(config.run.output), leads=options.has(LEADER)) as work:
         return _run(config, options, work)
 
@@ -54,9 +56,9 @@ def _run(config: Config, options: Options, work: Work) -> Result | None:
 
 
 def supervise(supervisor: Supervisor) -> Result | None:
-    """A host's part from the first event of the run to the last, result.json and the report, where server 0 is.
+    """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
 
-    Raises as ``run``, and Superseded, after which the run goes on elsewhere and its log too."""
+    Raises as ``run``, and Superseded, after which the run and its log continue elsewhere."""
     config, leads, cause = supervisor.config, LEADER in supervisor.roles, "failed"
     result, failure = None, None
     try:
@@ -75,15 +77,16 @@ def supervise(supervisor: Supervisor) -> Result | None:
         raise
     finally:
         supervisor.close()
-        with nullcontext() if cause == "finished" else suppress(OSError):  # the error on its way says more
+        with nullcontext() if cause == "finished" else suppress(OSError):  # keep the first error
             status, work = supervisor.control.status, supervisor.work
             result = conclude(config, supervisor.options, status, cause, work, failure) if leads else None
     return result
 
 
 def check(config: Config, options: Options) -> Facts:
-    """What the shards and the model say; leaves no trace. Raises UsageError, DataError and JobError for what no process of
-    this host could compute."""
+    """Return the facts of a run without changing its folder.
+
+    Raises UsageError, DataError or JobError if this host cannot compute the run."""
     home = place_of(config.run.output)
     with TemporaryDirectory(prefix="trainer-") as scratch:
         work = home if isinstance(home, Path) else Path(scratch)
@@ -91,11 +94,19 @@ def check(config: Config, options: Options) -> Facts:
 
 
 def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> Facts:
-    """What the shards and the model say, found out in a process of its own; one that is killed or frozen is started
-    again, as often and after the same pauses as a role. folders: of the run on this host; computes: whether workers or the
-    evaluator run here; write: the first checkpoint too, where there is none.
+    """Return the facts of a run, determined in a separate process.
 
-    Raises UsageError and DataError for what cannot be trained, of which nothing is left, and JobError."""
+    If that process is killed or hangs, it is restarted as often and after the same pauses as a role.
+
+    Args:
+        config: the run.
+        folders: the run's folders on this host.
+        computes: whether workers or the evaluator run here.
+        write: whether to write a first checkpoint if there is none.
+    Raises:
+        UsageError, DataError: the run cannot be trained; no log is left.
+        JobError: the process failed, or too often.
+    """
     log, home = folders.work / LOGS / "prepare.log", folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
     restarts, limit = Restarts(), config.processes.max_restarts
@@ -110,17 +121,17 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
             time.sleep(pause_s(failures))
         except (UsageError, DataError):
             log.unlink()
-            with suppress(OSError):  # others' logs are there
+            with suppress(OSError):  # not empty: it has other processes' logs
                 log.parent.rmdir()
             raise
         else:
-            FORK_SERVER.losses.clear()  # they are counted here, and the supervisor counts those of its own time
+            FORK_SERVER.losses.clear()  # counted above; the supervisor counts later ones
             return facts
 
 
 def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> Facts:
-    """Start one process that prepares, and return its answer. Raises Killed, and the error that the process ended with."""
-    log.write_text("")  # what an earlier start said is not this one's cause
+    """Run one preparing process and return its reply. Raises Killed, or the error with which the process ended."""
+    log.write_text("")  # an earlier attempt's error must not be taken for this one's
     mine, theirs = context().Pipe(duplex=False)
     with mine:
         with theirs:

@@ -1,6 +1,7 @@
-"""One host's part of a run: start its roles, start again what dies, say how it goes, and leave nothing behind.
+"""The supervisor of one host's part of a run: starts and restarts its roles, shows progress, and cleans up at the end.
 
-It holds no state that a checkpoint lacks: whatever is killed, itself included, the same command with --resume goes on."""
+It has no state beyond the checkpoints: after any kill, its own included, the same command with --resume continues the
+run."""
 
 from __future__ import annotations
 
@@ -39,14 +40,23 @@ from trainer.transport.sockets import Secret
 POLL_S = 0.2
 LINGER_S = 10.0
 FAR_LOOK_S = 15.0
-SPACE_WAIT_S = 30 * 60.0  # for which a trained run waits until its last checkpoint and its model can be written
+SPACE_WAIT_S = 30 * 60.0  # how long a trained run waits for space for its last checkpoint and its model
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 LEADER, EVALUATOR = Role("server", 0), Role("evaluator")
 
 
 class Supervisor:
-    """work: of this host, that of a local --output where not given; held: the sockets at which servers of this host listen
-    already, by number; roles, overseer: those of a host that is started by hand, where not given."""
+    """The supervisor of one host: starts and watches its roles until the run is over.
+
+    Args:
+        config, facts, options: the run, and how this host takes part in it.
+        addresses: one address per server.
+        secret: the token of the run.
+        work: this host's work folder (default: the local --output).
+        held: sockets that already listen for servers of this host, by server index.
+        roles: roles of this host (default: those in options).
+        overseer: receives progress and may end this part (default: the terminal).
+    """
 
     def __init__(
         self,
@@ -71,10 +81,10 @@ class Supervisor:
         self.roles = list(roles or options.roles_of(config.processes.servers, facts.num_workers))
         self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
-        self.waiting: dict[Role, float] = {}  # to be started again at a time (monotonic seconds)
+        self.waiting: dict[Role, float] = {}  # when each failed role is restarted (monotonic seconds)
         self.restarts = Restarts()
-        self.furthest = 0  # the highest version that was heard of
-        self.clocks: dict[int, int] = {}  # the highest clock of each worker that was heard of
+        self.furthest = 0  # the highest version so far
+        self.clocks: dict[int, int] = {}  # the highest clock of each worker so far
         self.done: set[Role] = set()
         self.interrupted = False
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
@@ -85,12 +95,12 @@ class Supervisor:
         self._evaluated: dict[str, float | None] = {}  # the last evaluation, as the progress line shows it
         self._last_evaluated = -1
         self._told = False
-        self._looked = 0.0  # for the end of the run, in a home elsewhere (monotonic seconds)
+        self._looked = 0.0  # when a remote home was last checked for the end of the run (monotonic seconds)
         self._trouble: str | None = None
-        self._stuck: float | None = None  # since when the run is trained and cannot be written (monotonic seconds)
+        self._stuck: float | None = None  # since when the trained run cannot be written (monotonic seconds)
 
     def run(self) -> None:
-        """Until the run is over for this host. Raises JobError when it fails or is interrupted."""
+        """Run this host's roles until the run is over for it. Raises JobError if the run fails or is interrupted."""
         self._wait_to_be_admitted()
         for role in self.roles if not self._is_over() else ():
             self._start(role)
@@ -113,7 +123,7 @@ class Supervisor:
             self.board.close()
 
     def _wait_to_be_admitted(self) -> None:
-        """Where another host leads: one that server 0 does not admit touches nothing of the run."""
+        """Wait for server 0's admission if another host leads, so that a rejected host changes nothing of the run."""
         while not (LEADER in self.roles or self.control.is_admitted or self._is_over()):
             if self.interrupted:
                 self._leave_checkpoint()
@@ -123,7 +133,7 @@ class Supervisor:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start(self, role: Role) -> None:
-        """Start a role's process now, or later where it could not be forked. Raises JobError if that failed too often."""
+        """Start a role's process now, or later if it could not be forked. Raises JobError if that failed too often."""
         log = self.output / LOGS / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -134,7 +144,7 @@ class Supervisor:
             self.waiting[role] = time.monotonic() + pause
 
     def _child(self, role: Role, log: Path) -> Child:
-        """A new process of a role. Raises Killed."""
+        """Start and return a process for a role. Raises Killed."""
         config, facts, addresses, secret = self.config, self.facts, self.addresses, self.secret
         if role.kind == "server":
             listening = addresses, secret, self.held[role.index], self.folders
@@ -145,7 +155,7 @@ class Supervisor:
         return Child(str(role), log, "trainer.evaluation.process", config, self.folders)
 
     def _look_after(self) -> None:
-        """Wait a moment for something to happen; start again what has ended, end what is frozen."""
+        """Wait up to POLL_S for an event; restart processes that have ended, and kill those that hang."""
         connection.wait([child.sentinel for child in self.children.values()], POLL_S)
         self._keep_fork_server()
         for role, child in list(self.children.items()):
@@ -159,7 +169,7 @@ class Supervisor:
             self._start(role)
 
     def _keep_fork_server(self) -> None:
-        """What it forked goes on without it; the next process to be started needs it."""
+        """Restart the fork server if it died. Its children keep running, but the next start needs it."""
         FORK_SERVER.ensure()
         while FORK_SERVER.losses:
             cause = FORK_SERVER.losses.pop()
@@ -174,17 +184,17 @@ class Supervisor:
             self.done.add(role)
             self.control.tell(Op.STATUS)  # the run may be over
             return
-        if code in (UsageError.exit_code, DataError.exit_code):
+        if code in (UsageError.exit_code, DataError.exit_code):  # a restart would fail in the same way
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
         pause = pause_s(self._count(f"{role} failed", self._progress_of(role), cause, child.log))
-        if role.kind == "worker":
+        if role.kind == "worker":  # other workers need not wait for the heartbeat timeout
             self.control.tell(Op.LOST, role.index)
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
         self.overseer.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
         self.waiting[role] = time.monotonic() + pause
 
     def _count(self, what: str, progress: int, cause: str, log: Path) -> int:
-        """How often it has happened without progress by now. Raises JobError if that is too often."""
+        """Count a failure and return how many there were in a row without progress. Raises JobError if too many."""
         failures = self.restarts.failed(what, progress)
         if failures > self.config.processes.max_restarts:
             where = self.folders.at_home(log)
@@ -192,13 +202,18 @@ class Supervisor:
         return failures
 
     def _progress_of(self, role: Role) -> int:
-        """A worker's own: others get on without one that always dies, and nobody would train its shard."""
+        """Return the progress by which a role's restarts are judged.
+
+        For a worker it is its own clock: the other workers progress without one that always dies, and its shard would
+        silently not be trained."""
         if role.kind == "worker":
             return self.clocks.get(role.index, -1)
         return self._furthest_evaluated() if role.kind == "evaluator" else self.furthest
 
     def _furthest_evaluated(self) -> int:
-        """The newest version that the evaluator is done with; one without rows logs no event, and marks it only."""
+        """Return the newest evaluated version, -1 before the first.
+
+        The marks count as well as the events: without evaluation rows the evaluator only marks checkpoints."""
         root = self.folders.checkpoints
         marked = [state.version for state in whole_states(root) if evaluation_of(root, state)]
         self._last_evaluated = max(self._last_evaluated, *marked, -1)
@@ -214,14 +229,17 @@ class Supervisor:
             return True
         if LEADER in self.roles:
             return False
-        # Another host leads: this one is done when its workers and evaluator are, whatever it hears from there. A server's
-        # part of the last checkpoint may not be written by then.
+        # Another host leads. This one is done when its workers and evaluator are, whatever the leader reports. With a
+        # server it is not, because that may still have to write its slice of the last checkpoint.
         has_server = any(role.kind == "server" for role in self.roles)
         mine_are_done = not has_server and set(self.roles) <= self.done
         return mine_are_done or (self.control.is_silent() and self._has_ended())
 
     def _has_ended(self) -> bool:
-        """Whether the end of this run is in its folder: server 0 may have left before this host could hear of it."""
+        """Return whether the newest checkpoint is the end of the run.
+
+        Server 0 may have exited before it could report the end to this host. Always False between two checks of a
+        remote home, which are FAR_LOOK_S apart."""
         root, now = self.folders.checkpoints, time.monotonic()
         if not self.folders.is_local and now - self._looked < FAR_LOOK_S:
             return False
@@ -229,7 +247,9 @@ class Supervisor:
         return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
-        """Workers get their last answer, the evaluator its last checkpoint; then nobody needs the servers."""
+        """Wait until the evaluator is done, and up to LINGER_S until workers have their last answer.
+
+        Then no process needs this host's servers any more."""
         end = time.monotonic() + LINGER_S
         while self._runs("evaluator") or (time.monotonic() < end and (self._remaining() or self._runs("worker"))):
             if self.interrupted:
@@ -238,16 +258,18 @@ class Supervisor:
             self._show()
 
     def _runs(self, kind: Kind) -> bool:
-        """Whether there is one of a kind here, or will be."""
+        """Return whether a role of a kind runs on this host or waits for its restart."""
         return any(role.kind == kind for role in (*self.children, *self.waiting))
 
     def _remaining(self) -> int:
         return int(self.control.status.get("remaining", 0))
 
     def _leave_checkpoint(self) -> None:
-        """Checkpoint this moment, then end the run. Raises JobError, which says how to go on."""
+        """Have a checkpoint written if this host has servers, then end its part.
+
+        Always raises a JobError, whose message says how to resume."""
         root = self.folders.checkpoints
-        if self._stuck is not None:  # server 0 tries to write the last checkpoint all the time
+        if self._stuck is not None:  # server 0 already keeps trying to write the last checkpoint
             raise Interrupted(f"interrupted: {self._unwritten(self._disk_trouble() or 'not all was written')}")
         if LEADER in self.roles:
             wait_for_checkpoint(self.control, root, self.facts)
@@ -255,7 +277,7 @@ class Supervisor:
             wait_for_leader(self.control, root, self.facts)
         raise Interrupted(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
 
-    # --- people -------------------------------------------------------------------------------------------------------
+    # --- progress and messages ----------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         self.work.check()
@@ -265,6 +287,7 @@ class Supervisor:
         self.interrupted |= wanted == "checkpoint"
         fresh = self.control.ask()
         self._tell_of_silence()
+        # The log has the clocks, evaluations and roll-backs by which restarts are judged.
         for event in self.events.new():
             if event["event"] == "eval":
                 self._evaluated = {"eval_accuracy": event["accuracy"], "eval_loss": event.get("loss")}
@@ -290,22 +313,22 @@ class Supervisor:
             self.overseer.update({**self._evaluated, **self.control.status})
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
-        """The disk that has no room for checkpoints has none for logs either."""
+        """Report disk trouble on the terminal, once per cause: a full disk may have no room for the log either."""
         if trouble and trouble != self._trouble:
             self.overseer.message(f"{trouble}; training goes on, and tries again")
         self._trouble = trouble
 
     def _disk_trouble(self) -> str | None:
-        """Why a checkpoint, the log, an evaluation or a model is not written, for people."""
+        """Return why a checkpoint, the log, an evaluation or a model cannot be written, as text; None if all can."""
         evaluator = self.children.get(EVALUATOR)
         return self.control.status.get("trouble") or self.work.trouble or (evaluator.trouble if evaluator else None)
 
     def _is_trained(self) -> bool:
-        """Whether only the last files of the run are left to be written."""
+        """Return whether training is done and at most the last files of the run are still to be written."""
         return bool(self.control.status["finished"] or self.control.status.get("trained"))
 
     def _wait_for_space(self) -> None:
-        """Say once that a trained run cannot be written. Raises JobError where that lasts too long."""
+        """Report once that a trained run cannot be written. Raises JobError if that lasts longer than SPACE_WAIT_S."""
         trouble, now, minutes = self._disk_trouble(), time.monotonic(), SPACE_WAIT_S / 60
         if not trouble:
             self._stuck = None
@@ -318,7 +341,7 @@ class Supervisor:
             raise JobError(f"{minutes:g} minutes after its end {self._unwritten(trouble)}")
 
     def _unwritten(self, trouble: str) -> str:
-        """What a trained run leaves that could not be written, and the next step."""
+        """Return a message for a trained run that could not be written: the cause, the last checkpoint, a remedy."""
         home, version = self.folders.home, newest_in_words(self.folders.checkpoints)
         return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume goes on"
 
@@ -330,7 +353,10 @@ class Supervisor:
 
 
 def is_end(state: State, config: Config, facts: Facts) -> bool:
-    """Whether a checkpoint is the end of the run as long as it is now: of a longer one, it is where that begins."""
+    """Return whether a checkpoint is the end of the run at its present length.
+
+    After a resume with a larger --epochs the final checkpoint of the shorter run is only the start of the longer
+    one."""
     steps = config.steps_per_worker(facts.rows)
     if config.run.stop == "local":
         return state.final and min(state.clocks.values()) >= steps
@@ -338,7 +364,7 @@ def is_end(state: State, config: Config, facts: Facts) -> bool:
 
 
 class Interrupted(JobError):
-    """Somebody ended the run: Ctrl-C, or a scheduler's SIGTERM."""
+    """An interruption of the run by Ctrl-C or by a scheduler's SIGTERM."""
 
 
 def _board(options: Options, folders: Folders) -> Any:
@@ -348,5 +374,5 @@ def _board(options: Options, folders: Folders) -> Any:
 
     board = TensorBoardWriter(folders.work)
     for event in () if folders.is_local else iter_events(folders.work / METRICS):
-        board.add(event)  # what a killed start has not copied; the first takes the place of all that there is
+        board.add(event)  # a killed start may not have copied these; the first event replaces the existing board
     return board

@@ -1,4 +1,4 @@
-"""The models that a run can name. Loads no torch."""
+"""The registry of models. Loads no torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ __all__ = ["MODELS", "ModelInput", "ModelSpec", "OwnModel", "model_from_json"]
 
 
 def model_from_json(values: Mapping[str, Any]) -> ModelSpec:
-    """The model that ``to_json`` wrote, a user's own included. Raises UsageError, KeyError where it has no name, ValueError
-    for an unknown parameter, or one of another type."""
+    """Return the model, built-in or own, that ``to_json`` wrote.
+
+    Raises UsageError for unknown models, KeyError without a name, ValueError for unknown or ill-typed parameters."""
     options = dict(values)
     name = options.pop("name")
     if isinstance(name, str) and name in MODELS:
-        return json_values.build(MODELS[name], options)  # build is a module of this package
+        return json_values.build(MODELS[name], options)  # qualified, because ``build`` is a module of this package
     if not isinstance(name, str) or not is_reference(name):
         raise UsageError(f"--model {name} is none of {', '.join(MODELS)}, nor a module:function of your own")
     return OwnModel(reference=name, **options)

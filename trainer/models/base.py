@@ -1,4 +1,4 @@
-"""What a model is to a run: its parameters as a spec, and the network that it makes for the images of a shard set."""
+"""The interface of models: parameters as a spec, and a method that makes the network for the images of a set."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ Shortcut = Literal["pad", "conv"]
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a shard set offers a model. shape: (channels, height, width); has_targets: rows carry a real number to be
-    predicted; has_labels: they carry a class."""
+    """The properties of a shard set that a model depends on.
+
+    shape: (channels, height, width). has_targets: rows have a real-valued target. has_labels: rows have a class."""
 
     shape: tuple[int, int, int]
     num_classes: int
@@ -30,11 +31,14 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ModelSpec(Spec):
-    """One file a family of models. A spec loads torch only when it makes something, so that --help does not.
+    """The base class of models, with one file per family. Specs load torch only to make a network, not for --help.
 
-    regresses: the model fits rows' targets where rows have them; learning_rate: that of a single process that learns in few
-    epochs with momentum 0.9, where the gradients of an update are fresh; stale_learning_rate, stale_momentum: where they
-    may be stale."""
+    Attributes:
+        learning_rate: default single-process rate for fresh gradients: for short trainings with momentum 0.9.
+        stale_learning_rate: default single-process rate if gradients may be stale.
+        stale_momentum: default momentum if gradients may be stale.
+        regresses: whether the model fits real targets, if rows have them.
+    """
 
     learning_rate: ClassVar[float] = 0.02
     stale_learning_rate: ClassVar[float] = 0.01
@@ -43,17 +47,19 @@ class ModelSpec(Spec):
 
     @abstractmethod
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
-        """The network for images of a shape, drawn from torch's generator. Raises UsageError where it cannot be."""
+        """Return a network for images of a shape, initialised from torch's generator.
+
+        Raises UsageError for shapes that the model does not support."""
 
     def task(self) -> Task:
-        """What the network's outputs mean."""
+        """Return the task, which defines the meaning of the network's outputs."""
         from trainer.models.tasks import CLASSIFICATION
 
         return CLASSIFICATION
 
 
 def norm_option() -> Norm:
-    """The kind of normalisation layers, as an option of a spec."""
+    """Return the option for the kind of normalisation layers."""
     kind: Norm = option(
         "batch", "normalisation layers: group has no running statistics, which helps where shards are skewed"
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CNN(ModelSpec):
-    """Images of 8x8 and more."""
+    """A convolutional network for images of at least 8x8."""
 
     name: ClassVar[str] = "cnn"
     norm: Norm = norm_option()

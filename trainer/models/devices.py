@@ -1,4 +1,4 @@
-"""Where a process of a run computes."""
+"""The device on which a process of a run computes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import torch
 
 from pipeline.core.errors import UsageError
 
-EVALUATOR = -1  # its place: the last card, which the first workers leave free where there are several
+EVALUATOR = -1  # its place: the last GPU, which the first workers leave free if there are several
 
 
 def device_of(wanted: str, place: int, cards: int) -> str:
-    """auto: a card where there is one. place: among the workers of this host, which spread over its cards. Raises
-    UsageError where there is no card and one is wanted. Pure."""
+    """Return the name of the device for a process. A pure function.
+
+    Args:
+        wanted: cpu, cuda, or auto, which is a GPU if the host has one.
+        place: number of the worker on this host; workers are spread over the GPUs.
+        cards: number of GPUs.
+    Raises:
+        UsageError: the host has no GPU, and wanted is cuda.
+    """
     if wanted == "cuda" and not cards:
         raise UsageError("--device cuda: torch finds no GPU on this host; give --device cpu, or auto")
     return f"cuda:{place % cards}" if cards and wanted != "cpu" else "cpu"
 
 
 def pick_device(wanted: str, place: int) -> torch.device:
-    """The device of one process of this host. Raises UsageError."""
+    """Return the device of a process of this host. Raises UsageError."""
     cards = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
     return torch.device(device_of(wanted, place, cards))

@@ -1,4 +1,4 @@
-"""A model laid out over one flat float32 vector: what servers hold, workers pull and push, and checkpoints store."""
+"""The layout of a model in one flat float32 vector, as servers, workers and checkpoints use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lies: elements [begin, end) of the vector, in row-major order of its shape."""
+    """The place of a tensor: elements [begin, end) of the vector, in row-major order of its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,12 +27,13 @@ class Slot:
 
 
 class FlatModel:
-    """The layout of a model, and the views that make a vector of num_parameters + num_buffers elements its state.
+    """The layout of a model, and the views that make a vector of P + Q elements its state.
 
-    P trainable parameters in named_parameters() order, then Q elements that gradients leave alone: frozen parameters if
-    any, and floating buffers (BatchNorm's running statistics) in named_buffers() order. Whole-number buffers
-    (BatchNorm's count of batches) stay outside. Raises UsageError, naming the tensor, for a model with nothing to
-    train, with elements other than float32, or with two tensors in one place."""
+    The vector has num_parameters = P trainable parameters in named_parameters() order, then num_buffers = Q elements
+    without gradients: frozen parameters if any, and saved floating-point buffers (BatchNorm's running statistics) in
+    named_buffers() order. Integer buffers (BatchNorm's number of batches) are not included. Raises UsageError for a
+    model without trainable parameters, and, with the name of the tensor, for elements that are not float32 and for
+    tensors that share memory."""
 
     def __init__(self, model: nn.Module) -> None:
         trained, rest = _trained(model), _rest(model)
@@ -42,16 +43,16 @@ class FlatModel:
         self.slots = _lay_out(trained | rest)
         self.num_parameters = sum(tensor.numel() for tensor in trained.values())
         self.num_buffers = sum(tensor.numel() for tensor in rest.values())
-        self.values = self.gradients = torch.empty(0)  # until they are attached
+        self.values = self.gradients = torch.empty(0)  # until attach()
         self._decayed: list[tuple[Tensor, Tensor]] = []  # parameters that decay, and their gradients
 
     def attach(self, values: Tensor, gradients: Tensor | None = None) -> None:
         """Make every tensor a view of values [P + Q], and every parameter's gradient a view of gradients [P].
 
-        Values copied into values are the model's at once, backward adds to gradients (zero them before it), and
-        BatchNorm moves its part of values. Both are float32 in one piece, a torch.from_numpy of a memory map or on a
-        device, where the model follows. The model's values from before are lost: read() them first.
-        Never change values between forward and backward: autograd cannot notice."""
+        Data copied into values take effect in the model at once, backward adds to gradients (zero them before), and
+        BatchNorm updates its part of values. Both are contiguous float32, from torch.from_numpy of a memory map or on a
+        device, to which the model is moved. The model's previous values are lost: read() them first. Never change
+        values between forward and backward, because autograd cannot detect it."""
         _check_length("values", values, self.num_parameters + self.num_buffers)
         self.model.to(values.device)
         tensors = _trained(self.model) | _rest(self.model)
@@ -66,15 +67,16 @@ class FlatModel:
         trained = _trained(self.model)
         for slot in self.slots[: len(trained)]:
             trained[slot.name].grad = slot.of(gradients)
+        # Weight decay leaves out biases and normalisations, which have one dimension.
         matrices = [slot for slot in self.slots[: len(trained)] if len(slot.shape) > 1]
         self._decayed = [(self.values[m.begin : m.end], gradients[m.begin : m.end]) for m in matrices]
         self.gradients = gradients
 
     def weight_decay_(self, coefficient: float) -> Tensor:
-        """Add the gradient of the L2 term to gradients, and return the term, 0-d: it belongs to the loss.
+        """Add the gradient of the L2 term to gradients, and return the term, 0-d, for the loss.
 
-        coefficient / 2 * sum of w^2 over parameters of two dimensions or more, so not of biases and normalisations.
-        Two passes over P elements; none for a coefficient of 0."""
+        The term is coefficient / 2 * sum of w^2 over parameters with at least two dimensions, that is, without biases
+        and normalisations. Two passes over P elements; none for a coefficient of 0."""
         squares = self.values.new_zeros(())
         for weights, gradients in self._decayed if coefficient else ():
             gradients.add_(weights, alpha=coefficient)
@@ -82,13 +84,13 @@ class FlatModel:
         return 0.5 * coefficient * squares
 
     def read(self) -> npt.NDArray[np.float32]:
-        """A copy [P + Q] of the model's values, attached or not."""
+        """Return a copy [P + Q] of the model's values, attached or not."""
         tensors = (_trained(self.model) | _rest(self.model)).values()
         vector: npt.NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu().numpy()
         return vector
 
     def named(self, values: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
-        """values [P + Q] as arrays under the names of state_dict(), sharing memory: what a model's file holds."""
+        """Return values [P + Q] as arrays by the names of state_dict(), as in a model's file. They share memory."""
         return {slot.name: values[slot.begin : slot.end].reshape(slot.shape) for slot in self.slots}
 
 
@@ -98,7 +100,7 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 def _rest(model: nn.Module) -> dict[str, Tensor]:
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
-    saved = model.state_dict().keys()  # a buffer that is not saved is made anew with the model
+    saved = model.state_dict().keys()  # buffers that are not saved are made again with the model
     return frozen | {name: t for name, t in model.named_buffers() if t.is_floating_point() and name in saved}
 
 
@@ -124,7 +126,9 @@ def _refuse_other_types(model: nn.Module) -> None:
 
 
 def _refuse_shared(model: nn.Module) -> None:
-    """Tied weights would be stored under one of their names only, and views of one another torn apart."""
+    """Raise UsageError for tensors that share memory.
+
+    Tied weights would be stored under only one of their names, and views of each other would be separated."""
     places: dict[int, str] = {}
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in every:

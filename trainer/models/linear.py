@@ -1,4 +1,4 @@
-"""Models of flat features: logistic and linear regression, and a small perceptron."""
+"""Models for flat features: logistic and linear regression, and a small perceptron."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Logistic(LinearSpec):
 
 
 class Linear(LinearSpec):
-    """Fits rows' targets where they have them, else classes one-hot."""
+    """A linear model, which fits real targets if rows have them, and otherwise one-hot classes."""
 
     name: ClassVar[str] = "linear"
     regresses: ClassVar[bool] = True

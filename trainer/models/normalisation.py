@@ -1,4 +1,4 @@
-"""Whether BatchNorm can normalise a mini-batch, found out by asking the model."""
+"""A test whether BatchNorm can normalise a mini-batch, by a forward pass of the model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _OneValue(Exception):
-    """A layer was given a single value a channel, which has no variance."""
+    """The error of a layer whose input has a single value per channel, which has no variance."""
 
 
 @torch.no_grad()
 def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> bool:
-    """Whether the BatchNorm layers of a model can train on so many examples of a shape; True without such layers.
+    """Return whether the BatchNorm layers of a model can train on ``examples`` images; True without such layers.
 
-    One forward pass of a copy; the model and torch's generator stay as they are. What else goes wrong in it says nothing
-    about BatchNorm."""
+    Costs one forward pass of a copy, and changes neither the model nor torch's generator. Other errors in that pass are
+    ignored, because they say nothing about BatchNorm."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return True
     asked = copy.deepcopy(model).train()

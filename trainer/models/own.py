@@ -17,28 +17,31 @@ if TYPE_CHECKING:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name can be that of a function in a module."""
+    """True if a name has the form of a function in a module, module:function."""
     module, _, function = name.partition(":")
     return all(part.isidentifier() for part in (*module.split("."), function))
 
 
 @dataclass(frozen=True)
 class OwnModel(ModelSpec):
-    """function(image_shape, num_classes) -> torch.nn.Module, of a module in the current folder or installed."""
+    """A model made by a user's function(image_shape, num_classes) -> torch.nn.Module.
+
+    The function's module is in the current folder or installed."""
 
     reference: str = ""
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a member's name is its class's, this one's is the user's
+    def name(self) -> str:  # type: ignore[override]  # other models have it as a class variable
         return self.reference
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
-        """What the function returns, if it is a model that turns two black images into logits: checked here, not by a
-        worker. Raises UsageError."""
+        """Return the function's model. Raises UsageError if it does not turn two black images into logits.
+
+        The check is made here, so that it does not fail in a worker."""
         return _checked(self.function()(shape, num_outputs), self.reference, shape, num_outputs)
 
     def function(self) -> Any:
-        """The function that is named. Raises UsageError where there is none, and what its module raises."""
+        """Return the referenced function. Raises UsageError if there is none, and the errors of its module's import."""
         module_name, _, function_name = self.reference.partition(":")
         module = _import(self.reference, module_name)
         function = getattr(module, function_name, None)
@@ -58,7 +61,7 @@ def _import(reference: str, module_name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports one that is not
+            raise  # the module exists, but imports one that does not
         message = f"--model {reference}: there is no module {error.name} in {here} nor among the installed packages"
         raise UsageError(f"{message}; run from the folder that holds it") from error
 

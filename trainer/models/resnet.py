@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResNetSpec(ModelSpec):
-    """blocks: m, the blocks of each stage."""
+    """A CIFAR ResNet. blocks: m, the number of blocks per stage."""
 
     learning_rate: ClassVar[float] = 0.1
     stale_learning_rate: ClassVar[float] = 0.025

@@ -1,4 +1,4 @@
-"""What a network's outputs mean: its loss, and which predictions are correct."""
+"""The meaning of a network's outputs: the loss, and the correct predictions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from torch import Tensor
 
 
 class Task(Protocol):
-    """What outputs [N, K] and labels [N] mean. loss: mean over examples; losses: of each [N]; correct: number of correct
-    predictions, int64, 0-d; guessing: the loss of who knows nothing but the number of classes, None where that says
-    nothing."""
+    """The meaning of outputs [N, K] and labels [N].
+
+    Methods:
+        loss: mean over examples, 0-d.
+        losses: loss of each example, [N].
+        guessing: loss of a guess that only knows the number of classes; None if it is meaningless.
+        correct: number of correct predictions, int64, 0-d.
+    """
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
@@ -25,7 +30,7 @@ class Task(Protocol):
 
 
 class Classification:
-    """Cross entropy of logits: one a class, or a single one for the second of two classes."""
+    """Cross entropy of logits: one logit per class, or a single logit for the second of two classes."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._cross_entropy(outputs, labels, "mean")
@@ -47,7 +52,7 @@ class Classification:
 
 
 class LeastSquares:
-    """Half the squared error, summed over outputs. Class labels (integers) are fitted one-hot, real ones as they are."""
+    """Half the squared error, summed over outputs. Class labels (integers) are fitted one-hot, real labels directly."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.losses(outputs, labels).mean()

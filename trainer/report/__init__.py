@@ -1,1 +1,1 @@
-"""What a person sees of a run: the page, the terminal, TensorBoard."""
+"""The views of a run: its report page, the terminal, TensorBoard."""

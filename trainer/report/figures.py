@@ -1,7 +1,6 @@
-"""The figures of a run's report: arrays in, one matplotlib Figure out, in the look of the shard report.
+"""The figures of a run's report: functions from arrays to a matplotlib Figure, in the style of the shard report.
 
-Legend: E points of a curve, T moments, W workers, B time bins, V staleness values. NaN means "not known" and is not
-drawn."""
+Legend: E points of a curve, T times, W workers, B time bins, V staleness values. NaN means unknown and is not drawn."""
 
 from __future__ import annotations
 
@@ -31,10 +30,10 @@ from pipeline.core.reporting.plots import (
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the shares at which a box's whiskers, sides and middle lie
-POINTS = 600  # of one curve; more cannot be told apart at the report's width
-LINES = 200  # of workers in one figure, and boxes; of more some are drawn, or bands
-BARS = 60  # of a histogram
+SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the quantiles of a box's whiskers, sides and middle
+POINTS = 600  # per curve; more are indistinguishable at the report's width
+LINES = 200  # most lines or boxes of workers in a figure; of more workers a sample or bands are drawn
+BARS = 60  # most bars of a histogram
 WIDE_SPREAD = 100.0  # losses that differ by more than this factor need a log scale
 CURVE_LOOKS: Mapping[str, Mapping[str, Any]] = {
     "training, as it goes": {"color": SKY, "lw": 0.9, "alpha": 0.7},
@@ -49,7 +48,7 @@ MARK_LOOKS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Curve(NamedTuple):
-    """x, y: [E]; a name of ``CURVE_LOOKS`` says how it is drawn."""
+    """A curve with points x, y: [E]. name: a key of ``CURVE_LOOKS``, which defines its look."""
 
     name: str
     x: Floats
@@ -57,49 +56,49 @@ class Curve(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at a moment x of the horizontal axis."""
+    """An incident at position x of the horizontal axis."""
 
     kind: Literal["restart", "rollback"]
     x: float
 
 
 def evenly(count: int, limit: int = POINTS) -> Ints:
-    """At most ``limit`` positions of ``count``, evenly chosen, the first and the last among them."""
+    """Return at most ``limit`` evenly spaced positions in 0..count-1, including the first and the last."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
 def thin(values: Floats) -> Floats:
-    """So many entries along the first axis that a line through them looks the same."""
+    """Return a sample of entries along the first axis, large enough that a line through them looks the same."""
     return values[evenly(len(values))]
 
 
 def finite(values: Floats) -> Floats:
-    """Infinities become NaN, which matplotlib leaves out of lines and limits."""
+    """Replace infinities by NaN, which matplotlib leaves out of lines and limits."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
-    """A vertical line at each mark, named once."""
+    """Draw a vertical line at each mark, with one legend entry per kind."""
     for kind, look in MARK_LOOKS.items():
         for index, x in enumerate(mark.x for mark in marks if mark.kind == kind):
             ax.axvline(x, label="_" if index else kind, zorder=0.5, **look)
 
 
 def legend(figure: Figure, axes: Iterable[Any]) -> None:
-    """One legend over the whole figure: every name of any panel once."""
+    """Add one legend above the whole figure, with every name of its panels once."""
     named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if named:
         figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=6)
 
 
 def few_ticks(axis: Any) -> None:
-    """So few that large numbers do not touch below a panel of half the report's width."""
+    """Set few enough ticks that large numbers do not touch below a panel of half the report's width."""
     axis.set_major_locator(MaxNLocator(6))
     separate_thousands(axis)
 
 
 def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks: Sequence[Mark], xlabel: str) -> Figure:
-    """Loss on the left, accuracy on the right, over the same axis."""
+    """Draw loss on the left and accuracy on the right, over the same axis."""
     figure, axes = canvas(3.6, 2)
     for ax, curves, ylabel in zip(axes, (losses, accuracies), ("loss", "accuracy"), strict=True):
         for curve in curves:
@@ -115,7 +114,7 @@ def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks:
 
 
 def scale_losses(ax: Any, losses: Sequence[Curve]) -> None:
-    """A log scale where a diverging loss would press everything else flat."""
+    """Use a log scale if a diverging loss would flatten all other curves."""
     known = np.concatenate([finite(curve.y) for curve in losses] or [np.empty(0)])
     known = known[known > 0]
     if len(known) and known.max() > WIDE_SPREAD * known.min():
@@ -124,14 +123,14 @@ def scale_losses(ax: Any, losses: Sequence[Curve]) -> None:
 
 
 def log_scale(ax: Any) -> None:
-    """A vertical log scale in plain numbers: the style reads no formulas, as matplotlib would write powers."""
+    """Use a vertical log scale with plain numbers: the style parses no formulas, which matplotlib uses for powers."""
     ax.set_yscale("log")
     ax.yaxis.set_minor_formatter(NullFormatter())
     separate_thousands(ax.yaxis)
 
 
 def learning_rate(epoch: Floats, rate: Floats) -> Figure:
-    """The rate a of a whole mini-batch over the global epoch, both [E]."""
+    """Draw the learning rate of the global mini-batch over the global epoch, both [E]."""
     figure, (ax,) = canvas(1.9)
     ax.plot(thin(epoch), thin(rate), color=BLUE, lw=1.6, drawstyle="steps-post")
     ax.set(xlabel="epoch", ylabel="learning rate", xlim=(0, None))
@@ -143,10 +142,10 @@ def learning_rate(epoch: Floats, rate: Floats) -> Figure:
 
 
 def cut_tail(histogram: Ints, bars: int = BARS) -> tuple[Ints, Ints, int]:
-    """Bars for counts [V] by staleness: edges [n + 1], counts [n], and how many updates lie beyond the last edge.
+    """Return bars for counts [V] by staleness: edges [n + 1], counts [n] and the updates beyond the last edge.
 
-    A handful of very late updates would leave the rest one bar: what is beyond twice the 99.5th percentile is counted,
-    not drawn. All bars are of one width, a whole number."""
+    Updates beyond twice the 99.5th percentile are counted but not drawn, because a few very stale ones would squeeze
+    all others into one bar. All bars have the same width, a whole number."""
     below = np.cumsum(histogram)
     usual = 2 * int(np.searchsorted(below, 0.995 * below[-1])) + 1
     shown = min(usual, len(histogram))
@@ -157,7 +156,7 @@ def cut_tail(histogram: Ints, bars: int = BARS) -> tuple[Ints, Ints, int]:
 
 
 def staleness(histogram: Ints, spread: Floats) -> Figure:
-    """How stale the updates were: counts [V] of all; of several workers, beside it ``SPREAD`` by worker [W, 5]."""
+    """Draw the staleness of all updates, counts [V]; for several workers also ``SPREAD`` by worker, [W, 5]."""
     figure, axes = canvas(3.2, 2) if len(spread) > 1 else canvas(3.2)
     draw_histogram(axes[0], histogram)
     if len(spread) > 1:
@@ -166,7 +165,7 @@ def staleness(histogram: Ints, spread: Floats) -> Figure:
 
 
 def draw_histogram(ax: Any, histogram: Ints) -> None:
-    """Bars of counts [V], as shares."""
+    """Draw counts [V] as bars of shares."""
     edges, counts, beyond = cut_tail(histogram)
     total, width = histogram.sum(), edges[1] - edges[0]
     ax.bar(edges[:-1], counts / total, 0.9 * width, align="center" if width == 1 else "edge", color=BLUE)
@@ -181,7 +180,7 @@ def draw_histogram(ax: Any, histogram: Ints) -> None:
 
 
 def draw_spread(ax: Any, spread: Floats) -> None:
-    """A box a worker, or bands over many; one without updates, a row of NaN, has none."""
+    """Draw a box per worker, or bands for many workers. A worker without updates, a row of NaN, has no box."""
     if len(spread) > LINES:
         draw_bands(ax, spread)
     else:
@@ -192,7 +191,7 @@ def draw_spread(ax: Any, spread: Floats) -> None:
 
 
 def draw_bands(ax: Any, spread: Floats) -> None:
-    """What the whiskers, sides and middles of boxes would enclose."""
+    """Draw the ranges of whiskers and sides as bands, and the middles as a line."""
     workers, (low, first, middle, third, high) = np.arange(len(spread)), spread.T
     ax.fill_between(workers, low, high, color=SKY, alpha=0.35, lw=0, rasterized=True)
     ax.fill_between(workers, first, third, color=BLUE, alpha=0.45, lw=0, rasterized=True)
@@ -209,7 +208,7 @@ def draw_boxes(ax: Any, spread: Floats) -> None:
 
 
 def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> Figure:
-    """Training images a second of all workers, [T]."""
+    """Draw the training images per second of all workers together, [T]."""
     figure, (ax,) = canvas(2.3)
     ax.plot(thin(seconds), thin(finite(images_per_s)), color=BLUE, lw=1.2)
     draw_marks(ax, marks)
@@ -221,7 +220,7 @@ def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> 
 
 
 def worker_throughput(edges: Floats, images_per_s: Floats) -> Figure:
-    """Images a second [W, B] by worker between edges [B + 1] in seconds; white is none at all."""
+    """Draw images per second by worker, [W, B], between edges [B + 1] in seconds. White means 0."""
     workers = len(images_per_s)
     figure, (ax,) = canvas(min(1.6 + 0.16 * workers, 5.0))
     rows = np.arange(workers + 1) - 0.5
@@ -237,8 +236,16 @@ def worker_throughput(edges: Floats, images_per_s: Floats) -> Figure:
 
 
 def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Mark]) -> Figure:
-    """Steps done [T, W] at moments [T], and how far each worker is ahead of the slowest; bound: SSP's, where it holds."""
+    """Draw the workers' clocks, and beside them how far each worker is ahead of the slowest.
+
+    Args:
+        seconds: [T].
+        table: steps done, [T, W].
+        bound: SSP's staleness bound, None if the run has none.
+        marks: incidents.
+    """
     figure, axes = canvas(3.3, 2)
+    # The lead over the slowest worker is the quantity that SSP bounds.
     ahead = table - table.min(axis=1, keepdims=True)
     pace = ahead.mean(axis=0)
     for ax, values in zip(axes, (table, ahead), strict=True):
@@ -257,7 +264,14 @@ def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Ma
 
 
 def draw_workers(ax: Any, seconds: Floats, values: Floats, pace: Floats) -> None:
-    """A thin line a worker [T, W], of very many for some. Those of the lowest and the highest mean pace [W] stand out."""
+    """Draw a thin line per worker, [T, W], or for a sample of very many workers; highlight the slowest and the fastest.
+
+    Args:
+        ax: the axes.
+        seconds: [T].
+        values: [T, W].
+        pace: mean lead of each worker, [W], which defines the slowest and the fastest one.
+    """
     workers = values.shape[1]
     many = workers > MANY
     drawn = values[:, evenly(workers, LINES)]

@@ -1,4 +1,4 @@
-"""A run in words and figures for its report: how it ended, what was out of the ordinary, the numbers asked for first."""
+"""The summary of a run for its report: how it ended, unusual events, and the headline figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDINGS: Mapping[str | None, tuple[str, str]] = {
 
 
 class Finding(NamedTuple):
-    """level is the style sheet's class: better, worse or none."""
+    """A sentence about a run. level: the style sheet's class: better, worse or none."""
 
     level: str
     text: str
@@ -38,7 +38,7 @@ class Figure(NamedTuple):
 
 
 def compact(value: object) -> object:
-    """A list, such as one number a worker, in few words: equal neighbours are counted."""
+    """Return a list, such as one number per worker, as short text in which equal neighbours are counted."""
     if not isinstance(value, list):
         return value
     runs = [(entry, len(list(equal))) for entry, equal in groupby(value)]
@@ -46,7 +46,7 @@ def compact(value: object) -> object:
 
 
 def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved configuration by the names of its flags, without what is not set."""
+    """Return a saved configuration by the names of its flags, without values that are not set."""
     found: dict[str, Any] = {}
     for part, values in config.items():
         for key, value in values.items():
@@ -55,7 +55,7 @@ def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_incident(incident: Incident) -> dict[str, Any]:
-    """A row of the table of incidents."""
+    """Return an incident as a row of the table of incidents."""
     event = incident.event
     if event["event"] == "restart":
         what = f"{event['role']} {event['index']} restarted"
@@ -68,7 +68,13 @@ def describe_incident(incident: Incident) -> dict[str, Any]:
 
 
 def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[str, Any]) -> list[Finding]:
-    """How the run ended, and everything about it that is out of the ordinary."""
+    """Return how the run ended, and everything unusual about it.
+
+    Args:
+        events: all events of the log.
+        live: the events that roll-backs and restarts have not voided.
+        summary: of trainer.runlog.result.
+    """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = of_kind(live, "train")
     stands = f", at epoch {trains[-1]['epoch']:.2f}" if trains else ""
@@ -79,6 +85,7 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     if lost:
         text = f"The loss is no finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,}) on."
         found.append(Finding("worse", text))
+    # None means that this is unknown.
     if summary["learned"] is False:
         found.append(
             Finding("worse", "Nothing was learned: the loss on training rows is no lower than that of guessing.")
@@ -103,8 +110,8 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
 
 
 def _is_lost(train: Event) -> bool:
-    """True if the loss is no finite number, though gradients were accepted."""
-    if train["loss"] is None:
+    """True if the loss is not a finite number although gradients were accepted."""
+    if train["loss"] is None:  # JSON has no NaN; only accepted gradients have a staleness
         return train["staleness_mean"] is not None
     return not np.isfinite(train["loss"])
 
@@ -124,7 +131,7 @@ def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
 
 
 def headline(summary: Mapping[str, Any]) -> list[Figure]:
-    """The figures that people ask for first, and what each means."""
+    """Return the headline figures with their meanings."""
     staleness, epoch = summary["staleness"], summary["best_epoch"]
     restarts = summary["restarts"]
     best = "no evaluation yet" if epoch is None else f"of all evaluations; after epoch {epoch:.4g}"

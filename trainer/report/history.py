@@ -1,7 +1,7 @@
-"""What a run's log holds over time and by worker: arrays for the figures of a report and rows for its tables.
+"""A run's log over time and by worker: arrays for the figures of a report, and rows for its tables.
 
-events are those of metrics.jsonl, live ones what ``result.surviving`` left of them; pushes as ``result.read_pushes`` gives
-them. Legend: T ``train`` events, W workers, B time bins. NaN means "not known"."""
+``events`` are the events of metrics.jsonl, ``live`` the ones left by ``surviving``, and ``pushes`` is the result of
+``read_pushes``, both in trainer.runlog.read. Legend: T ``train`` events, W workers, B time bins. NaN means unknown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainer.report import figures
 from trainer.report.figures import Curve, Floats, Mark
 from trainer.runlog.read import Event
 
-STEPS_A_BIN = 6  # of a worker, on average: with fewer, its throughput over time flickers between nothing and twice
+STEPS_A_BIN = 6  # per worker, on average; with fewer its throughput flickers between 0 and twice the true value
 BINS = 100
-ROWS_AT_ONCE = 1 << 20  # of pushes: what is computed of all at once takes many times their memory
+ROWS_AT_ONCE = 1 << 20  # pushes; temporary arrays over all pushes would take many times their memory
 
 
 class Incident(NamedTuple):
-    """A restart, a roll-back or a warning, and where training stood: seconds of training and global epoch."""
+    """A restart, roll-back or warning, with the progress at that time: seconds of training and global epoch."""
 
     event: Event
     seconds: float
@@ -34,12 +34,12 @@ def of_kind(events: Iterable[Event], kind: str) -> list[Event]:
 
 
 def column(events: Sequence[Event], key: str) -> Floats:
-    """One value an event; NaN where it has none."""
+    """Return one value per event, NaN if the event has none."""
     return np.array([event.get(key) for event in events], dtype=np.float64)
 
 
 def incidents(live: Iterable[Event]) -> list[Incident]:
-    """In order, each where training stood when it was last measured before it."""
+    """Return the incidents in order, each with the progress of the last ``train`` event before it."""
     found, seconds, epoch = [], 0.0, 0.0
     for event in live:
         if event["event"] == "train":
@@ -50,12 +50,12 @@ def incidents(live: Iterable[Event]) -> list[Incident]:
 
 
 def marks(happened: Iterable[Incident], axis: str) -> list[Mark]:
-    """Restarts and roll-backs on an axis: seconds or epoch."""
+    """Return restarts and roll-backs on an axis, seconds or epoch."""
     return [Mark(i.event["event"], getattr(i, axis)) for i in happened if i.event["event"] != "warning"]
 
 
 def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
-    """Loss or accuracy over seconds or epoch, from every source that has any."""
+    """Return the curves of loss or accuracy over seconds or epoch, of every source that has values."""
     sources = (("train", value), ("epoch", value), ("eval", f"train_{value}"), ("eval", value))
     found = []
     for name, (kind, key) in zip(figures.CURVE_LOOKS, sources, strict=True):
@@ -68,7 +68,7 @@ def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
 
 
 def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
-    """Clocks [T, W] at some evenly chosen ``train`` events; a worker that is not in one has not moved."""
+    """Return clocks [T, W] at ``train`` events. A worker that an event does not contain keeps its clock."""
     table = np.full((len(trains), num_workers), np.nan)
     for row, event in enumerate(trains):
         for worker in event["workers"]:
@@ -79,7 +79,7 @@ def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
 
 
 def throughput_table(pushes: pd.DataFrame, num_workers: int) -> tuple[Floats, Floats]:
-    """Edges [B + 1] in seconds and images a second [W, B], rejected mini-batches too; B may be 0. O(pushes)."""
+    """Return edges [B + 1] in seconds and images per second [W, B], also of rejected pushes. B may be 0. O(pushes)."""
     bins = min(BINS, len(pushes) // (STEPS_A_BIN * max(1, num_workers)))
     edges = np.linspace(0, max(pushes["seconds"].max(), 1e-3) if bins else 0, bins + 1)
     if not bins:
@@ -94,8 +94,9 @@ def throughput_table(pushes: pd.DataFrame, num_workers: int) -> tuple[Floats, Fl
 
 
 def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
-    """``figures.SPREAD`` of each worker's staleness [W, 5]; NaN for one without updates."""
+    """Return the quantiles ``figures.SPREAD`` of each worker's staleness, [W, 5]; NaN for workers without updates."""
     workers = accepted["worker"].to_numpy()
+    # Sorted by worker, each worker's rows are one slice; a mask per worker would cost O(workers x pushes).
     order = np.argsort(workers, kind="stable")
     staleness = accepted["staleness"].to_numpy()[order]
     ends = np.cumsum(np.bincount(workers, minlength=num_workers))
@@ -108,10 +109,11 @@ def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
 
 
 def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int) -> list[dict[str, Any]]:
-    """What each worker did, for a table; None for what one without pushes has not."""
+    """Return a table row per worker; None for values that a worker without accepted pushes lacks."""
     restarts = Counter(event["index"] for event in of_kind(events, "restart") if event["role"] == "worker")
     accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
     pushed, stalest = np.zeros((2, num_workers), np.int64)
+    # All sums by worker are gathered in one pass over bounded parts of the pushes.
     for first in range(0, len(pushes), ROWS_AT_ONCE):
         part = pushes.iloc[first : first + ROWS_AT_ONCE]
         pushed += np.bincount(part["worker"], minlength=num_workers)
@@ -142,7 +144,7 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
 
 
 def step_seconds(trains: Sequence[Event]) -> dict[int, float]:
-    """Each worker's median of the computing seconds a step, over evenly chosen moments."""
+    """Return each worker's median computing seconds per step, over evenly chosen ``train`` events."""
     chosen = [trains[at] for at in figures.evenly(len(trains))]
     steps = [(worker["index"], worker["step_s"]) for event in chosen for worker in event["workers"]]
     medians = pd.DataFrame(steps, columns=["worker", "step_s"]).groupby("worker")["step_s"].median()

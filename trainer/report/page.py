@@ -1,4 +1,4 @@
-"""The report of a run, finished or not: one HTML file that opens offline, made of metrics.jsonl and pushes.csv alone."""
+"""The report of a run, finished or not: one HTML file for offline use, made from metrics.jsonl and pushes.csv only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trainer.runlog.read import Event, read_pushes, surviving
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log
 
-FEWEST_BINS = 4  # of time, for a figure over it
+FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 
 def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
@@ -61,12 +61,13 @@ def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str,
 def draw_workers(
     live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
 ) -> dict[str, EmbeddedFigure]:
-    """How several workers compare over time."""
+    """Return the figures that compare workers over time."""
     drawn: dict[str, EmbeddedFigure] = {}
     trains = [event for event in of_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
         plan, table = of_kind(live, "start")[-1]["plan"], clock_table(trains, num_workers)
+        # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
         bound = None if plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
         drawn["clocks"] = embed_figure(figure, "Clocks of the workers over time")
@@ -86,11 +87,13 @@ def draw_staleness(accepted: pd.DataFrame, num_workers: int) -> dict[str, Embedd
 
 
 def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
-    """The report as one HTML page without outside links. events: at least a ``start``. About 2 s on one core."""
+    """Return the report as one HTML page without external links. Takes about 2 s on one core.
+
+    events: at least one ``start``."""
     summary, live = summarise(list(events), pushes), surviving(events)
     start = of_kind(events, "start")[-1]
     num_workers = max(summary["num_workers"], 1)
-    if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row that reads as a whole one
+    if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid
         pushes = pushes[pushes["worker"] < num_workers]
     happened = incidents(live)
     with style():
@@ -98,7 +101,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         drawn |= draw_speed(live, happened)
         if num_workers > 1:
             drawn |= draw_workers(live, pushes, happened, num_workers)
-        is_accepted = pushes["accepted"].to_numpy() == 1  # pandas' own selection takes three times the memory
+        is_accepted = pushes["accepted"].to_numpy() == 1  # selection by pandas takes three times the memory
         accepted = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "staleness")}
         drawn |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
@@ -133,10 +136,11 @@ def write_report(output: Path, read: Read | None = None) -> Path: ...
 @overload
 def write_report(output: StorePlace, read: Read | None = None) -> StorePlace: ...
 def write_report(output: Place, read: Read | None = None) -> Place:
-    """Write OUTPUT/report.html of the run as far as it has come; seconds for a million pushes.
+    """Write OUTPUT/report.html about the run so far and return its path. Takes seconds for a million pushes.
 
-    It replaces an earlier one whole. read: the events of ``thinned_log`` and the columns ``REPORTED`` of the pushes, where
-    the caller has them. Raises DataError if no run was started in OUTPUT, or if its log is damaged."""
+    Replaces an earlier report atomically. Raises DataError if no run was started in OUTPUT, or if its log is damaged.
+
+    read: the events of ``thinned_log`` and the columns ``REPORTED`` of the pushes, if the caller has read them."""
     events, pushes = read or (thinned_log(output / METRICS), None)
     starts = of_kind(events, "start")
     if starts and not starts[-1].keys() >= {"config", "plan", "versions"}:
@@ -146,6 +150,7 @@ def write_report(output: Place, read: Read | None = None) -> Place:
             f"{output / METRICS} tells of no run: nothing was trained in this folder, so there is no report"
         )
     path = output / REPORT
+    # Only now: reading a million pushes takes seconds.
     if pushes is None:
         pushes = read_pushes(output / PUSHES, REPORTED)
     write_whole(path, render(events, pushes).encode())

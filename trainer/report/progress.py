@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: one line that is rewritten on a terminal, a plain line now and then elsewhere."""
+"""The progress of a run on standard error: one line that is rewritten on a terminal, elsewhere an occasional line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-SILENCE_S = 10.0  # between two plain lines
+SILENCE_S = 10.0  # least time between two plain lines
 USUAL_SIZE = {"ncols": 120, "nrows": 24}
 BAR = "{percentage:3.0f}%|{bar:12}| {elapsed}<{remaining}  {desc}"
 
@@ -19,21 +19,21 @@ Status = Mapping[str, Any]
 
 
 def number(value: float | None, form: str) -> str:
-    """A measured value, or a dash where there is none yet or it is no number any more."""
+    """Return a measured value as text, or a dash if it is missing or not finite."""
     return format(value, form) if value is not None and math.isfinite(value) else "-"
 
 
 def length(status: Status) -> str:
-    """of E, the whole run in epochs. An epoch is so many accepted pushes, so the share that is done gives it."""
+    """Return " of E", the length of the run in epochs, estimated from the share of accepted pushes; "" if unknown."""
     accepted, total = status["accepted"], status["total"]
     return f" of {status['epoch'] * total / accepted:.4g}" if accepted and total else ""
 
 
 def line(status: Status) -> str:
-    """The state of the run in one line, the most asked-for first: a narrow terminal cuts the end off.
+    """Return the state of the run in one line, most important values first: a narrow terminal cuts off the end.
 
     status: accepted and total pushes, epoch, loss, accuracy, images_per_s, staleness_mean, alive and num_workers, and
-    eval_accuracy and eval_loss, the last ones; a measured value that does not exist (yet) is None."""
+    eval_accuracy and eval_loss of the latest evaluation. Measured values that do not exist yet are None."""
     parts = [
         f"epoch {status['epoch']:.2f}{length(status)}",
         f"loss {number(status['loss'], '.4f')}",
@@ -42,6 +42,7 @@ def line(status: Status) -> str:
         f"staleness {number(status['staleness_mean'], '.1f')}",
         f"workers {status['alive']}/{status['num_workers']}",
     ]
+    # Models with real targets have an evaluation loss but no accuracy.
     if status.get("eval_accuracy") is not None:
         parts.insert(3, f"evaluation {status['eval_accuracy']:.1%}")
     elif status.get("eval_loss") is not None:
@@ -50,15 +51,15 @@ def line(status: Status) -> str:
 
 
 def size(terminal: TextIO) -> dict[str, Any]:
-    """tqdm's options for the size. Some terminals say that theirs is 0 x 0, where tqdm would show nothing."""
+    """Return tqdm's options for its size. Some terminals report 0 x 0, for which tqdm would show nothing."""
     columns, rows = os.get_terminal_size(terminal.fileno())
     return {"dynamic_ncols": True} if columns and rows else USUAL_SIZE
 
 
 class ProgressLine:
-    """Shows ``line(status)`` on standard error: a bar on a terminal, else a plain line about every ten seconds.
+    """A display of ``line(status)`` on standard error: a bar on a terminal, else a plain line about every ten seconds.
 
-    Call update as often as there is news; it costs some 0.1 ms. now is a clock in seconds."""
+    update may be called for every change of the status; it costs about 0.1 ms. now: a clock in seconds."""
 
     def __init__(
         self, *, quiet: bool = False, file: TextIO | None = None, now: Callable[[], float] = time.monotonic
@@ -81,7 +82,7 @@ class ProgressLine:
             self._say_pending()
 
     def message(self, text: str) -> None:
-        """A line of its own, which stays: a restart, a warning."""
+        """Print a permanent line, for a restart or a warning."""
         if self._quiet:
             return
         if self._bar is not None:
@@ -90,7 +91,7 @@ class ProgressLine:
             self._say(text)
 
     def close(self) -> None:
-        """Leave the last state standing. May be called twice."""
+        """Show the last state permanently. May be called twice."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -98,10 +99,10 @@ class ProgressLine:
 
     def _draw(self, status: Status) -> None:
         if self._bar is None:
-            # A resumed run has done a part already, which must not count as this run's speed.
+            # The pushes before a resumption must not count for the speed of this start.
             start = {"initial": status["accepted"], "total": status["total"], "desc": line(status)}
             self._bar = tqdm(**start, **size(self._file), file=self._file, bar_format=BAR)
-        # Set, not added up: a rollback takes accepted pushes back.
+        # Set instead of incremented, because a roll-back reduces the number of accepted pushes.
         self._bar.n = status["accepted"]
         self._bar.set_description_str(line(status))
 

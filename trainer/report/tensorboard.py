@@ -1,4 +1,4 @@
-"""A run's figures for TensorBoard, where that optional package is installed."""
+"""Export of a run's curves to TensorBoard, an optional package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.run_files import TENSORBOARD
 
 Event = Mapping[str, Any]
 
-# What an event shows, as {key of the event: name of the curve}; curves of one prefix share a card group.
+# Curves of an event, as {key of the event: name of the curve}. Curves with the same prefix share a card group.
 CURVES: Mapping[str, Mapping[str, str]] = {
     "train": {
         "loss": "train/loss",
@@ -33,13 +33,13 @@ CURVES: Mapping[str, Mapping[str, str]] = {
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """The points of an event by the name of their curve; none for events that are not of figures."""
+    """Return the points of an event by the name of their curve; empty for events without curves."""
     curves = CURVES.get(event["event"], {})
     return {name: float(event[key]) for key, name in curves.items() if event.get(key) is not None}
 
 
 def first_void_version(event: Event) -> int | None:
-    """The version from which on earlier points no longer count, of an event that takes updates back."""
+    """Return the version from which on an event makes earlier points void, or None if it makes none void."""
     if event["event"] == "rollback":
         return int(event["to_version"]) + 1
     if event["event"] == "start":
@@ -48,9 +48,9 @@ def first_void_version(event: Event) -> int | None:
 
 
 class TensorBoardWriter:
-    """Writes the events of metrics.jsonl below OUTPUT/tensorboard, over the global version.
+    """A writer of metrics.jsonl's events to OUTPUT/tensorboard, with the global version as the step.
 
-    Look at them with ``tensorboard --logdir OUTPUT/tensorboard``. Raises UsageError where the package is missing."""
+    View them with ``tensorboard --logdir OUTPUT/tensorboard``. Raises UsageError if the package is missing."""
 
     def __init__(self, output: Path) -> None:
         require("tensorboard", "--tensorboard")
@@ -61,10 +61,10 @@ class TensorBoardWriter:
         self._writer = self._open(self._folder)
 
     def add(self, event: Event) -> None:
-        """Write an event's points; call it with every event in the order of the file."""
+        """Write an event's points. Must be called with every event, in the order of the file."""
         void = first_void_version(event)
         if void is not None:
-            # The only way to take points back is to tell TensorBoard of a restart at a step.
+            # TensorBoard discards points only through a writer that is opened with a purge step.
             self._writer.close()
             self._writer = self._open(self._folder, purge_step=void)
         for name, value in scalars(event).items():

@@ -1,4 +1,4 @@
-"""What a person is told on the terminal when a run ends. Loads nothing that draws: no run should wait for that."""
+"""The summary on the terminal at the end of a run. Loads no plotting library, so that a run does not wait for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.run_files import MODEL
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them."""
+    """Return seconds as readable text."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -27,7 +27,13 @@ def percent(share: float | None) -> str:
 
 
 def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> str:
-    """What a person is told on the terminal when a run ends."""
+    """Return the summary for the terminal.
+
+    Args:
+        result: as written to result.json.
+        output: folder of the run.
+        report: path of the report, or None.
+    """
     restarts = ", ".join(f"{role} {count}" for role, count in result["restarts"].items() if count)
     virtual = " of virtual time" if result.get("simulated") is not None else ""
     evaluated = ("accuracy", "not evaluated")

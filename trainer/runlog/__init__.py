@@ -1,1 +1,1 @@
-"""A run's folder and log: written while it trains, read back when it has ended."""
+"""The folder and the log of a run: written during training, read for the result."""

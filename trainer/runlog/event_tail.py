@@ -1,4 +1,4 @@
-"""The events of a run that is still going."""
+"""The events of a run that is still training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from trainer.runlog.read import Event, iter_events, parse_event
 
 
 class EventTail:
-    """The events that were added to a growing metrics.jsonl, since now or from its beginning."""
+    """The new events of a growing metrics.jsonl.
+
+    from_beginning: whether the events that are already there count as new."""
 
     def __init__(self, path: Path, *, from_beginning: bool = False) -> None:
         self.path, self.offset = path, path.stat().st_size if path.exists() and not from_beginning else 0
 
     def new(self) -> Iterator[Event]:
-        """Yield the events of whole lines; one piece of the file is in memory at a time."""
+        """Yield the new events whose lines are complete; one piece of the file is in memory at a time."""
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:
@@ -34,15 +36,17 @@ class EventTail:
 
 
 class HomeTail:
-    """The events of a whole run, from its beginning, on a host that does not lead it: those that the leading host has copied
-    to the home, and this host's own. One listing a look."""
+    """The events of a run from its beginning, on a host that does not lead it.
+
+    They are those that the leading host has copied to the home, and this host's own. One listing per call of
+    ``new``."""
 
     def __init__(self, folders: Folders) -> None:
         self.home, self.own = folders.home, EventTail(folders.work / METRICS, from_beginning=True)
         self._taken: dict[str, int] | None = None
 
     def new(self) -> Iterator[Event]:
-        """Raises OSError."""
+        """Yield the new events. Raises OSError."""
         log = look(self.home)
         if self._taken is None:
             self._taken = {}
@@ -54,5 +58,5 @@ class HomeTail:
 
 
 def tail_of(folders: Folders) -> EventTail | HomeTail:
-    """The run's events from its beginning, for a process of any host."""
+    """Return the events of a run from its beginning, for a process on any host."""
     return EventTail(folders.work / METRICS, from_beginning=True) if folders.leads else HomeTail(folders)

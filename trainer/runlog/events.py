@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl, one event a line, and pushes.csv, one pushed gradient a line."""
+"""The log of a run: metrics.jsonl, one event per line, and pushes.csv, one pushed gradient per line."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ COLUMNS = (
 
 
 def append(path: Path, data: str) -> None:
-    """One write at the file's end: lines of several processes never mix. A full disk costs the lines, not the run: then
-    stderr says so."""
+    """Append to a file in one write, so that lines of several processes never mix.
+
+    A full disk costs these lines but does not fail the run: the error becomes a warning on stderr."""
     try:
         _append(path, data)
     except OSError as error:
@@ -39,12 +40,12 @@ def _append(path: Path, data: str) -> None:
         os.close(descriptor)
 
 
-# Seconds since 1970 for the events that are logged. A simulation has its own.
+# The clock of logged events, in seconds since 1970. A simulation sets its own.
 CLOCK: ContextVar[Callable[[], float]] = ContextVar("CLOCK", default=time.time)
 
 
 def log_event(root: Path, event: str, **values: Any) -> None:
-    """Append an event; ``time`` (seconds since 1970) is added. Numbers that JSON lacks become null."""
+    """Append an event with its ``time`` (seconds since 1970). NaN and infinities become null."""
     line = {"event": event, "time": round(CLOCK.get()(), 3)} | {key: _plain(value) for key, value in values.items()}
     append(root / METRICS, json.dumps(line, allow_nan=False) + "\n")
 
@@ -60,7 +61,7 @@ def _plain(value: Any) -> Any:
 
 
 def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record]]) -> None:
-    """Append pushed gradients, each with the seconds of training when it was used."""
+    """Append pushed gradients, each with the training time at which it was used (seconds)."""
     lines = [_line(generation, seconds, record) for seconds, record in pushes]
     if not lines:
         return

@@ -1,4 +1,4 @@
-"""The log that server 0 keeps of the run: every push, about every second, every epoch."""
+"""The log that server 0 writes: every push, a summary about every second, and every epoch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ EVERY_S = 1.0
 
 
 class Journal:
-    """One generation's log.
+    """The writer of one generation's log.
 
     Args:
         root: the folder of metrics.jsonl and pushes.csv.
-        coordinator: whose records are logged.
+        coordinator: its records are logged.
         generation: the number of this generation.
-        seconds_before: the training time that its checkpoint had.
-        fingerprint: of the set's rows.
-        classifies: whether there is an accuracy; without one it is logged as null."""
+        seconds_before: training time before this generation, from its checkpoint.
+        fingerprint: fingerprint of the set's rows, if known.
+        classifies: whether there is an accuracy; otherwise it is logged as null.
+    """
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Journal:
         self._recent: list[Record] = []
 
     def seconds(self, now: float) -> float:
-        """Training time of this run up to now, over all its starts: from the first step to the last update."""
+        """Return the training time in seconds: the sum over the run's starts, each from first step to last update."""
         if self._start is None and self.coordinator.started:
             self._start = self._flushed = now
         if self._end is None and self.coordinator.finished:
@@ -53,7 +54,7 @@ class Journal:
         return self._before + ((self._end or now) - self._start if self._start is not None else 0.0)
 
     def note(self, boundary: int | None, now: float) -> None:
-        """Take over what the coordinator recorded; ``boundary``: the epoch that is complete with it."""
+        """Take over the coordinator's records. boundary: the epoch that they complete, or None."""
         seconds = self.seconds(now)
         records, self.coordinator.records = self.coordinator.records, []
         if not records and boundary is None:
@@ -69,7 +70,7 @@ class Journal:
             log_event(self.root, "epoch", epoch=boundary, version=version, seconds=seconds, **means)
 
     def _log_pass(self, whole: Whole, version: int, seconds: float) -> None:
-        """The fingerprint of what was trained, and that of the set: equal where every row was trained once a pass."""
+        """Log the fingerprint of the trained rows and the expected one: equal if each pass trained every row once."""
         passes = whole.last - whole.first + 1
         expected = None if self.fingerprint is None else f"{passes * self.fingerprint % WORD:016x}"
         found = f"{whole.fingerprint:016x}"
@@ -77,13 +78,13 @@ class Journal:
         log_event(self.root, "pass", **place, fingerprint=found, expected=expected)
 
     def write_pushes(self) -> None:
-        """Log the pushes taken over so far. One write a push would be a fifth of what a small push costs."""
+        """Write the pushes taken over so far. A write per push would make up a fifth of the cost of a small push."""
         pushes, self._unwritten = self._unwritten, []
         if pushes:
             log_pushes(self.root, self.generation, pushes)
 
     def flush(self, now: float) -> None:
-        """The pushes since the last time; and about once a second, a ``train`` event of what happened meanwhile."""
+        """Write the pushes taken over so far and, about once a second, a ``train`` event that summarises them."""
         self.write_pushes()
         spent = now - self._flushed
         if spent < EVERY_S:
@@ -96,9 +97,10 @@ class Journal:
             log_event(self.root, "train", **self.summary)
 
     def _summarise(self, recent: list[Record], trained: float, now: float) -> dict[str, Any]:
-        """Return the values of a ``train`` event: of accepted pushes, but for what each worker did.
+        """Return the values of a ``train`` event, which describe accepted pushes; its per-worker values describe all.
 
-        trained: seconds of training that these pushes took. The last of them may be too few to tell a speed by."""
+        trained: training time of these pushes (seconds). The last interval of a run may be too short to measure a
+        speed; then the previous speed is repeated."""
         coordinator = self.coordinator
         accepted = [record for record in recent if record.accepted]
         speed = self.summary.get("images_per_s") if trained < EVERY_S / 2 else None
@@ -116,7 +118,7 @@ class Journal:
         }
 
     def _workers(self, recent: list[Record]) -> list[Mapping[str, float]]:
-        """Those that pushed lately: how far they are, how many images and how long a step."""
+        """Return an entry per worker that pushed recently: its clock, images and mean seconds per step."""
         steps: dict[int, list[Measured]] = {}
         for record in recent:
             steps.setdefault(record.worker, []).append(record.measured)
@@ -131,7 +133,7 @@ class Journal:
         ]
 
     def _means(self, records: list[Record]) -> dict[str, Any]:
-        """Return mean loss and accuracy over the examples of many pushes; None where there are no examples."""
+        """Return mean loss and accuracy over the examples of pushes; None without examples."""
         examples = sum(record.measured.examples for record in records)
         if not examples:
             return {"loss": None, "accuracy": None}

@@ -1,4 +1,4 @@
-"""A run's log read back without what a roll-back took away."""
+"""The reader of a run's log, which skips the events and pushes that a roll-back made void."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Event = dict[str, Any]
 NAMES = COLUMNS.split(",")
 OPTIONAL = ("loss", "step_s", "read_s")  # a row may lack them: NaN
 INTEGERS = [name for name in NAMES if name not in (*OPTIONAL, "seconds")]
-FEWEST_ROWS = 1 << 12  # that memory is taken for
+FEWEST_ROWS = 1 << 12  # rows for which memory is allocated at least
 ROWS_AT_ONCE = 1 << 20
 WIDE = ("generation",)  # microseconds since 1970; the other integers fit into 32 bits
 FLOATS = dict.fromkeys((*OPTIONAL, "seconds"), "float64")
 PLAIN = dict.fromkeys(INTEGERS, "int64") | FLOATS
-# The types of columns that were asked for by name: 10^7 rows of eight columns are 0.3 GB.
+# The types of columns that are requested by name: 10^7 rows of eight columns are 0.3 GB.
 SMALL = PLAIN | dict.fromkeys(INTEGERS, "int32") | {"generation": "int64", "accepted": "int8", "loss": "float32"}
 MOST_WORKERS = 1 << 16
-# What readers take from events, where it is there; and what each kind has, whoever wrote it.
+# The types of the values that readers use, if an event has them. NEEDED: the values that each kind of event must have.
 TYPES: dict[str, Any] = {
     "event": str,
     **dict.fromkeys(("version", "generation", "accepted", "index", "from_version", "to_version", "first", "last"), int),
@@ -59,14 +59,14 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "restart": ("role", "index"),
     "rollback": ("from_version", "to_version"),
 }
-WORKER = {"index", "clock", "images", "step_s"}  # what a train event tells of each worker
+WORKER = {"index", "clock", "images", "step_s"}  # the values per worker in a train event
 
 
 def iter_events(path: Place) -> Iterator[Event]:
-    """Yield the events of metrics.jsonl as they came, those since taken back too; an absent file has none.
+    """Yield all events of metrics.jsonl in file order, void ones included. An absent file has none.
 
-    A line that a full disk or a killed process cut off is left out, without losing the one that may follow it, and so is a
-    line whose values are not of an event's types. Holds one piece of the file at a time."""
+    Skips lines that a full disk or a kill cut off, without losing an event that follows on the same line, and lines
+    whose values have wrong types. Holds one piece of the file in memory at a time."""
     try:
         for block in line_blocks(blocks(path)):
             for line in block.split(b"\n"):
@@ -77,18 +77,19 @@ def iter_events(path: Place) -> Iterator[Event]:
 
 
 def read_events(path: Place) -> list[Event]:
-    """Return the events of ``iter_events``: all of them in memory."""
+    """Return the events of ``iter_events`` as a list."""
     return list(iter_events(path))
 
 
-# The events that take back what is of later versions, and what they call the version that the run goes on from.
+# The events that make events of later versions void, with the name of the value from which version the run continues.
 CUTS = {"start": "resumed_from", "rollback": "to_version", "generation": "version"}
 
 
 class Surviving:
-    """The events that still count, as they come: going back to a version (or starting again) voids all of later versions.
+    """The events that count: a roll-back or restart at a version makes all events of later versions so far void.
 
-    One that names its generation may come late: it is void, too, if a later generation began before its version."""
+    An event that names its generation may be logged late; it is also void if a later generation began before its
+    version."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -106,13 +107,13 @@ class Surviving:
 
 
 def _version(event: Event) -> int:
-    """Return the version that an event is of: 0 for one of no version. Older ``end`` events say ``updates`` only."""
+    """Return the version of an event, 0 for an event without one. Older ``end`` events have ``updates`` instead."""
     version = event.get("version")
     return int(version if version is not None else event.get("updates") or 0)
 
 
 def surviving(events: Iterable[Event]) -> list[Event]:
-    """The events that still count."""
+    """Return the events that count (see ``Surviving``)."""
     found = Surviving()
     for event in events:
         found.add(event)
@@ -120,35 +121,36 @@ def surviving(events: Iterable[Event]) -> list[Event]:
 
 
 def evaluations(events: Iterable[Event]) -> list[Event]:
-    """The evaluations that still count, by version."""
+    """Return the evaluations that count, sorted by version."""
     return evaluations_of(surviving(events))
 
 
 def evaluations_of(live: Iterable[Event]) -> list[Event]:
-    """The same of the events that still count."""
+    """Return the evaluations among events that count, sorted by version."""
     return sorted((event for event in live if event["event"] == "eval"), key=lambda event: int(event["version"]))
 
 
 def best(evaluated: Iterable[Event]) -> Event | None:
-    """Return the best evaluation by ``rank``, the earliest of equals."""
+    """Return the best evaluation by ``rank``, the first one of equals; None without evaluations."""
     return max(evaluated, key=lambda event: rank(event.get("accuracy"), event.get("loss")), default=None)
 
 
 def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return the pushes that still count, one a row: a generation that went on from version v voids all rows of earlier
-    ones beyond v.
+    """Return the pushes that count, one per row.
 
-    Rows that a crash or a full disk damaged are left out, and stderr says how many; a cut-off last line is none of them.
-    The columns are found by the file's header, in any order; others than this version's are ignored, and those of
-    ``OPTIONAL`` may be absent. About 1.5 s for a million rows.
+    A generation that began at version v makes the rows of earlier generations beyond v void. Skips rows that a crash or
+    a full disk damaged and warns about their number on stderr; a cut-off last line is not counted. Columns are found by
+    the file's header, in any order; columns unknown to this version are ignored, and those in ``OPTIONAL`` may be
+    missing. About 1.5 s for a million rows.
 
     Args:
-        path: pushes.csv; metrics.jsonl beside it tells when generations began. An absent file has no rows.
-        columns: which columns to return, in small types; all of them, integers as int64, if None.
+        path: pushes.csv; metrics.jsonl beside it has the starts of generations. An absent file has no rows.
+        columns: the columns to return, in small types (default: all, integers as int64).
     Raises:
         DataError: a column is missing.
-        OSError: the file cannot be read."""
-    import pandas as pd  # half a second, which the processes of a run do without
+        OSError: the file cannot be read.
+    """
+    import pandas as pd  # takes half a second, which the processes of a run save
 
     wanted, types = (NAMES, PLAIN) if columns is None else (list(columns), SMALL)
     parts = _Parts(path, {name: types[name] for name in (*wanted, "generation", "version", "accepted")})
@@ -165,11 +167,11 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     return pd.DataFrame(arrays, columns=wanted, copy=False)
 
 
-_told: set[tuple[str, int]] = set()  # files whose damaged rows this process has told of
+_told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this process has warned
 
 
 def logged_generations(path: Place) -> Generations:
-    """Return the generations that metrics.jsonl tells of."""
+    """Return the generations that are logged in metrics.jsonl."""
     found, mark = Generations(), b'"event": "generation"'
     try:
         for block in line_blocks(blocks(path)):
@@ -183,16 +185,16 @@ def logged_generations(path: Place) -> Generations:
 
 
 class _Parts:
-    """Some columns of pushes.csv, read block by block. types: by column; rows: how many are held."""
+    """Columns of pushes.csv, read block by block. types: numpy types by column; rows: rows read so far."""
 
     def __init__(self, path: Place, types: dict[str, str]) -> None:
         self.path, self.rows = path, 0
         self._held: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in types.items()}
-        self._held["generation"] = np.empty(0, np.int32)  # small numbers of generations
-        self._codes: dict[int, int] = {}  # a small number of each generation
+        self._held["generation"] = np.empty(0, np.int32)  # codes of generations
+        self._codes: dict[int, int] = {}  # a code per generation: 0, 1, ... in the order of their appearance
 
     def read(self, path: Place) -> int:
-        """Take in a file; returns how many rows are damaged. Raises DataError, FileNotFoundError and OSError."""
+        """Read a file and return the number of its damaged rows. Raises DataError, FileNotFoundError and OSError."""
         header, damaged = "", 0
         for block in line_blocks(blocks(path)):
             if not header:
@@ -203,13 +205,13 @@ class _Parts:
                 continue
             empty = sum(not line for line in block.split(b"\n")) - 1 if b"\n\n" in block else 0
             lines, kept = block.count(b"\n") - empty, self._add(header, block)
-            damaged += lines - kept if block.endswith(b"\n") else 0  # a last line that was cut off is none
+            damaged += lines - kept if block.endswith(b"\n") else 0  # a cut-off last line is not counted
         return damaged
 
     def _add(self, header: str, block: bytes) -> int:
         import pandas as pd
 
-        # A row of zeros goes before each block: pandas skips longer rows than the first, which may itself be damaged.
+        # A row of zeros goes before each block, because pandas skips rows longer than the first, which may be damaged.
         zeros = ",".join("0" for _ in header.split(","))
         source = BytesIO(f"{header}\n{zeros}\n".encode() + block)
         reading: dict[str, Any] = {"index_col": False, "on_bad_lines": "skip", "quoting": csv.QUOTE_NONE}
@@ -224,12 +226,12 @@ class _Parts:
             column = frame[name].to_numpy()
             sound &= (column >= 0) & (column < 2 ** (63 if name in WIDE else 31))
             if column.dtype.kind == "f":
-                with np.errstate(invalid="ignore"):  # of infinity
+                with np.errstate(invalid="ignore"):  # infinity % 1
                     sound &= column % 1 == 0
         frame = frame[sound]
         for name, held in self._held.items():
             if self.rows + len(frame) > len(held):
-                # Large arrays that grow by a share: memory of many small ones would not be given back.
+                # Large arrays that grow by a quarter: memory of many small ones would not be returned to the system.
                 grown = np.empty(max(FEWEST_ROWS, (self.rows + len(frame)) * 5 // 4), held.dtype)
                 grown[: self.rows] = held[: self.rows]
                 self._held[name] = held = grown
@@ -251,8 +253,10 @@ class _Parts:
         return np.array(list(self._codes), np.int64)[held] if name == "generation" else held
 
     def surviving(self, begun: Generations) -> npt.NDArray[np.bool_] | slice:
-        """Return which rows still count. begun: what the log tells of generations; where a full disk kept that out of the
-        log, a generation began before its first accepted push."""
+        """Return a mask of the rows that count [rows], or a slice of all or none.
+
+        begun: the generations in the log. If a full disk kept one out of the log, it is assumed to have begun one
+        version before its first accepted push."""
         if not self.rows:
             return slice(0)
         codes = self._held["generation"][: self.rows]
@@ -266,7 +270,7 @@ class _Parts:
         begins = {int(number): int(version) - 1 for number, version in zip(numbers, first, strict=True)}
         for number, version in begun.begun:
             begins[number] = min(version, begins.get(number, version))
-        # The last version of a generation that counts: where the first of all later ones went on from.
+        # The last version of a generation that counts is the smallest version at which a later one began.
         last: dict[int, int] = {}
         limit = np.iinfo(np.int32).max
         for number in sorted(begins, reverse=True):
@@ -280,20 +284,20 @@ class _Parts:
 
 
 def _slices(rows: int) -> Iterator[slice]:
-    """Cut the rows into slices of which a temporary array is small."""
+    """Yield slices of the rows that are small enough for temporary arrays."""
     return (slice(first, first + ROWS_AT_ONCE) for first in range(0, rows, ROWS_AT_ONCE))
 
 
 def _is_row(line: bytes) -> bool:
-    """True if the file's first line is no header: a full disk kept that out."""
+    """Return whether the first line is a row, because a full disk kept the header out of the file."""
     return line[:1].isdigit()
 
 
 def _header(line: str, path: Place) -> str:
-    """Return the names of the columns, comma-separated. Raises DataError if there is one missing."""
+    """Return the names of the columns, comma-separated. Raises DataError if one is missing."""
     names = [name.strip() for name in line.strip().split(",")]
     if _is_row(line.encode()) or COLUMNS.startswith(line.strip()) or any(name[:1].isdigit() for name in names):
-        return COLUMNS  # there is none, or it was cut off, perhaps with a row behind it
+        return COLUMNS  # the header is missing or cut off, perhaps with a row behind it
     missing = next((name for name in (*INTEGERS, "seconds") if name not in names), None)
     if missing:
         raise DataError(f"{path} has no column {missing}: it is damaged, or was written by another program; restore it")
@@ -301,10 +305,10 @@ def _header(line: str, path: Place) -> str:
 
 
 def parse_event(line: str) -> Event | None:
-    """The event of a line, or the last whole one if it was appended to a torn one."""
+    """Return the event of a line, or None; if an event was appended to a torn one, the last complete one."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:
-            event = parse(text, constant=lambda name: None)  # as log_event writes what is no finite number
+            event = parse(text, constant=lambda name: None)  # NaN and infinities become None, as in log_event
         except ValueError:
             continue
         if isinstance(event, dict) and _is_event(event):
@@ -313,7 +317,7 @@ def parse_event(line: str) -> Event | None:
 
 
 def _is_event(values: Event) -> bool:
-    """True if values are of the types that an event's are, and nothing is missing that readers need."""
+    """Return whether values have the types of an event's, and none that readers need is missing."""
     if "event" not in values or not all(fits(value, TYPES[key]) for key, value in values.items() if key in TYPES):
         return False
     if not all(key in values for key in NEEDED.get(values["event"], ())):
@@ -327,7 +331,7 @@ def _is_event(values: Event) -> bool:
 
 
 def _is_worker(values: object) -> bool:
-    """True if an entry of a train event's workers has their numbers. By hand: a day's log has millions of them."""
+    """Return whether an entry of a train event's workers is valid. Hand-written for speed: a day's log has millions."""
     return (
         type(values) is dict
         and values.keys() >= WORKER

@@ -1,4 +1,4 @@
-"""What a run came to: its log read back without what a roll-back took away, and summed up for result.json."""
+"""The result of a run: its log without void events and pushes, summarised for result.json."""
 
 from __future__ import annotations
 
@@ -30,65 +30,65 @@ SUMMARISED = (
     "staleness",
     "examples",
     "accepted",
-)  # the columns of pushes that ``summarise`` reads
-REPORTED = (*SUMMARISED, "seconds", "loss")  # and the report's
+)  # the columns of pushes that ``summarise`` needs
+REPORTED = (*SUMMARISED, "seconds", "loss")  # the columns that the report needs
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to, as result.json holds it; None for what was not measured or is no number."""
+    """The result of a run, as in result.json. None for values that were not measured or are not finite."""
 
-    output: Place  # the run's folder: a path, or what stands for one elsewhere
+    output: Place  # the run's folder
     protocol: str
     model: str
     seed: int
     num_workers: int
     num_servers: int
-    converged: bool  # the tolerance ended the run before its budget
-    cause: str | None  # finished, interrupted, failed; None while it goes on
+    converged: bool  # whether the tolerance ended the run before its budget was spent
+    cause: str | None  # finished, interrupted or failed; None while it runs
     updates: int
-    examples: int  # of accepted gradients
-    seconds: float | None  # of training, over all starts
+    examples: int  # in accepted gradients
+    seconds: float | None  # training time over all starts
     images_per_second: float | None
     final_accuracy: float | None  # evaluation rows, last evaluation
     final_loss: float | None
     best_accuracy: float | None  # evaluation rows, best evaluation
     best_loss: float | None
     best_epoch: float | None
-    train_accuracy: float | None  # some training rows, last evaluation
+    train_accuracy: float | None  # a sample of training rows, last evaluation
     train_loss: float | None
-    learned: bool | None  # whether the last evaluation's loss on training rows is below that of guessing
-    running_train_accuracy: float | None  # mean over the last whole epoch, as it was trained
+    learned: bool | None  # whether the last evaluation's loss on training rows is below the loss of guessing
+    running_train_accuracy: float | None  # mean over the last complete epoch, of its training steps
     running_train_loss: float | None
-    staleness: dict[str, Any]  # mean, max, and histogram of accepted gradients
+    staleness: dict[str, Any]  # mean, max, and histogram, of accepted gradients
     rejected: int  # gradients
-    passes: dict[str, Any]  # whole ones of all workers over the set, how many were true to it, the last's fingerprint
+    passes: dict[str, Any]  # complete passes of all workers, passes with the expected fingerprint, last fingerprint
     restarts: dict[str, int]  # by role
     rollbacks: int
-    evaluations_given_up: int = 0  # of checkpoints that waited for the evaluator and were deleted for their room
-    simulated: dict[str, Any] | None = None  # of a run in virtual time: what stands for its machines
-    error: str | None = None  # of a run that failed: the line that it ended with
+    evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
+    simulated: dict[str, Any] | None = None  # settings of the virtual cluster, for virtual-time runs
+    error: str | None = None  # error message of a failed run
 
     def events(self) -> list[Event]:
-        """The run's events as they came, without what roll-backs took away."""
+        """Return the events of the run that count, in order."""
         return surviving(read_events(self.output / METRICS))
 
     def pushes(self) -> pd.DataFrame:
-        """Every pushed gradient that still counts, one a row."""
+        """Return the pushed gradients that count, one per row."""
         return read_pushes(self.output / PUSHES)
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The final model's arrays by the names of its state_dict, in the order of its layers."""
+        """Return the final model's arrays by their names in its state_dict, in the order of its layers."""
         from safetensors.numpy import load
 
-        arrays = load((self.output / MODEL).read_bytes())  # in any order
+        arrays = load((self.output / MODEL).read_bytes())  # unordered, unlike the offsets in the header
         header, _ = json_header(self.output / MODEL)
         names = header.keys() - {"__metadata__"}
         return {name: arrays[name] for name in sorted(names, key=lambda name: list(header[name]["data_offsets"]))}
 
 
 def read_result(output: Place) -> Result:
-    """The result of an ended run. Raises OSError where there is none, DataError where it is damaged."""
+    """Read the result of an ended run. Raises OSError if there is none, DataError if it is damaged."""
     try:
         return build(Result, parse_object((output / RESULT).read_bytes()) | {"output": output})
     except ValueError as error:
@@ -96,21 +96,20 @@ def read_result(output: Place) -> Result:
 
 
 def best_of(state: State, model: bytes) -> bytes:
-    """Return the content of best.json, which is written after best.safetensors: which checkpoint that is of.
+    """Return the content of best.json, which names the checkpoint of best.safetensors and is written after it.
 
-    model: the content of best.safetensors. Its digest tells a file that was written, before a kill, without its
-    best.json."""
+    model: the content of best.safetensors. Its digest reveals a kill between the two writes."""
     about = {"version": state.version, "generation": state.generation, "epoch": state.epoch}
     return (json.dumps(about | {"digest": _digest(model)}) + "\n").encode()
 
 
 def _digest(model: bytes) -> str:
-    """Return 32 digits of a file's SHA-256: enough to tell models apart, and no 64, which are a run's token."""
+    """Return 32 hex digits of a file's SHA-256, enough to distinguish models. 64 would look like a run's token."""
     return sha256(model).hexdigest()[:32]
 
 
 def is_best_of(output: Place, evaluation: Event) -> bool:
-    """True if best.safetensors holds the model that an evaluation is of. Reads the whole file where best.json says so."""
+    """Return whether best.safetensors is the model of an evaluation. Reads the whole file if best.json says so."""
     try:
         about = parse_object((output / BEST_OF).read_bytes())
     except FileNotFoundError:
@@ -127,7 +126,7 @@ def is_best_of(output: Place, evaluation: Event) -> bool:
 
 
 def _older_about(path: Place) -> dict[str, Any]:
-    """Return what earlier versions, which wrote no best.json, said in the file itself; nothing where it does not."""
+    """Return the checkpoint that is named in best.safetensors itself, as earlier versions wrote it; {} if it is not."""
     try:
         about = parse(json_header(path)[0]["__metadata__"]["trained"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -136,14 +135,15 @@ def _older_about(path: Place) -> dict[str, Any]:
 
 
 def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
-    """result.json: plain JSON, null for what was not measured or is no number; cause is null until the run has ended.
+    """Return the content of result.json: plain JSON, null for values that were not measured or are not finite.
 
-    final_*: of the last evaluation; best_*: of the one with the highest accuracy; running_train_*: means over the last
-    whole epoch as it was trained; train_*: of training rows evaluated like the others. staleness is of accepted pushes,
-    images_per_second over all seconds of training."""
+    final_*: the last evaluation. best_*: the best one by checkpoints.state.rank. train_*: training rows in the last
+    evaluation. running_train_*: means over the training steps of the last complete epoch. staleness: of accepted
+    pushes. images_per_second: over all training time. cause: null until the run has ended."""
     live = surviving(events)
     ended = _last([event for event in live if event["event"] in ("start", "end")])
     is_accepted = pushes["accepted"].to_numpy() == 1
+    # The version of the last accepted push is the number of updates.
     updates = pushes["version"].to_numpy().max(initial=0, where=is_accepted)
     examples = int(pushes["examples"].to_numpy().sum(where=is_accepted))
     seconds = max((event["seconds"] for event in live if event.get("seconds") is not None), default=None)
@@ -197,7 +197,9 @@ def _accuracy(live: list[Event]) -> dict[str, Any]:
 
 
 def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
-    """histogram: how many pushes had which staleness, ascending; keys are text, as JSON wants them."""
+    """Return mean, max and histogram of a staleness per push [pushes].
+
+    The histogram has the number of pushes by staleness, ascending; its keys are strings, as JSON requires."""
     values, counts = np.unique(staleness, return_counts=True)
     return {
         "mean": int(staleness.sum()) / len(staleness) if len(staleness) else None,
@@ -207,7 +209,10 @@ def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
 
 
 def _passes(whole: list[Event]) -> dict[str, Any]:
-    """fingerprint: of the rows that the last of them trained; expected: of the set, as its manifest has it."""
+    """Return the summary of ``pass`` events.
+
+    whole: number of complete passes; true: passes whose fingerprint was the expected one; fingerprint: rows of the last
+    event's passes; expected: the same by the set's manifest."""
     last = _last(whole)
     true = sum(event["last"] - event["first"] + 1 for event in whole if event["fingerprint"] == event["expected"])
     known = {key: last.get(key) for key in ("fingerprint", "expected")}

@@ -1,4 +1,4 @@
-"""The folder of a run: what may be in it, and whether a start there is a new run, goes on, or finds all done.
+"""The folder of a run: the files that it may hold, and the kind of a start there (new, resume or already finished).
 
 config.json says whose folder it is: it is written before anything else, and removed first."""
 
@@ -50,21 +50,21 @@ _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
 _GENERATIONS = rf"({re.escape(GENERATIONS)}|\.{re.escape(GENERATIONS)}\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"
 _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
-# All that a run writes; --overwrite deletes nothing else.
+# All files that a run writes; --overwrite deletes no others.
 OWNED = re.compile(
     rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
     rf"|{FOLLOWED}/(worker-\d+-\d+\.json|\.[\w.-]+\.tmp)"
     rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
     rf"|{segments.NAMES.pattern}|{SEGMENTS}/\.[\w.-]+\.tmp"
 )
-# What a start leaves that failed before its first update, or another host's that came first: nothing to lose.
+# Files of a start that failed before its first update, or of another host that began earlier: nothing of value.
 EARLY = re.compile(
     rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/(\d+\.(begun|settled)|host-.*)"
 )
 
 
 class Start(Enum):
-    """What a start in a folder amounts to."""
+    """The kind of a start in a folder."""
 
     NEW = "new"
     GO_ON = "go on"
@@ -73,8 +73,15 @@ class Start(Enum):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What config.json holds: the configuration, of the shards their numbers and a digest of their content, of a run in
-    virtual time what stands for its machines, and of one on a cluster the threads of each worker (0 elsewhere)."""
+    """The content of config.json.
+
+    Attributes:
+        config: the configuration.
+        num_workers, rows: workers and distinct training examples of the shards.
+        shards: digest of the shards' content.
+        simulated: settings of the virtual cluster, for virtual-time runs.
+        threads: threads per worker, for a run on a cluster; 0 otherwise.
+    """
 
     config: Config
     num_workers: int
@@ -89,11 +96,11 @@ class RunRecord:
 
     @property
     def steps(self) -> int:
-        """Mini-batches each worker runs in all."""
+        """The mini-batches per worker in the whole run."""
         return self.config.steps_per_worker(self.rows)
 
     def essentials(self) -> dict[str, Any]:
-        """What a run cannot change on its way, by name; the shards first, because they decide on the workers."""
+        """Return the values that a resumed run must not change, by name; the shards first, as they set the workers."""
         about = {"worker count": self.num_workers, "shard digest": self.shards}
         virtual = {"virtual machines": self.simulated} if self.simulated is not None else {}
         return about | virtual | self.config.essentials()
@@ -106,7 +113,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunRecord:
-        """Raises KeyError, TypeError, ValueError or UsageError for what is not a run of this version."""
+        """Parse a record. Raises KeyError, TypeError, ValueError or UsageError if it is not of this version."""
         about = values["shards"]
         config = Config.from_json(values["config"])
         return build(
@@ -123,14 +130,15 @@ class RunRecord:
 
 
 def digest(shards: Shards) -> str:
-    """Of every row that is trained or evaluated on, and of which worker has it: equal for a set that was moved, and for one
-    that was made again."""
+    """Return a digest of all training and evaluation rows and their assignment to workers.
+
+    It is unchanged if the set is moved, or written again with the same content."""
     files = [*shards.files(), *shards.eval_files()]
     return sha256("\n".join(f"{unstamped(file.path)} {file.sha256}" for file in files).encode()).hexdigest()[:16]
 
 
 def resolve_output(output: str) -> Path:
-    """The folder of a virtual run or a study, as an absolute path. Raises UsageError for one that is not local."""
+    """Return the folder of a virtual run or a study as an absolute path. Raises UsageError if it is not local."""
     home = resolve_home(output)
     if is_remote(home):
         raise UsageError(
@@ -141,11 +149,12 @@ def resolve_output(output: str) -> Path:
 
 @contextmanager
 def locked(output: Place, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Two runs in one folder would mix their checkpoints. On a local disk the lock goes with the process, however it ends;
-    elsewhere it is a lease, and ``lost`` is called, by a thread, if another start takes it over from a process that was
-    frozen.
+    """Lock the folder of a run, because two runs in one folder would mix their checkpoints.
 
-    Raises JobError while another process holds it, OSError where the folder cannot be written."""
+    On a local disk the lock ends with the process in any case. Elsewhere it is a lease.
+    Raises JobError while another process holds it, OSError if the folder cannot be written.
+
+    lost: called by a thread if this process was frozen and another start has taken its lease."""
     if not isinstance(output, Path):
         with leased(output, lost):
             yield
@@ -175,14 +184,24 @@ def settled(
     check: Callable[[RunRecord], RunRecord] = unchecked,
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
-    """Decide what a start in a folder amounts to, make the folder ready for it, and keep others out while it runs.
+    """Decide the kind of a start in a folder, prepare the folder for it, and lock it meanwhile. Yields the kind.
 
-    check: raises UsageError or DataError for a start that has something to do and cannot; it is asked before anything in
-    the folder is changed, and then nothing is. It gets what was requested, with the threads that a run which goes on had,
-    and returns what is recorded. lost: see ``locked``. Needs no torch: the roles may run elsewhere.
+    Needs no torch, because the roles may run on other hosts.
 
-    Raises UsageError where it would mix or lose what is there, DataError where config.json is damaged, JobError while
-    another run is there, OSError where the folder cannot be reached."""
+    Args:
+        output: the folder.
+        requested: the run that the caller wants.
+        resume, overwrite: the options of that name.
+        check: called before anything in the folder is changed, unless the run is already finished. Gets the requested
+            record, in a resume with the threads of the recorded one, and returns the record to write. Raises UsageError
+            or DataError if the run cannot start; the folder is then left as it was.
+        lost: see ``locked``.
+    Raises:
+        UsageError: the start would mix runs or lose results.
+        DataError: config.json is damaged.
+        JobError: another run uses the folder.
+        OSError: the folder cannot be reached.
+    """
     if is_file(output):
         raise UsageError(f"--output {output} is not a folder; choose another")
     if overwrite or not (output / CONFIG).exists():
@@ -200,15 +219,15 @@ def settled(
                 if not isinstance(output, Path):
                     segments.void(output)
             elif not isinstance(output, Path):
-                _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # a local write removes those
-            (output / RESULT).unlink(missing_ok=True)  # first: a longer run that is killed now is not a finished one
+                _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # local writes do it themselves
+            (output / RESULT).unlink(missing_ok=True)  # first, so that a longer run killed now does not look finished
             write_whole(output / CONFIG, (json.dumps(record.to_json(), indent=1) + "\n").encode())
         yield start
 
 
 @contextmanager
 def _without_trace(output: Place) -> Iterator[None]:
-    """A start that is refused before it has written its configuration leaves a folder as it was, absent or empty."""
+    """Leave the folder as it was, absent or empty, if a start is refused before it has written its configuration."""
     missing = [folder for folder in _with_parents(output) if not folder.exists()]
     try:
         yield
@@ -217,19 +236,26 @@ def _without_trace(output: Place) -> Iterator[None]:
         if all(re.fullmatch(_HELD, name) for name in left):
             _delete(output, left, held=True)
         for folder in missing:
-            remove_empty(folder)  # nothing where others have put something into it
+            remove_empty(folder)  # a no-op if others have written into it
         raise
 
 
 def _with_parents(folder: Place) -> Iterator[Place]:
-    """Innermost first; the parents of one in a store are its own business."""
+    """Yield a folder and its parents, innermost first. A store manages the parents itself, so they are left out."""
     yield folder
     yield from folder.parents if isinstance(folder, Path) else ()
 
 
 def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:
-    """What a start without --overwrite amounts to in a folder that holds results; saved: whose they are, None if
-    nothing tells. Raises UsageError. Pure."""
+    """Return the kind of a start without --overwrite in a folder that holds results. Raises UsageError. Pure.
+
+    Args:
+        output: the folder, for messages.
+        saved: the run in the folder, None if config.json is missing.
+        requested: the run that the caller wants.
+        is_finished: whether the run in the folder has finished.
+        resume: whether --resume was given.
+    """
     if saved is None:
         raise UsageError(f"{output} holds a run without its {CONFIG}; choose another --output, or --overwrite")
     _refuse_other(output, saved, requested, resume)
@@ -260,15 +286,16 @@ def _refuse_other(output: Place, saved: RunRecord, requested: RunRecord, resume:
 
 
 def _refuse_foreign(output: Place, names: list[str]) -> None:
-    """Raises UsageError if there is a file that no run writes: the folder is somebody else's."""
+    """Raise UsageError if the folder has a file that no run writes, and so serves another purpose."""
     foreign = [name for name in names if not OWNED.fullmatch(name)]
     if foreign:
         raise UsageError(f"{output} holds {foreign[0]}, which no run wrote; choose a folder of its own for --output")
 
 
 def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
-    """Remove the named files and the folders that are left empty; what holds the folder, and the numbers of
-    starts, stay, unless ``held``."""
+    """Remove files, config.json first, and the folders that become empty.
+
+    The lock or lease and the marks of starts are kept, unless ``held``."""
     for name in sorted(names, key=lambda name: name != CONFIG):
         if held or not (re.fullmatch(_HELD, name) or segments.MARKS.fullmatch(name)):
             (output / name).unlink(missing_ok=True)
@@ -278,7 +305,7 @@ def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
 
 
 def read_record(output: Place) -> RunRecord:
-    """Return the record of the run in a folder. Raises OSError, and as ``from_json`` where it is damaged."""
+    """Read the record of the run in a folder. Raises OSError, and the errors of ``from_json`` if it is damaged."""
     return RunRecord.from_json(parse_object((output / CONFIG).read_bytes()))
 
 
@@ -294,8 +321,9 @@ def _saved(output: Place) -> RunRecord | None:
 
 
 def saved_generation(output: Place) -> int | None:
-    """Of a set that grows, the generation with which the run in a folder began; None where there is no such run. Raises
-    DataError where its configuration is damaged."""
+    """Return the generation of the growing set with which the run in a folder began; None if there is no such run.
+
+    Raises DataError if its configuration is damaged."""
     saved = _saved(output)
     return saved.config.data.generation if saved else None
 

@@ -1,4 +1,4 @@
-"""A long run's events in bounded memory: ``train`` events, about one a second, are thinned while they come."""
+"""The events of a long run in bounded memory: ``train`` events, about one per second, are thinned during reading."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from trainer.home.place import Place
 from trainer.runlog.read import Event, Surviving, iter_events
 
 MOST = 4096  # ``train`` events that are kept
-MOST_WORKERS = 512  # of these keep the entry of each worker: 140 of them are 50 KB
+MOST_WORKERS = 512  # ``train`` events that keep their entries of workers, which take 50 KB for 140 workers
 INCIDENTS = ("restart", "rollback", "warning")
 
 
 class Numbered(NamedTuple):
-    """A ``train`` event. number: among all of them; is_pinned: whether it stays, whatever its number."""
+    """A ``train`` event with its number among all of them. is_pinned: whether it is kept regardless of its number."""
 
     number: int
     event: Event
@@ -22,8 +22,9 @@ class Numbered(NamedTuple):
 
 
 class Stride:
-    """Which numbers of a growing series are kept: every 1st, 2nd, 4th, ..., such that no more than ``most`` are, and the
-    newest eighth of ``most`` whole, because a roll-back takes the run back to one of these."""
+    """A selection of at most ``most`` numbers of a growing series: every 1st, 2nd, 4th, ... of them.
+
+    The newest most/8 numbers are all kept, because a roll-back returns to one of them."""
 
     def __init__(self, most: int) -> None:
         self.most, self.every = most, 1
@@ -32,21 +33,21 @@ class Stride:
         return number % self.every == 0 or newest - number < self.most // 8
 
     def widen(self, numbers: list[int], newest: int) -> None:
-        """Choose the stride for these numbers, with room for a quarter more."""
+        """Double the stride until at most 3/4 of ``most`` of these numbers are kept, to leave room for more."""
         while sum(self.keeps(number, newest) for number in numbers) > 3 * self.most // 4:
             self.every *= 2
 
 
 class Thinned(Surviving):
-    """``Surviving`` of at most about ``most`` ``train`` events: the first, the newest, and evenly chosen ones between.
+    """``Surviving`` with at most about ``most`` ``train`` events: the first, the newest, and evenly spaced others.
 
-    The one before each incident is kept too: it tells where training stood. Of ``most_workers`` of them the entries of
-    workers are kept; the others have none. All other events are whole."""
+    The last one before each incident is kept too, because it shows the state of training then. At most ``most_workers``
+    of them keep their entries of workers. Other kinds of events are not changed."""
 
     def __init__(self, most: int = MOST, most_workers: int = MOST_WORKERS) -> None:
         super().__init__()
         self._number = -1
-        self._trains: dict[int, Numbered] = {}  # by the identity of the event
+        self._trains: dict[int, Numbered] = {}  # by id() of the event
         self._events, self._workers = Stride(most), Stride(most_workers)
         self._with_workers = 0
 
@@ -79,7 +80,7 @@ class Thinned(Surviving):
         self._with_workers = sum(bool(train.event.get("workers")) for train in having)
 
     def _forget_void(self) -> None:
-        """Roll-backs take events away without a word."""
+        """Drop ``train`` events that a roll-back in ``Surviving`` has removed."""
         live = {id(event) for event in self.events}
         self._trains = {key: train for key, train in self._trains.items() if key in live}
 
@@ -95,7 +96,7 @@ class Thinned(Surviving):
 
 
 def thinned(events: Iterable[Event], most: int = MOST) -> list[Event]:
-    """Return the events that still count, with ``train`` events thinned to ``most``. Changes the events that it is given."""
+    """Return the events that count, with ``train`` events thinned to ``most``. Modifies the given events."""
     found = Thinned(most)
     for event in events:
         found.add(event)
@@ -103,5 +104,5 @@ def thinned(events: Iterable[Event], most: int = MOST) -> list[Event]:
 
 
 def thinned_log(path: Place) -> list[Event]:
-    """Return ``thinned`` of a metrics.jsonl, which is never in memory as a whole; none of an absent file."""
+    """Return the ``thinned`` events of a metrics.jsonl, never with all in memory; none for an absent file."""
     return thinned(iter_events(path))

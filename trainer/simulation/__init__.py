@@ -1,1 +1,1 @@
-"""A run in virtual time: the same coordinator, slices, sampler and models in one process, without sockets."""
+"""Runs in virtual time: the coordinator, slices, sampler and models of a real run in one process, without sockets."""

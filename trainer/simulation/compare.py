@@ -1,4 +1,4 @@
-"""Protocols under one profile: throughput, staleness and time to a loss, as a table and a picture."""
+"""A comparison of protocols under one profile: throughput, staleness and time to a loss, in a table and a figure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Compared:
-    """One protocol's run. seconds, loss: the mean loss of the last N accepted gradients, at each of them; to_loss: seconds
-    until that is as low as asked for, None if never."""
+    """The measurements of one protocol's simulated run. All times are virtual.
+
+    Attributes:
+        label: the protocol, as written after --compare.
+        images_per_s: training images per second.
+        updates: number of updates.
+        refused: number of refused gradients.
+        staleness_mean: in versions.
+        staleness_max: in versions.
+        total_s: seconds of training.
+        seconds: float64 [G], times of accepted gradients.
+        loss: float64 [G], mean loss of the last N accepted gradients at these times, for N workers.
+        to_loss: seconds until ``loss`` is as low as the goal, None if never.
+    """
 
     label: str
     images_per_s: float | None
@@ -50,8 +62,9 @@ class Compared:
 
 
 def parse_protocols(text: str) -> dict[str, Protocol]:
-    """``asp,ssp:3,dssp:3:15`` as protocols by what was written; numbers go to a protocol's parameters in their order.
-    Raises UsageError."""
+    """Parse a list such as ``asp,ssp:3,dssp:3:15`` and return the protocols by their text. Raises UsageError.
+
+    Values after a colon are assigned to the protocol's parameters in the order of their definition."""
     found: dict[str, Protocol] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, *values = part.split(":")
@@ -84,14 +97,22 @@ def compare(
     optimiser: Optimiser | None = None,
     loss: float | None = None,
 ) -> list[Compared]:
-    """Simulate each protocol in a folder of its own below the output, and write a table and a picture beside them.
+    """Simulate each protocol in its own subfolder of the output, and write a table and a figure beside them.
 
-    optimiser: as it was asked for, so that each protocol has its own rate and momentum where none is given; the
-    configuration's if None. loss: to be reached; the least that all of them reach where it is not given. A run that is
-    finished there already is not simulated again. Raises UsageError and JobError."""
+    A finished run in a subfolder is not simulated again. Raises UsageError and JobError.
+
+    Args:
+        config: the configuration of all runs, except for the protocol and the folder.
+        simulated: the virtual cluster.
+        protocols: by label.
+        options: quiet and silent apply to the comparison as a whole; the runs themselves print nothing.
+        optimiser: as given by the user, without defaults, so that each protocol gets its own default rate and momentum;
+            the configuration's if None.
+        loss: the goal of "time to loss"; default: the lowest loss that all runs reach.
+    """
     output = resolve_output(config.run.output)
     num_workers = size_of(config, simulated)[0]
-    for protocol in protocols.values():  # all of them before the first is simulated for long
+    for protocol in protocols.values():  # before the first run, which may take long
         check_shares(replace(config, protocol=protocol), num_workers, drawn_ratios(config, simulated, num_workers))
     quiet = replace(options, silent=True, quiet=True)
     runs = []
@@ -103,6 +124,7 @@ def compare(
         one = replace(one, run=replace(config.run, output=str(folder)))
         runs.append(_measure(label, simulate(one, simulated, quiet)))
     goal = loss if loss is not None else _reached_by_all(runs)
+    # The default goal depends on all runs, so the time to it is only known now.
     runs = [replace(run, to_loss=_time_to(run, goal)) for run in runs]
     _write(output, runs, goal)
     if not options.silent:
@@ -115,7 +137,7 @@ def _measure(label: str, result: Any) -> Compared:
     pushes = result.pushes()
     used = pushes[pushes["accepted"] == 1]
     loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
-    known = ~np.isnan(loss) & bool(np.nansum(loss))  # none where nothing was computed
+    known = ~np.isnan(loss) & bool(np.nansum(loss))  # all False if no losses were computed: they are all 0 then
     return Compared(
         label,
         result.images_per_second,
@@ -141,7 +163,7 @@ def _time_to(run: Compared, goal: float | None) -> float | None:
 
 
 def describe(runs: Sequence[Compared], goal: float | None) -> str:
-    """The table that people read."""
+    """Return the comparison as a text table."""
     to_loss = f"s to loss {goal:.4g}" if goal is not None else "s to loss"
     header = ("protocol", "images/s", "updates", "refused", "staleness", "most", "virtual time", to_loss)
     rows = []
@@ -183,6 +205,7 @@ def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
         for run, color in zip(runs, colors, strict=True):
             left.plot(thin(run.seconds), thin(run.loss), label=run.label, color=color)
         known = np.concatenate([run.loss for run in runs])
+        # Without a loss (--compute none), or with a loss of 0, a log scale is impossible.
         if len(known) and known.min() > 0:
             left.set_yscale("log")
             left.yaxis.set_major_formatter("{x:g}")

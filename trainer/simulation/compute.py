@@ -1,4 +1,4 @@
-"""What a virtual worker computes: nothing, the gradient of a toy loss, or that of the model on its shard."""
+"""The gradients of virtual workers: none, gradients of a toy loss, or gradients of the model on the shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ Floats = npt.NDArray[np.float32]
 
 
 class Computed(NamedTuple):
-    """A mini-batch's gradient [P + Q] as a server takes it, its size, its mean loss and its correct predictions."""
+    """The result of a mini-batch.
+
+    Attributes:
+        vector: float32 [P + Q], the gradient as servers receive it.
+        examples: size of the mini-batch.
+        loss: mean loss.
+        correct: number of correct predictions.
+    """
 
     vector: Floats
     examples: int
@@ -27,8 +34,15 @@ class Computed(NamedTuple):
 
 
 class Compute:
-    """start: the first parameters, float32 [P + Q]. fingerprint: of the rows, where there are any. ratios: in which workers
-    draw, where they are not equal. classifies: whether there are predictions that are correct or not."""
+    """The gradient computation of all virtual workers. ``start`` returns the initial parameters, float32 [P + Q].
+
+    Attributes:
+        num_parameters: P.
+        num_buffers: Q.
+        fingerprint: of the rows; None if unknown, or without rows.
+        ratios: unequal shares in which workers draw rows; empty if shares are equal.
+        classifies: whether predictions can be correct or wrong.
+    """
 
     num_parameters: int
     num_buffers: int = 0
@@ -41,18 +55,18 @@ class Compute:
 
     @abstractmethod
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
-        """The gradient at ``parameters``, given in the servers' parts."""
+        """Return the gradient of a mini-batch at ``parameters``, which are one array per server."""
 
     def set_threads(self, count: int) -> None:
-        """Compute with ``count`` threads from here on, where threads change how gradients are rounded."""
+        """Use ``count`` threads from now on. No-op if threads cannot change the rounding of gradients."""
 
     def seen(self, worker: int, clock: int) -> Seen | None:
-        """The rows of a mini-batch, where there are any."""
+        """Return the rows of a mini-batch, or None if there are no rows."""
         return None
 
 
 class NoCompute(Compute):
-    """A schedule without numbers: one parameter, whose gradient is 0."""
+    """A schedule without computation: one parameter, whose gradient is always 0."""
 
     num_parameters = 1
     _NOTHING = np.zeros(1, np.float32)
@@ -65,7 +79,8 @@ class NoCompute(Compute):
 
 
 class Quadratic(Compute):
-    """The loss is half the sum of a_i w_i^2, with curvatures a_i from 1 down to 1/100 over 64 parameters that begin at 1.
+    """A toy loss: half the sum of a_i w_i^2 over 64 parameters w_i that start at 1; curvatures a_i from 1 to 1/100.
+
     A mini-batch of B examples adds noise of standard deviation 1/sqrt(B) to the gradient, as sampling does."""
 
     num_parameters = 64
@@ -79,7 +94,7 @@ class Quadratic(Compute):
 
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
         values = parameters[0] if len(parameters) == 1 else np.concatenate(parameters)
-        with np.errstate(over="ignore"):  # of a run that diverges, which the coordinator notices
+        with np.errstate(over="ignore"):  # the coordinator detects runs that diverge
             slope = self.curvature * values
             loss = 0.5 * float(slope @ values)
         size = self.sizes[worker]
@@ -88,7 +103,7 @@ class Quadratic(Compute):
 
 
 class RealCompute(Compute):
-    """The model's own gradients, in this thread: the mini-batches, augmentation and dropout of the real worker."""
+    """The gradients of the model, in this thread, with the mini-batches, augmentation and dropout of real workers."""
 
     def __init__(self, config: Config, num_workers: int) -> None:
         from trainer.data.batches import Loader
@@ -99,6 +114,7 @@ class RealCompute(Compute):
         from trainer.models.flat_vector import FlatModel
         from trainer.worker.step import Step
 
+        # Before any computation: the number of threads changes how sums are rounded.
         self.set_threads(config.processes.threads or 1)
         shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)

@@ -1,4 +1,4 @@
-"""The event loop of a run in virtual time: it moves messages between virtual workers and the real servers' code."""
+"""The event loop of a run in virtual time, which passes messages between virtual workers and the real servers' code."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
 from trainer.transport.messages import Header, Op
 
-KEEP_S = 0.2  # virtual seconds between looks at what is due by the clock
+KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
 NO_BODY = memoryview(b"{}")
 SCRIPTED = "a scripted failure"
 
 
 class Kind(IntEnum):
-    """What happens at an event."""
+    """The kind of an event."""
 
-    FINISH = 0  # a worker has its gradient
-    ARRIVE = 1  # the servers have it
-    GIVE_UP = 2  # a worker stops between two micro-batches
+    FINISH = 0  # a worker has computed its gradient
+    ARRIVE = 1  # the gradient has reached the servers
+    GIVE_UP = 2  # a worker stops its step between two micro-batches
     JOIN = 3
     DIE = 4
     CRASH = 5  # of a server
@@ -46,8 +46,15 @@ class Kind(IntEnum):
 
 @dataclass(order=True, slots=True)
 class Event:
-    """What happens at one instant happens in the order of workers. attempt: of its worker; another one by now makes the
-    event void."""
+    """An event of the queue. Events of the same time are handled in the order of workers.
+
+    Attributes:
+        time: virtual seconds.
+        worker: its index; -1 for the servers.
+        kind: see Kind.
+        attempt: the worker's attempt when the event was queued. FINISH, ARRIVE and GIVE_UP are void if it has changed.
+        away_s: seconds until the restart, of DIE and CRASH.
+    """
 
     time: float
     worker: int
@@ -58,8 +65,17 @@ class Event:
 
 @dataclass(slots=True)
 class Worker:
-    """A virtual worker. header: of the parameters that it computes at; parts: those, by server; begun, ends, back_at:
-    seconds, of its step and of its death's end."""
+    """The state of a virtual worker. All times are virtual seconds.
+
+    Attributes:
+        parts: the parameters at which it computes, one float32 array per server.
+        session: number of its joins.
+        attempt: changes with every step, join and death, which makes earlier events of the worker void.
+        header: of the message that brought the parameters.
+        begun: start of the current step.
+        ends: end of the current step.
+        back_at: end of the latest scripted absence.
+    """
 
     parts: list[Floats]
     session: int = 0
@@ -71,7 +87,9 @@ class Worker:
 
 
 class Engine:
-    """observe(engine) is called after every event. A push costs O(log N), the servers' work, and ``compute``."""
+    """The simulation of one run: virtual workers, and the real leader and slice servers, driven by an event queue.
+
+    observe(engine) is called after every event. A push costs O(log N), the servers' work, and ``compute``."""
 
     def __init__(
         self, config: Config, facts: Facts, simulated: Simulated, compute: Compute, observe: Callable[[Engine], None]
@@ -82,14 +100,15 @@ class Engine:
         self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)
         self.network = _network(config, facts, simulated)
-        # A step takes as long as it has examples, of which a set in ratios has different numbers; a trace's what it took.
+        # Step times are proportional to the mini-batch, which differs between workers of a set with ratios. Profiles
+        # with absolute times (trace, exponential) ignore this.
         batches = config.worker_batches(facts.num_workers, facts.ratios) if facts.ratios else (1,) * facts.num_workers
         self.shares = [batch * facts.num_workers / sum(batches) for batch in batches]
         self.queue: list[Event] = []
         count = config.processes.servers
         nothing = np.empty(0, np.float32)
         self.workers = [Worker([nothing] * count) for _ in range(facts.num_workers)]
-        self.has_snapshot = False  # since somebody asked
+        self.has_snapshot = False  # True after an order for a snapshot, until the observer resets it
         self.down = False
         checkpoints = self.folders.checkpoints
         self.servers = [
@@ -109,10 +128,10 @@ class Engine:
         )
 
     def run(self) -> None:
-        """To the end of the run. Raises JobError as a leader does."""
+        """Handle events until the run has ended or no event is left. Raises JobError as the leader does."""
         for failure in self.simulated.failures:
             if self.now and failure.at_s <= self.now:
-                continue  # it befell the run before it was resumed
+                continue  # it happened before the run was resumed
             kind = Kind.CRASH if failure.worker is None else Kind.DIE
             self._at(failure.at_s, -1 if failure.worker is None else failure.worker, kind, away_s=failure.away_s)
         self._recover(first=True)
@@ -130,11 +149,11 @@ class Engine:
             self.leader.training.journal.write_pushes()
 
     def is_over(self) -> bool:
-        """Whether the run has ended; what workers still compute then is not used any more."""
+        """Return whether the run has ended. Gradients that workers still compute then are not used."""
         return self.leader.training is not None and self.leader.training.coordinator.finished
 
     def status(self) -> dict[str, Any]:
-        """What a supervisor would be told now."""
+        """Return the status that the leader reports to a supervisor."""
         return self.leader.status(self.now)
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -154,7 +173,7 @@ class Engine:
         elif event.kind is Kind.JOIN:
             self._join(worker)
         elif event.attempt != self.workers[worker].attempt or self.down:
-            return
+            return  # the step was cancelled, or the worker or servers died meanwhile
         elif event.kind is Kind.FINISH and self.network:
             self._at(self.network.push(self.now), worker, Kind.ARRIVE)
         elif event.kind is Kind.GIVE_UP:
@@ -165,7 +184,7 @@ class Engine:
     def _join(self, worker: int) -> None:
         mine = self.workers[worker]
         if self.down or mine.back_at > self.now:
-            return  # everybody joins when the servers are back; who died again meanwhile, later
+            return  # _recover makes all workers join; a worker that died again joins at its own restart
         mine.session += 1
         mine.attempt += 1
         header = Header(Op.JOIN, 0, worker, mine.session)
@@ -182,7 +201,7 @@ class Engine:
         mine.attempt += 1
         for server in self.servers:
             server.push(b"", header, vector[server.begin : server.end].data.cast("B"))
-        for index in reversed(range(len(self.servers))):  # server 0 last, with what was measured
+        for index in reversed(range(len(self.servers))):  # server 0 last: only its message has the measurements
             self.leader.pushed(index, worker, mine.session, turn.clock, self.now, None if index else measured)
 
     def _give_up(self, worker: int) -> None:
@@ -193,7 +212,7 @@ class Engine:
         self.leader.gave_up(worker, mine.session, mine.header.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:
-        self.workers[worker].attempt += 1
+        self.workers[worker].attempt += 1  # voids the step that the worker was computing
         self.workers[worker].back_at = max(self.workers[worker].back_at, self.now + away_s)
         if not self.down:
             self.leader.lost(worker, self.now)
@@ -206,17 +225,17 @@ class Engine:
         self._at(self.now + away_s, -1, Kind.RECOVER)
 
     def _recover(self, *, first: bool = False) -> None:
-        """All servers load the last checkpoint, and everybody joins who is not dead."""
+        """Let all servers load the newest checkpoint, and all workers join that are not dead."""
         self.down = False
         for index in range(1, len(self.servers)) if first else ():
-            self.leader.hello(b"", index, 1)  # the last one has all of them load
+            self.leader.hello(b"", index, 1)  # after the last hello the leader makes all of them load
         if not first or len(self.servers) == 1:
             self.leader.gather("server 0 was started again")
         for worker, mine in enumerate(self.workers):
             if mine.back_at <= self.now:
                 self._join(worker)
 
-    # --- what servers send --------------------------------------------------------------------------------------------
+    # --- messages of servers ------------------------------------------------------------------------------------------
 
     def _send_order(self, followers: Sequence[Follower], order: Order) -> None:
         self.has_snapshot = self.has_snapshot or order.snapshot
@@ -242,7 +261,7 @@ class Engine:
             self._cancel(mine, header.index)
 
     def _begin(self, mine: Worker, header: Header) -> None:
-        """A worker has the parameters, or will have, and begins a step."""
+        """Start a step of a worker, as soon as the parameters that were just sent have reached it."""
         mine.header = header
         mine.attempt += 1
         mine.begun = self.network.reply(self.now) if self.network else self.now
@@ -255,17 +274,20 @@ class Engine:
         return simulated.profile.seconds(ordinary_s, self.schedule_seed, worker, clock)
 
     def _cancel(self, mine: Worker, worker: int) -> None:
-        """The worker gives up at the end of its micro-batch, unless that is its last."""
+        """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
         part_s = (mine.ends - mine.begun) / self.config.protocol.parts_of_a_step()
         told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
+        # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
         stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends
         if stops < mine.ends - part_s / 2:
             self._at(max(stops, self.now), worker, Kind.GIVE_UP)
 
 
 def _begin_at(root: Path) -> tuple[float, int]:
-    """The virtual second at which this start goes on, and a generation that none of the run's log has reached: pushes that
-    a killed process logged after its last checkpoint are of an earlier one, so they are void."""
+    """Return the virtual second at which this start resumes, and a lower bound for its generation.
+
+    The bound is above every generation of the logged pushes. Pushes that a killed process logged after its last
+    checkpoint therefore belong to an earlier generation, and are void."""
     pushes = root / PUSHES
     if not pushes.exists():
         return 0.0, 0
@@ -275,7 +297,7 @@ def _begin_at(root: Path) -> tuple[float, int]:
 
 
 def _network(config: Config, facts: Facts, simulated: Simulated) -> Network | None:
-    """None where messages take no time."""
+    """Return the network of the run, or None if messages take no time."""
     if not simulated.latency_ms and simulated.bandwidth_mbps is None:
         return None
     message = 4 * facts.elements / config.processes.servers

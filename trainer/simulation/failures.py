@@ -1,4 +1,4 @@
-"""Failures of a virtual run, as the command line scripts them."""
+"""Scripted failures of a run in virtual time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _FAILURE = re.compile(r"(?:(server)|worker:(\d+))@([\d.]+)\+([\d.]+)")
 
 @dataclass(frozen=True)
 class Failure:
-    """At a moment a worker dies, or a server (worker None), and is back after some seconds. What a worker computes is
-    lost; the death of a server takes everybody back to the last checkpoint."""
+    """The death of a worker, or of a server if ``worker`` is None, at ``at_s``, and its restart ``away_s`` later.
+
+    The step that a dying worker computes is lost. The death of a server rolls the run back to the newest checkpoint."""
 
     worker: int | None
     at_s: float
@@ -26,7 +27,7 @@ class Failure:
 
 
 def parse_failures(text: str) -> tuple[Failure, ...]:
-    """``worker:3@12.5+4,server@60+5`` as failures. Raises UsageError."""
+    """Parse a list such as ``worker:3@12.5+4,server@60+5``. Raises UsageError."""
     return tuple(_failure(part.strip()) for part in text.split(","))
 
 

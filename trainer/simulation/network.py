@@ -1,4 +1,4 @@
-"""The virtual network: a latency, and links of the servers that all workers share."""
+"""The virtual network: a latency, and server links that all workers share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass
 class Link:
-    """One direction of a server's connection: messages go one after the other, in the order in which they are sent."""
+    """One direction of a server's connection. Messages are transmitted one after the other, in the order of sending."""
 
     bytes_per_s: float
     free_at: float = 0.0
 
     def send(self, size: float, now: float) -> float:
-        """When the last byte of a message has left, if it is sent now."""
+        """Send a message of ``size`` bytes now, and return the time at which its last byte has left."""
         self.free_at = max(self.free_at, now) + size / self.bytes_per_s
         return self.free_at
 
 
 class Network:
-    """All servers have equal links and equal parts of every message, so one pair of links stands for all of them."""
+    """The links of all servers, simulated as one pair: servers have equal links and equal parts of every message."""
 
     def __init__(self, latency_s: float, megabits_per_s: float, message_bytes: float) -> None:
         bytes_per_s = megabits_per_s * 1e6 / 8
@@ -27,9 +27,9 @@ class Network:
         self.to_servers, self.to_workers = Link(bytes_per_s), Link(bytes_per_s)
 
     def push(self, now: float) -> float:
-        """When a gradient that is sent now has arrived."""
+        """Send a gradient now, and return the time of its arrival."""
         return self.to_servers.send(self.message_bytes, now) + self.latency_s
 
     def reply(self, now: float) -> float:
-        """When the parameters that are sent now have arrived."""
+        """Send parameters now, and return the time of their arrival."""
         return self.to_workers.send(self.message_bytes, now) + self.latency_s

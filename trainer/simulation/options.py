@@ -1,4 +1,4 @@
-"""What stands for the machines of a run in virtual time."""
+"""The settings of the virtual cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROFILES = "; ".join(f"{kind.form}: {kind.summary}" for kind in PROFILES.values
 
 @dataclass(frozen=True)
 class Simulated(Spec):
-    """Virtual workers, their steps, their network and what befalls them."""
+    """The settings of a run in virtual time: computation, workers, step times, network and scripted failures."""
 
     compute: Literal["none", "quadratic", "real"] = option(
         "real",
@@ -46,12 +46,12 @@ class Simulated(Spec):
     )
 
     def check(self, num_workers: int) -> None:
-        """Raises UsageError for a failure of a worker that there is not."""
+        """Raise UsageError for a failure of a worker that does not exist."""
         for failure in self.failures:
             if failure.worker is not None and failure.worker >= num_workers:
                 raise UsageError(f"--failures {failure}: the run has workers 0..{num_workers - 1}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; of profile and failures, as the command line says them."""
+        """Return plain values; profile and failures as written on the command line."""
         profile = self.profile.name + (f":{self.profile.parameter}" if self.profile.parameter else "")
         return self.params() | {"profile": profile, "failures": ",".join(map(str, self.failures))}

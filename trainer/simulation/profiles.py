@@ -1,4 +1,4 @@
-"""How long a virtual worker's steps take. A step's seconds are a pure function of (seed, worker, clock)."""
+"""Step-time distributions of virtual workers. The time of a step is a pure function of (seed, worker, clock)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy.typing as npt
 from pipeline.core.errors import UsageError
 from pipeline.core.seeds import Purpose, generator
 
-# The virtual cores of the thesis's cluster #C2, nine machines: a step takes a machine the longer, the fewer it has.
+# Virtual cores of the nine machines of the thesis's cluster #C2. Step times are inversely proportional to them.
 C2_CORES = (8, 8, 8, 8, 8, 4, 4, 2, 2)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One way of how long steps take. parameter: what stands behind the colon of --profile."""
+    """A step-time distribution. parameter: the text after the colon of --profile."""
 
     name: ClassVar[str]
     form: ClassVar[str]
@@ -30,15 +30,22 @@ class Profile:
 
     @abstractmethod
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
-        """Of a step. step_s: of an ordinary one."""
+        """Return the seconds of a step.
+
+        Args:
+            step_s: seconds of an ordinary step.
+            seed: of the schedule.
+            worker: number of the worker.
+            clock: number of the step.
+        """
 
     def check(self) -> None:
-        """Raises UsageError for a parameter that cannot be."""
+        """Raise UsageError for an invalid parameter."""
         if self.parameter:
             raise UsageError(f"--profile {self.name} takes nothing behind a colon, got {self.parameter}")
 
     def number(self, what: str) -> float:
-        """The parameter as a positive number. Raises UsageError."""
+        """Return the parameter as a positive number. Raises UsageError."""
         try:
             value = float(self.parameter)
         except ValueError:
@@ -66,7 +73,7 @@ class OneSlow(Profile):
 
 
 class Mixed(Profile):
-    """Workers go to the nine machines in turn."""
+    """A heterogeneous cluster: workers are assigned to the nine machines of C2_CORES in turn."""
 
     name, form = "mixed", "mixed"
     summary = "machines with 8, 4 and 2 cores, 5 to 2 to 2, as in the thesis's cluster #C2"
@@ -76,7 +83,7 @@ class Mixed(Profile):
 
 
 class Exponential(Profile):
-    """The law of Dutta et al. 2018, without the shift."""
+    """The exponential distribution of Dutta et al. 2018, without its shift."""
 
     name, form = "exponential", "exponential:RATE"
     summary = "every step is drawn from an exponential law of RATE steps a second"
@@ -102,7 +109,7 @@ class LogNormal(Profile):
 
 
 class Trace(Profile):
-    """Worker w takes the times of worker w mod n of a real run of n, in order, again and again."""
+    """Recorded step times: worker w cycles through the times of worker w mod n of a real run with n workers."""
 
     name, form, summary = "trace", "trace:RUN", "the times of the steps of a real run, in their order"
 
@@ -132,7 +139,7 @@ PROFILES: dict[str, type[Profile]] = {
 
 
 def parse_profile(text: str) -> Profile:
-    """``one-slow:4`` as a profile. Raises UsageError."""
+    """Parse a profile such as ``one-slow:4``. Raises UsageError."""
     name, _, parameter = text.partition(":")
     if name not in PROFILES:
         forms = ", ".join(kind.form for kind in PROFILES.values())

@@ -1,4 +1,4 @@
-"""A run computed again from its log: the same gradients in the same order give the same parameters, bit for bit."""
+"""Replay of a run from its log: the same gradients in the same order give the same parameters, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from trainer.runlog.read import CUTS, Event, iter_events, read_pushes
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
 
-USED = ("version", "worker", "clock", "version_pulled", "examples")  # what is needed of each gradient
+USED = ("version", "worker", "clock", "version_pulled", "examples")  # the columns of the log that a replay needs
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """version: of the newest checkpoint; replayed, logged: the parameters [P + Q] there, computed again and as they were
-    written; pushes: gradients that were computed."""
+    """The result of a replay.
+
+    Attributes:
+        version: of the newest checkpoint.
+        pushes: number of gradients that were computed.
+        replayed: float32 [P + Q], the parameters of that version as replayed.
+        logged: float32 [P + Q], the parameters of that version in the checkpoint.
+    """
 
     version: int
     pushes: int
@@ -35,16 +41,17 @@ class Replayed:
 
     @property
     def is_equal(self) -> bool:
-        """Bit for bit."""
+        """Whether the parameters are equal bit for bit."""
         return self.replayed.tobytes() == self.logged.tobytes()
 
 
 def replay(run: Place, *, quiet: bool = True) -> Replayed:
-    """Take the gradients of a run, real or virtual, in the order of its log, up to its newest checkpoint.
+    """Compute the gradients of a real or virtual run again, in the order of its log, up to its newest checkpoint.
 
-    Holds the parameters of every version that a later gradient was computed at. Each gradient is computed once, in this
-    process, with as many threads as a worker of the run had: other numbers of threads round differently, and so may
-    another machine. Raises DataError where the folder holds no such run."""
+    Keeps the parameters of every version at which a later gradient was computed. Each gradient is computed once, in
+    this process, with as many threads as a worker of the run had, because another number of threads rounds differently.
+    Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
+    followed a stream."""
     config, simulated, num_workers, rows, spans = _read(run)
     compute = COMPUTES[simulated](config, num_workers)
     facts = facts_of(compute, num_workers, rows)
@@ -53,6 +60,7 @@ def replay(run: Place, *, quiet: bool = True) -> Replayed:
         raise DataError(f"{run} has no whole checkpoint, so there is nothing to hold a replay against")
     pushes = read_pushes(run / PUSHES, ["accepted", *USED])
     used = pushes[(pushes["accepted"] == 1) & (pushes["version"] <= version)]
+    # Without every version from 1 on, the replay would silently compute something else.
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
@@ -61,7 +69,7 @@ def replay(run: Place, *, quiet: bool = True) -> Replayed:
 
 
 def main(run: Place, *, quiet: bool = False) -> int:
-    """Replay and say what came of it; the exit code is 0 for the same bits."""
+    """Replay a run, print the result and return 0. Raises JobError if the parameters differ."""
     done = replay(run, quiet=quiet)
     if done.is_equal:
         print(f"{run}: {done.pushes:,} gradients in {done.version:,} updates, the same parameters bit for bit")
@@ -73,10 +81,10 @@ def main(run: Place, *, quiet: bool = False) -> int:
 
 
 def configurations(events: Iterable[Event]) -> list[tuple[int, Config]]:
-    """Return which configuration made which updates: (first version, configuration), ascending.
+    """Return the configurations of a run with the first version that each applies to, ascending.
 
-    The configuration of a start holds from the update after the checkpoint that the start went on from, up to a later
-    start's. ``processes.threads`` is the number of threads that a worker of that start had. Raises KeyError, TypeError or
+    The configuration of a start applies from the update after the checkpoint from which the start resumed, until a
+    later start. ``processes.threads`` is the number of threads per worker of that start. Raises KeyError, TypeError or
     ValueError for a start that cannot be read."""
     spans: list[tuple[int, Config]] = []
     current: Config | None = None
@@ -85,7 +93,7 @@ def configurations(events: Iterable[Event]) -> list[tuple[int, Config]]:
             continue
         if event["event"] == "start":
             current = _config_of(event)
-        # A start names the newest checkpoint; the generation that follows names the one that was sound.
+        # A start contains the newest checkpoint; the generation event after it contains the sound one that was loaded.
         first = int(event.get(CUTS[event["event"]]) or 0) + 1
         spans = [span for span in spans if span[0] < first]
         if current is not None and (not spans or spans[-1][1] is not current):
@@ -102,7 +110,7 @@ def _config_of(start: Event) -> Config:
 
 
 def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
-    """(configuration, kind of compute, workers, rows, ``configurations``). Raises DataError."""
+    """Return (configuration, kind of compute, workers, rows, ``configurations``). Raises DataError, UsageError."""
     try:
         record = read_record(run)
         spans = configurations(iter_events(run / METRICS))
@@ -115,13 +123,14 @@ def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
         raise UsageError(
             f"{run} followed a stream, whose rows a replay has not in its order; a run without --follow has"
         )
+    # A real run has no virtual settings, and its gradients are the model's.
     simulated = (record.simulated or {}).get("compute", "real")
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))
     return config, simulated, record.num_workers, record.rows, spans
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:
-    """The gradients of each update: (version, worker, clock, version_pulled, examples), in the order of their sum."""
+    """Yield the gradients of each update, (version, worker, clock, version_pulled, examples), as they were summed."""
     update: list[tuple[int, int, int, int, int]] = []
     for row in zip(*(used[name].tolist() for name in USED), strict=True):
         if update and row[0] != update[0][0]:
@@ -139,11 +148,11 @@ def _replay(
     updates: Iterator[list[tuple[int, ...]]],
     used: pd.DataFrame,
 ) -> Floats:
-    config = spans[0][1]  # the others differ in the length of the run and in threads alone
+    config = spans[0][1]  # the others differ only in the length of the run and in threads
     momentum = np.zeros(facts.num_parameters, np.float32)
     part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)
     weights = build_weights(config, facts)
-    wanted = Counter(used["version_pulled"].tolist())  # gradients by version that are still to be computed there
+    wanted = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
     held = {0: part.values.copy()}
     accepted, per_epoch = 0, facts.num_workers * config.steps_per_epoch(facts.rows)
     later = list(spans)
@@ -154,6 +163,7 @@ def _replay(
         vectors = []
         for _, worker, clock, pulled, _ in update:
             vectors.append(compute.step(worker, clock, [held[pulled]]).vector)
+            # Free the parameters of a version after their last use.
             wanted[pulled] -= 1
             if not wanted[pulled]:
                 del held[pulled]

@@ -1,4 +1,4 @@
-"""A run in virtual time from its folder to its result."""
+"""A run in virtual time, from its folder to its result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHOW_S = 0.5
 
 
 def run(config: Config, simulated: Simulated, options: Options) -> Result:
-    """Simulate as far as the run has to go. Raises UsageError, DataError and JobError."""
+    """Simulate a run to its end and return its result. Raises UsageError, DataError and JobError."""
     output = resolve_output(config.run.output)
     num_workers, rows, shards_digest = size_of(config, simulated)
     check_shares(config, num_workers, drawn_ratios(config, simulated, num_workers))
@@ -47,6 +47,7 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
+    # Toy computations have no model to check.
     check = partial(_check, num_workers) if simulated.compute == "real" else unchecked
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
@@ -58,7 +59,7 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
 
 
 def _check(num_workers: int, record: RunRecord) -> RunRecord:
-    """Raises UsageError for what no worker could compute."""
+    """Return the record. Raises UsageError for a configuration that no worker could compute."""
     config = record.config
     shards = open_pinned(config.data)
     pick_device(config.processes.device, 0)
@@ -67,12 +68,12 @@ def _check(num_workers: int, record: RunRecord) -> RunRecord:
 
 
 def drawn_ratios(config: Config, simulated: Simulated, num_workers: int) -> Ratios:
-    """Those of the set in which virtual workers draw from it."""
+    """Return the ratios in which virtual workers draw rows of the set; empty if shares are equal or without rows."""
     return open_pinned(config.data).ratios_of(num_workers) if simulated.compute == "real" else ()
 
 
 def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
-    """Workers, rows and the shards' digest. Raises UsageError where nothing tells."""
+    """Return the numbers of workers and rows, and the digest of the shards. Raises UsageError if they are unknown."""
     if config.data.shards:
         shards = open_pinned(config.data)
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)
@@ -85,12 +86,13 @@ def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
 
 def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, options: Options) -> Result:
     output = Path(config.run.output)
-    planned = plan(config, facts)  # before anything is logged: it may not fit
+    planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
         shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
         print(describe(shown), flush=True)
     watcher = _Watcher(config, simulated, options)
     engine = Engine(config, facts, simulated, compute, watcher)
+    # Events of the log get virtual times until this run ends.
     token = CLOCK.set(lambda: engine.now)
     cause, failure = "failed", None
     try:
@@ -124,7 +126,7 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
 
 
 class _Watcher:
-    """Evaluates the checkpoints of a run as they are written, and shows how far it is."""
+    """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress."""
 
     def __init__(self, config: Config, simulated: Simulated, options: Options) -> None:
         self.config, self.output = config, Path(config.run.output)
@@ -151,7 +153,7 @@ class _Watcher:
                 self.progress.update(status)
 
     def evaluate(self, engine: Engine) -> None:
-        """What is in checkpoints and not evaluated yet; without a model there is nothing to measure."""
+        """Evaluate the checkpoints that are not evaluated yet. Without a model they are only marked as evaluated."""
         engine.has_snapshot = False
         root = self.output / CHECKPOINTS
         for state in unevaluated(root):

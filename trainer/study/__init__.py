@@ -1,1 +1,1 @@
-"""A study: one configuration after another, trained with many seeds, and what may be said of their differences."""
+"""A study: several configurations, each trained with many seeds, and the statistics of their differences."""

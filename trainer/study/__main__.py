@@ -1,4 +1,4 @@
-"""``python -m trainer.study``: train many seeds of several configurations, and report what may be said of them."""
+"""``python -m trainer.study``: train several configurations with many seeds, and report their differences."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def parser() -> Parser:
 
 
 def share(text: str) -> tuple[int, int]:
-    """``2/3`` as (2, 3)."""
+    """Parse a share: ``2/3`` is (2, 3). Raises UsageError."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--share {text} is not I/N with I from 1 to N, such as 1/2")
@@ -70,14 +70,14 @@ def share(text: str) -> tuple[int, int]:
 
 
 def shipped() -> list[str]:
-    """The names of the plans that come with the program."""
+    """Return the names of the plans that come with the program."""
     folder = CONF / "study"
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def find_plan(name: str) -> StudyPlan:
-    """The plan of a file, or a shipped one. Raises UsageError."""
+    """Return the plan of a file, or a shipped one. Raises UsageError."""
     if name in shipped():
         return read_plan(Path(str(CONF / "study" / f"{name}.toml")))
     if not name.endswith(".toml"):
@@ -86,7 +86,7 @@ def find_plan(name: str) -> StudyPlan:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Study as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
+    """Run the study of a command line and return the exit code. Raises UsageError, DataError and JobError."""
     args = parser().parse_args(argv)
     require("study", "a study")
     plan = find_plan(args.plan)
@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"beside = {plan.beside!r} is the study in {root} itself; name another folder next to it")
     if args.report_only and not args.merge and not (root / LEDGER).exists():
         raise UsageError(f"--report-only: {root} holds no ledger; leave it out to train")
+    # Check everything before the folder is locked and written.
     refuse_foreign(root)
     if (root / PLAN).exists():
         refuse_other_plan(plan, root)
@@ -122,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 runner.run(runs)
             except JobError:
-                if runner.ledger.of_plan(plan):  # what was done is worth a look
+                if runner.ledger.of_plan(plan):  # report the finished runs despite the error
                     _report(plan, root, runner.ledger)
                 raise
         _report(plan, root, runner.ledger)
@@ -130,9 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shared(plan: StudyPlan, part: int, parts: int) -> list[Run]:
-    """The runs of every ``parts``-th seed, from the ``part``-th: members are compared on equal seeds, and so on equal hosts.
+    """Return the runs of every ``parts``-th seed, from the ``part``-th.
 
-    Raises UsageError where no seed is left for that part."""
+    Shares are split by seed, so that members are compared on equal seeds from the same host. Raises UsageError if there
+    is no seed for that part."""
     seeds = plan.seeds[part - 1 :: parts]
     if not seeds:
         raise UsageError(f"--share {part}/{parts}: the plan has {len(plan.seeds)} seeds only, and a share is of seeds")
@@ -140,7 +142,7 @@ def shared(plan: StudyPlan, part: int, parts: int) -> list[Run]:
 
 
 def _other_study(plan: StudyPlan, folder: Path) -> Ledger:
-    """The ledger of another study of this plan, which may be at work. Raises UsageError, DataError."""
+    """Return the ledger of another study of this plan, which may be running. Raises UsageError, DataError."""
     if not (folder / LEDGER).is_file():
         raise UsageError(f"--merge {folder}: there is no {LEDGER} in it; name a study's folder")
     refuse_other_plan(plan, folder)
@@ -158,7 +160,7 @@ def _say(text: str) -> None:
 
 
 def _silent(text: str) -> None:
-    """What --quiet says."""
+    """Print nothing, for --quiet."""
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:

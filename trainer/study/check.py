@@ -1,7 +1,7 @@
-"""``python -m trainer.study.check``: write the tables of stored studies from their ledgers, and compare their digests.
+"""``python -m trainer.study.check``: recompute the tables of stored studies from their ledgers, and compare digests.
 
-A stored study is a folder of conf/study/results, named after its plan, with the plan, the ledger and, in DIGESTS, the
-SHA-256 of every file that the ledger gives. The files themselves are not stored."""
+A stored study is a folder of conf/study/results, named after its plan. It holds the plan, the ledger and, in DIGESTS,
+the SHA-256 of every file that the ledger gives. The files themselves are not stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.study.run.ledger import LEDGER, Contents, Ledger
 from trainer.study.run.sets import Sets
 
 RESULTS = Path(str(CONF)) / "study" / "results"
-DIGESTS = "derived.sha256"  # as sha256sum prints them
+DIGESTS = "derived.sha256"  # in the format of sha256sum
 PROG = "python -m trainer.study.check"
 DESCRIPTION = "Write the tables of stored studies from their ledgers, and check that they are the published ones."
 
@@ -32,9 +32,9 @@ def stored() -> list[Path]:
 
 
 def recomputed(folder: Path) -> dict[str, str]:
-    """Return the files of a stored study, by name, as its ledger gives them.
+    """Return the files of a stored study, by name, recomputed from its ledger.
 
-    Raises UsageError where the folder is of another plan, DataError where its runs are not of one set of data."""
+    Raises UsageError if the folder belongs to another plan, DataError if its runs have different data."""
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} holds no {LEDGER}")
     if folder.name not in shipped():
@@ -47,12 +47,12 @@ def recomputed(folder: Path) -> dict[str, str]:
 
 
 def digests(files: Mapping[str, str]) -> str:
-    """Return the lines that ``sha256sum`` prints of some files."""
+    """Return the lines that ``sha256sum`` prints for some files."""
     return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
 
 
 def check(folder: Path, output: Path) -> None:
-    """Write a study's files to a folder. Raises DataError for the first that is not the published one."""
+    """Write a study's files to a folder. Raises DataError for the first file that differs from the published one."""
     files = recomputed(folder)
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.accept:
             write_durably(folder / DIGESTS, digests(recomputed(folder)).encode())
         output = args.output / folder.name
+        # Also after --accept, since it writes the tables.
         check(folder, output)
         print(f"{folder.name}: every number is that of the ledger; see {output}/README.md")
     return 0

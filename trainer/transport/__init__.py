@@ -1,1 +1,1 @@
-"""What carries gradients and parameters: messages, sockets, shared memory."""
+"""The transport of gradients and parameters: messages, sockets, shared memory."""

@@ -1,4 +1,4 @@
-"""Where servers are found: at abstract names that only this machine knows, or at the hosts and ports of --addresses."""
+"""The addresses of servers: abstract socket names of this machine, or the hosts and ports of --addresses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from ipaddress import ip_address
 
 from pipeline.core.errors import UsageError
 
-# Names of this machine that no other process can take, nor listen at, while one process holds them.
+# Abstract socket names: while one process holds such a name, no other can bind it.
 PRIVATE = re.compile(r"ipc://@.+")
 LOOPBACK = re.compile(r"ipc://.+|tcp://(127\.\d+\.\d+\.\d+|\[::1\]|localhost):\d+")
 _TCP = re.compile(r"tcp://(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+)):(\d{1,5})")
-_WAITING = 4096  # connections while a server starts again; the kernel may allow fewer
+_WAITING = 4096  # connections that may wait while a server restarts; the kernel may allow fewer
 
 
 def local_addresses(run: str, servers: int) -> list[str]:
-    """Addresses that only this machine reaches: abstract names, which leave no file and no port; elsewhere ports."""
+    """Return addresses that only this machine can reach: abstract names, which need no file or port, or TCP ports.
+
+    Only Linux has abstract names."""
     if sys.platform == "linux":
         return [f"ipc://@trainer-{run}-{index}" for index in range(servers)]
     return [f"tcp://127.0.0.1:{port}" for port in _free_ports(servers)]
@@ -33,8 +35,9 @@ def _free_ports(count: int) -> list[int]:
 
 
 def hold(address: str) -> sockets.socket | None:
-    """Listen at a private address from now on, whichever server is there to accept: so nobody else can, while one is
-    started again. None for any other address."""
+    """Bind a private address and return the listening socket, or None for any other address.
+
+    The supervisor keeps it, so that no other process can bind the address while a server restarts."""
     if not PRIVATE.fullmatch(address):
         return None
     held = sockets.socket(sockets.AF_UNIX)
@@ -44,7 +47,7 @@ def hold(address: str) -> sockets.socket | None:
 
 
 def check_addresses(addresses: Sequence[str], servers: int) -> None:
-    """Raises UsageError."""
+    """Raise UsageError unless there is one valid tcp:// address per server."""
     if len(addresses) != servers:
         raise UsageError(f"--addresses names {len(addresses)} servers, --servers {servers}: give one address a server")
     for address in addresses:
@@ -61,14 +64,16 @@ def _is_valid(address: str) -> bool:
 
 
 def parts_of(address: str) -> tuple[str | None, str, str]:
-    """(number of IPv6, name or number of IPv4, port) of a TCP address."""
+    """Return (IPv6 number or None, name or IPv4 number, port) of a TCP address."""
     found = _TCP.fullmatch(address)
     assert found, address
     return found[1], found[2] or "", found[3]
 
 
 def listening(address: str) -> tuple[str, bool]:
-    """What libzmq, which listens at numbers only, is told for an address, and whether that is IPv6. Raises UsageError."""
+    """Return the address at which libzmq listens, which must be numeric, and whether it is IPv6.
+
+    Raises UsageError if the host's name is unknown."""
     if not address.startswith("tcp://"):
         return address, False
     number, name, port = parts_of(address)
@@ -82,12 +87,14 @@ def listening(address: str) -> tuple[str, bool]:
 
 
 def bracketed(host: str) -> str:
-    """A host's name or number as addresses have it."""
+    """Return a host's name or number as it is written in an address: IPv6 numbers in brackets."""
     return f"[{host.strip('[]')}]" if ":" in host else host
 
 
 def all_interfaces(host: str) -> str:
-    """Where to listen for whoever reaches this machine by a name or number: only here where that leads nowhere else."""
+    """Return the number at which to listen for peers that use a name or number of this machine.
+
+    It is all interfaces, except for a loopback number, which only this machine reaches."""
     at = f"tcp://{bracketed(host)}:1"
     if LOOPBACK.fullmatch(at) and host != "localhost":
         return bracketed(host)
@@ -95,16 +102,17 @@ def all_interfaces(host: str) -> str:
 
 
 def interface(found: Sequence[str]) -> str:
-    """Where to listen, of the numbers that a host's name has: at the first that others reach.
+    """Return the number at which to listen, from the numbers of a host's name: the first one that is not loopback.
 
-    A name that leads this host to itself may lead others here (Debian has such a line in /etc/hosts): then everywhere."""
+    If all are loopback, it is all interfaces: the name may still lead other hosts here, because Debian's /etc/hosts
+    maps a host's own name to a loopback number."""
     numbers = _plain(found)
     reached = [number for number in numbers if not ip_address(number.strip("[]")).is_loopback]
     return reached[0] if reached else "[::]" if numbers[0].startswith("[") else "0.0.0.0"
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether an address leads to IPv6 only. A name that is not known yet counts as one of IPv4."""
+    """Return whether an address leads to IPv6 only. An unknown name counts as IPv4."""
     if not address.startswith("tcp://"):
         return False
     number, name, _ = parts_of(address)
@@ -113,7 +121,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def _plain(found: Sequence[str]) -> list[str]:
-    """Numbers of IPv4 if there are any, else those of IPv6 as addresses have them."""
+    """Return the IPv4 numbers if there are any, otherwise the IPv6 numbers in brackets."""
     return [number for number in found if ":" not in number] or [f"[{number}]" for number in found]
 
 
@@ -126,7 +134,7 @@ def _is_number(name: str) -> bool:
 
 
 def _lookup(name: str) -> list[str]:
-    """The numbers of a host's name; none where it is not known."""
+    """Return the numbers of a host's name, none if it is unknown."""
     try:
         return [str(entry[4][0]) for entry in sockets.getaddrinfo(name, None, type=sockets.SOCK_STREAM)]
     except OSError:

@@ -1,4 +1,4 @@
-"""What all hosts of a run must have in common: a digest of it goes with whatever introduces a process to server 0."""
+"""The values that all hosts of a run must have in common; their digest is part of each introduction to server 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SHARDS = ("worker count", "shard digest")  # decided by --shards
 
 @dataclass(frozen=True)
 class Agreement:
-    """essentials: plain JSON by name, in the order in which people look for what differs."""
+    """The common values of a run's hosts.
+
+    essentials: plain JSON values by name, in the order in which a difference is reported."""
 
     essentials: Mapping[str, Any]
 
@@ -33,22 +35,22 @@ class Agreement:
         return sha256(json.dumps(self.essentials, sort_keys=True).encode()).hexdigest()[:16]
 
     def introduction(self, **more: Any) -> bytes:
-        """The body of a message that introduces a process."""
+        """Return the body of a message that introduces a process to server 0."""
         return pack_json({KEY: self.digest} | more)
 
     def admits(self, introduction: Mapping[str, Any]) -> bool:
-        """Whether a process is of a host that agrees. Raises Malformed for no introduction at all."""
+        """Return whether the host of an introduced process agrees. Raises Malformed if it is not an introduction."""
         digest = introduction.get(KEY)
         if not isinstance(digest, str):
             raise Malformed("no introduction")
         return digest == self.digest
 
     def refusal(self) -> bytes:
-        """The body of server 0's answer to a host that does not agree."""
+        """Return the body of server 0's reply to a host that does not agree."""
         return pack_json(self.essentials)
 
     def refused(self, refusal: bytes | memoryview) -> UsageError:
-        """The error of this host for server 0's answer. Raises Malformed."""
+        """Return the error for server 0's refusal of this host, with the first value that differs. Raises Malformed."""
         theirs = unpack_json(refusal)
         mine = json.loads(json.dumps(self.essentials))
         name = next((name for name in mine | theirs if mine.get(name) != theirs.get(name)), None)

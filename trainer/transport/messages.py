@@ -1,4 +1,4 @@
-"""What goes over the wire: a fixed header, then at most one body of raw floats or JSON. Nothing is ever unpickled."""
+"""The wire format: a fixed header, then at most one body of raw floats or JSON. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ JSON_LIMIT_BYTES = 1 << 20
 
 
 class Op(IntEnum):
-    """JOIN..GIVE_UP: worker to server; HELLO..WRITTEN: server to server 0; STATUS..END: supervisor to server 0; the rest
-    are answers, and the orders and loads that server 0 sends the other servers. END is answered by END. JOIN, HELLO and
-    STATUS..END carry an introduction, and are answered by REFUSED where it is not this run's."""
+    """The operation of a message.
+
+    JOIN..GIVE_UP go from worker to server, HELLO..WRITTEN from server to server 0, STATUS..END from supervisor to
+    server 0. The rest are replies, and LOAD and ORDER from server 0 to the other servers. The reply to END is END.
+    JOIN, HELLO and STATUS..END carry an introduction; the reply to an introduction of another run is REFUSED."""
 
     JOIN = 1
     PUSH = 2
@@ -38,7 +40,7 @@ class Op(IntEnum):
     ORDER = 41
 
 
-# In the header's ``flags``: the numbers lie in the memory that worker and server share, not in the body.
+# A bit of the header's ``flags``: the floats are in the shared memory of worker and server, not in the body.
 IN_MEMORY = 1
 
 _HEADER = struct.Struct("<3sBBxxxiqqqqiidddQQi")
@@ -46,9 +48,20 @@ _HEADER = struct.Struct("<3sBBxxxiqqqqiidddQQi")
 
 @dataclass(frozen=True)
 class Header:
-    """index: the worker's or server's number; session: grows with every join of a worker and start of a server;
-    generation: grows with every roll-back; clock: of the worker; version: of the parameters; the rest: of a step;
-    fingerprint, begun, passes: the rows of its mini-batch (see coordination/passes.py), passes -1 without them."""
+    """The fixed header of a message.
+
+    Attributes:
+        op: operation.
+        flags: see IN_MEMORY.
+        index: number of the worker or server.
+        session: grows with every join of a worker and every start of a server.
+        generation: grows with every roll-back.
+        clock: of the worker.
+        version: of the parameters.
+        examples, correct, loss: examples of the step's mini-batch, correct predictions, mean loss.
+        seconds, read_s: duration of the step, and of reading its mini-batch.
+        fingerprint, begun, passes: rows of the mini-batch (see coordination/passes.py); passes is -1 if unknown.
+    """
 
     op: Op
     flags: int = 0
@@ -88,11 +101,11 @@ class Header:
 
 
 class Malformed(ValueError):
-    """Bytes that no peer of this version sends."""
+    """A message that no peer of this version sends."""
 
 
 def unpack(data: bytes | memoryview) -> Header:
-    """Raises Malformed."""
+    """Parse a header. Raises Malformed."""
     if len(data) != _HEADER.size or bytes(data[:3]) != MAGIC:
         raise Malformed(f"a header of {len(data)} bytes")
     _, op, *rest = _HEADER.unpack(data)
@@ -110,7 +123,7 @@ def pack_json(value: Any) -> bytes:
 
 
 def unpack_json(data: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object. Raises Malformed."""
+    """Parse a JSON object of at most JSON_LIMIT_BYTES. Raises Malformed."""
     if len(data) > JSON_LIMIT_BYTES:
         raise Malformed(f"{len(data)} bytes of JSON")
     try:

@@ -1,9 +1,9 @@
-"""The same-host fast path: one worker's vectors in memory that it shares with the servers, without any lock.
+"""The fast path on one host: a worker's vectors in memory that it shares with the servers, without locks.
 
-The worker owns a sealed anonymous file; a server opens it through /proc, so nothing has a name, and nothing is left
-behind however the processes end. Messages still go through sockets, and hand the memory over: the worker writes
-``pushed`` before it pushes and touches neither vector until all servers have answered; a server writes its range of
-``pulled`` before it answers. A worker that dies therefore never holds anything that a server waits for."""
+The worker owns a sealed anonymous file, which a server opens through /proc. It has no name, so that nothing is left
+behind however the processes end. Messages still go through sockets, and transfer ownership of the memory: the worker
+writes ``pushed`` before it pushes and touches neither vector until all servers have replied; a server writes its range
+of ``pulled`` before it replies. A worker that dies can therefore never block a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(f
 
 
 class SharedVectors:
-    """``pushed`` and ``pulled``: float32 [elements] each."""
+    """The two shared vectors of a worker, ``pushed`` and ``pulled``: float32 [elements] each."""
 
     def __init__(self, memory: mmap.mmap, elements: int) -> None:
         both = np.frombuffer(memory, np.float32, 2 * elements, offset=NONCE_BYTES)
@@ -32,7 +32,7 @@ class SharedVectors:
 
 
 class WorkerMemory(SharedVectors):
-    """The worker's side. Raises OSError where the system has no sealed anonymous files (only Linux has)."""
+    """The worker's side of the memory. Raises OSError on systems without sealed anonymous files (all but Linux)."""
 
     def __init__(self, elements: int) -> None:
         if not hasattr(os, "memfd_create"):
@@ -47,15 +47,16 @@ class WorkerMemory(SharedVectors):
         super().__init__(memory, elements)
 
     def handle(self) -> dict[str, Any]:
-        """What a server needs to open it."""
+        """Return the data with which a server opens the memory."""
         return {"pid": os.getpid(), "descriptor": self.descriptor, "nonce": self.nonce.decode()}
 
 
 def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
-    """A worker's memory by its handle; None where it is not reachable: another host, another user.
+    """Open a worker's memory by its handle. Returns None if this process cannot reach it: another host, another user.
 
-    The seal is what makes reading it safe: memory that its owner could cut would end the reader. The nonce tells that
-    it is the worker's and not that of an equal process number on another host. Raises Malformed."""
+    Only sealed memory is read, because a reader is killed if the owner truncates the file. The nonce proves that the
+    memory is the worker's, not a process's with the same number on another host. Raises Malformed for an invalid
+    handle."""
     try:
         pid, descriptor = int(handle["pid"]), int(handle["descriptor"])
         nonce = str(handle["nonce"]).encode()
@@ -63,7 +64,8 @@ def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
         raise Malformed("a handle to shared memory") from None
     size = NONCE_BYTES + 8 * elements
     try:
-        # Whatever a number leads to, a terminal or a device even: opening it neither waits nor takes it over.
+        # A handle from another host may lead to a terminal or a device of this one. The flags prevent that the open
+        # blocks, or makes it the controlling terminal.
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
@@ -73,7 +75,7 @@ def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
             return None
         memory = mmap.mmap(opened, size)
     except OSError:
-        return None  # not an anonymous file at all
+        return None  # not an anonymous file
     finally:
         os.close(opened)
     if not secrets.compare_digest(memory[:NONCE_BYTES], nonce):

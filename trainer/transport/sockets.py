@@ -1,9 +1,9 @@
-"""Sockets: ROUTER at a server's fixed address, DEALER at everyone who talks to it; libzmq reconnects by itself.
+"""Sockets: a ROUTER at the fixed address of a server, a DEALER at each of its peers; libzmq reconnects by itself.
 
-A run's token admits peers, and never leaves a process as it is. It becomes the key pairs of CurveZMQ, with which both sides
-prove themselves before a word is said, so that nothing crosses a network in the clear and nobody without the token is
-heard. That triples the CPU time of large messages. A private address, which nobody but this run's servers can listen at,
-is therefore spared it: there a password of that address is sent, and admits to nothing else."""
+A run's token admits peers and is never sent. CurveZMQ's key pairs are derived from it; both sides authenticate with
+them before any message, so that nothing crosses a network unencrypted and messages of peers without the token are
+dropped. That triples the CPU time of large messages. It is therefore not used at a private address, where only this
+run's servers can listen: there the client sends a password that is valid only for that address."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from trainer.transport.addresses import LOOPBACK, PRIVATE, is_ipv6, listening
 DOMAIN = "trainer"
 Frame = bytes | memoryview
 OVERHEAD_BYTES = 1 << 20
-# Fewer, larger pieces: a sixth less CPU a megabyte. Over a network the kernel knows better what is on its way.
+# Fewer, larger pieces save a sixth of the CPU time per megabyte. For a network the kernel sizes its buffers better.
 LOCAL_BUFFER_BYTES = 4 << 20
 
 BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 SAME_TOKEN = "give every host the same --token-file"
-# CurveZMQ does not say why it ends a handshake: a wrong token does it every time, a server that dies once, and a proxy
-# for as long as there is no server behind it.
+# CurveZMQ does not say why a handshake failed: with a wrong token each one does, after a server's death a single one,
+# and with a proxy all until there is a server behind it.
 REFUSED_AFTER, REFUSED_AFTER_S = 5, 30.0
 
 
 @dataclass(frozen=True)
 class Secret:
-    """The run's token and what follows from it."""
+    """The token of a run, and the keys and passwords that are derived from it."""
 
     token: str
 
     def keys(self, side: str) -> tuple[bytes, bytes]:
-        """(public, secret) key of the servers or the clients of this run, in Z85."""
+        """Return the (public, secret) keys of this run's servers or clients, in Z85."""
         secret = z85.encode(hashlib.sha256(f"{side}:{self.token}".encode()).digest())
         return zmq.curve_public(secret), secret
 
     def password(self, address: str) -> str:
-        """Of a private address; it tells nothing of the token."""
+        """Return the password of a private address, which does not reveal the token."""
         return hashlib.sha256(f"{address}:{self.token}".encode()).hexdigest()
 
 
 class _OneClient:
-    """The one client key that CurveZMQ admits."""
+    """A credentials provider for CurveZMQ that admits a single client key."""
 
     def __init__(self, public: bytes) -> None:
         self.public = public
@@ -69,8 +69,15 @@ def serve(
     body_bytes: int,
     held: sockets.socket | None = None,
 ) -> zmq.Socket[bytes]:
-    """A socket that hears only who knows the token, and drops connections that send more than a slice. held: what
-    ``addresses.hold`` gave for the address."""
+    """Return a listening ROUTER socket for peers with the token. Raises UsageError if it cannot listen.
+
+    Args:
+        context: the context of the socket.
+        address: a private or tcp:// address.
+        secret: the token of the run.
+        body_bytes: size of the largest body; peers that send much more are disconnected.
+        held: the result of ``addresses.hold`` for the address.
+    """
     bound, ipv6 = listening(address)
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
@@ -85,7 +92,7 @@ def serve(
         socket.curve_publickey, socket.curve_secretkey = secret.keys("server")
         socket.curve_server = True
     if held:
-        socket.use_fd = held.detach()
+        socket.use_fd = held.detach()  # libzmq owns the descriptor from here on
     try:
         socket.bind(bound)
     except zmq.ZMQError as error:
@@ -102,7 +109,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secre
 
 
 def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
-    """A socket that may talk to an address, not connected yet."""
+    """Return a DEALER socket with the credentials for an address, not connected yet."""
     socket = _socket(context, zmq.DEALER, address, ipv6=is_ipv6(address))
     if PRIVATE.fullmatch(address):
         socket.plain_username, socket.plain_password = b"run", secret.password(address).encode()
@@ -113,7 +120,7 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret
 
 
 def offer(socket: zmq.Socket[bytes], *frames: Frame, copy: bool = True) -> bool:
-    """Send without ever waiting; False if the peer has refused this connection, or has not read a thousand messages."""
+    """Send without blocking. Returns False if the peer has refused the connection, or has 1000 unread messages."""
     try:
         socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
     except zmq.Again:
@@ -122,14 +129,14 @@ def offer(socket: zmq.Socket[bytes], *frames: Frame, copy: bool = True) -> bool:
 
 
 class Watch:
-    """What becomes of a connection; made before the socket connects, or the first events may be missed."""
+    """A monitor of a socket's connection. Create it before the socket connects, or the first events may be missed."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.monitor = socket.get_monitor_socket(WATCHED)
-        self._bad_handshakes: list[float] = []  # when, since the last good one
+        self._bad_handshakes: list[float] = []  # times of failed handshakes since the last good one (monotonic seconds)
 
     def has_broken(self) -> bool:
-        """Whether the connection broke since the last call. Raises UsageError if the server does not admit us."""
+        """Return whether the connection broke since the last call. Raises UsageError if the server rejects us."""
         broken = False
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
@@ -139,7 +146,7 @@ class Watch:
             broken = True
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
-            if event & BAD_HANDSHAKE:
+            if event & BAD_HANDSHAKE:  # only a long series of them shows a wrong token (see REFUSED_AFTER)
                 self._bad_handshakes.append(time.monotonic())
                 if len(self._bad_handshakes) >= REFUSED_AFTER and self._lasted() >= REFUSED_AFTER_S:
                     raise UsageError(
@@ -158,5 +165,5 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *,
         socket.sndbuf = socket.rcvbuf = LOCAL_BUFFER_BYTES
     socket.linger = 0
     socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
-    socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 20_000  # a peer whose host is gone ends its connection
+    socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 20_000  # ends the connection of a peer whose host is gone
     return socket

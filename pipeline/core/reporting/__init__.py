@@ -1,1 +1,1 @@
-"""The parts that all reports share: pages, the style of figures, text tables."""
+"""The common parts of all reports: pages, the style of figures, text tables."""

@@ -57,8 +57,8 @@ def template(package: str, name: str) -> Any:
 def _source_in(package: str) -> Callable[[str], str | None]:
     """Return a function that reads a template of a package, or returns None if the package has no such template.
 
-    jinja2's PackageLoader looks a zip up under its normalised path, where a package that Spark shipped is not found:
-    SparkFiles' root is ``.``, so that the path on sys.path contains ``/./``."""
+    jinja2's PackageLoader cannot be used, because it looks up zips under their normalised path. The path of a package
+    that Spark has shipped contains ``/./`` on sys.path, since the root of SparkFiles is ``.``."""
     folder = files(package) / "templates"
 
     def source(name: str) -> str | None:

@@ -21,10 +21,10 @@ PURPLE, SKY, YELLOW, BLACK = "#CC79A7", "#56B4E9", "#D9C900", "#222222"
 GREY, PALE = "#666666", "#E3E3E3"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK)
 WIDTH = 10.0  # inches
-MANY = 24  # beyond this many workers, classes or groups, labels give way to a scale
-BOXES = 100  # classes in one box plot
-FLOOR = 1e-3  # a bar on a log scale ends here
-ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # a legend over its axes
+MANY = 24  # with more workers, classes or groups, a scale replaces labels
+BOXES = 100  # most classes in one box plot
+FLOOR = 1e-3  # lower end of bars on a log scale
+ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # places a legend above its axes
 STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -39,7 +39,7 @@ STYLE: Any = {
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "report",  # the same data give the same bytes
     "savefig.dpi": 130,
-    "text.parse_math": False,  # names of strategies and phases come from a file: a dollar sign is no formula
+    "text.parse_math": False,  # names come from a file, where a dollar sign starts no formula
 }
 
 
@@ -53,7 +53,7 @@ def style() -> Iterator[None]:
 
 
 def canvas(height: float, columns: int = 1, **options: Any) -> tuple[Figure, npt.NDArray[Any]]:
-    """A figure of the report's width, outside pyplot's global state, and its axes [columns]."""
+    """Return a figure of the report's width, outside pyplot's global state, and its axes [columns]."""
     figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, squeeze=False, **options)
@@ -61,14 +61,14 @@ def canvas(height: float, columns: int = 1, **options: Any) -> tuple[Figure, npt
 
 
 def svg_uri(figure: Figure) -> str:
-    """The figure as a data: URI. As an image its ids cannot collide with another figure's on the page."""
+    """Return a figure as a data: URI. In an image, ids cannot collide with ids of other figures on the page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + b64encode(buffer.getvalue()).decode()
 
 
 def png_uri(image_CHW: npt.NDArray[np.uint8]) -> str:
-    """One image as a data: URI: three or more channels as RGB, fewer as grey."""
+    """Return an image as a data: URI: the first three channels as RGB, with fewer channels the first one as grey."""
     pixels = np.moveaxis(image_CHW[:3], 0, -1) if len(image_CHW) >= 3 else image_CHW[0]
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
@@ -76,7 +76,7 @@ def png_uri(image_CHW: npt.NDArray[np.uint8]) -> str:
 
 
 def short(name: str, limit: int) -> str:
-    """A name cut to ``limit`` characters."""
+    """Return a name, cut to ``limit`` characters."""
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
@@ -85,7 +85,7 @@ def separate_thousands(axis: Any) -> None:
 
 
 def number_ticks(axis: Any, count: int) -> None:
-    """Number every position while they are few, some of them when they are many."""
+    """Number every position, or some of them if there are more than ``MANY``."""
     if count <= MANY:
         axis.set_ticks(range(count))
     else:

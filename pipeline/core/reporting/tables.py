@@ -8,10 +8,14 @@ from collections.abc import Collection, Sequence
 def table(
     rows: Sequence[Sequence[str]], header: Sequence[str] = (), *, right: Collection[int] = (), indent: str = ""
 ) -> str:
-    """Cells as aligned columns, two spaces apart, one line a row; the header, where given, is the first line.
+    """Return cells as aligned columns, two spaces apart, with one line per row. Raises ValueError for unequal rows.
 
-    right: the columns, counted from 0, that are aligned to the right, as numbers are. Raises ValueError where rows
-    differ in length."""
+    Args:
+        rows: the cells, row by row.
+        header: cells of the first line; without a header if empty.
+        right: columns, counted from 0, to align to the right, as for numbers.
+        indent: text before each line.
+    """
     lines = [header, *rows] if header else list(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
@@ -22,5 +26,5 @@ def table(
 
 
 def aligned(lines: Sequence[tuple[str, str]]) -> str:
-    """(name, text) pairs as a table of two columns, indented."""
+    """Return (name, text) pairs as an indented table of two columns."""
     return table(lines, indent="  ")

@@ -1,4 +1,4 @@
-"""A download that goes on where a broken one stopped; pooch, which checks the result, has none of its own."""
+"""Resumable downloads. pooch, which verifies the result, cannot resume by itself."""
 
 import fcntl
 import os
@@ -19,30 +19,30 @@ from pipeline.core.errors import JobError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 30
-ATTEMPTS = 5  # in a row without a new byte
+ATTEMPTS = 5  # consecutive attempts without a new byte
 BACKOFF_S = 1.0
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 
 
 def validator(headers: Mapping[str, str]) -> str:
-    """What If-Range can compare, so that bytes of two versions of a file are never joined; empty: nothing."""
+    """Return a value for If-Range, which prevents joining bytes of two versions of a file; empty if there is none."""
     etag = headers.get("ETag", "")
-    if etag and not etag.startswith("W/"):  # weak tags say "equivalent", not "the same bytes"
+    if etag and not etag.startswith("W/"):  # a weak tag does not guarantee equal bytes
         return etag
     return headers.get("Last-Modified", "")
 
 
 def first_byte(content_range: str) -> int:
-    """Where a 206 answer starts: 500 for ``bytes 500-999/1000``; -1 where the header does not say."""
+    """Return the first byte of a 206 response: 500 for ``bytes 500-999/1000``; -1 if the header does not say."""
     start = content_range.removeprefix("bytes ").partition("-")[0]
     return int(start) if start.isdigit() else -1
 
 
 @dataclass
 class ResumingDownloader:
-    """A pooch downloader that goes on where a broken download stopped, in this run or in an earlier one.
+    """A pooch downloader that resumes broken downloads of this run or an earlier one.
 
-    The bytes so far lie in ``part``, what identifies the server's file beside it in ``part.version``."""
+    The bytes so far are in the file ``part``, the validator of the server's file beside it in ``part.version``."""
 
     part: Path
     backoff_s: float = BACKOFF_S
@@ -53,6 +53,7 @@ class ResumingDownloader:
             failures = 0
             while True:
                 before = self._have()
+                # Only attempts without progress count, so that slow or flaky connections finish eventually.
                 try:
                     self._stream(url)
                     break
@@ -81,18 +82,18 @@ class ResumingDownloader:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise JobError(f"{self.part} is being written by another fetch; wait for it") from None
-            yield  # the lock ends with the file, also when the process is killed
+            yield  # closing the file releases the lock, also if the process is killed
 
     def _stream(self, url: str) -> None:
-        """One request: from the first missing byte where the server can, else from the beginning."""
+        """Make one request, from the first missing byte if the server supports it, otherwise from the beginning."""
         version = self._version_file.read_text() if self._version_file.exists() else ""
         have = self._have() if version else 0
-        # No compression on the way: offsets count the file's own bytes.
+        # No compression in transit, because offsets count bytes of the file.
         headers = {"Accept-Encoding": "identity"}
         if have:
             headers |= {"Range": f"bytes={have}-", "If-Range": version}
         with requests.get(url, headers=headers, stream=True, timeout=self.timeout_s) as answer:
-            if answer.status_code == 416:  # the part is no beginning of what the server has now
+            if answer.status_code == 416:  # the server's current file has no byte after the part
                 self._forget()
                 raise requests.ConnectionError("the server's file is shorter than the part downloaded")
             if answer.status_code in RETRIED_STATUS:
@@ -122,10 +123,10 @@ class ResumingDownloader:
                 desc=self.part.stem,
                 unit="B",
                 unit_scale=True,
-                disable=None,  # no bar where stderr is no terminal
+                disable=None,  # no bar if stderr is not a terminal
             ) as bar,
         ):
-            # read1 hands on what has arrived; read, and so iter_content, drops a last incomplete chunk.
+            # read1 returns all bytes that have arrived; read, and so iter_content, drops an incomplete last chunk.
             while chunk := answer.raw.read1(CHUNK_BYTES):
                 file.write(chunk)
                 bar.update(len(chunk))
@@ -138,7 +139,7 @@ class ResumingDownloader:
 
 
 def innermost(error: BaseException) -> str:
-    """The innermost reason in one line: requests and urllib3 wrap it several times."""
+    """Return the innermost reason in one line, because requests and urllib3 wrap it several times."""
     inner: Any = error
     while (deeper := getattr(inner, "reason", None) or (inner.args and inner.args[-1])) and isinstance(
         deeper, BaseException

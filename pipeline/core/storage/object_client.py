@@ -1,7 +1,7 @@
-"""Clients of object stores: where one is, who may use it, how long its answer is waited for, and what it refuses.
+"""Clients of object stores: endpoints, credentials, timeouts, and the translation of errors.
 
-S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings (s3a.py), which win. ~/.aws is not read. Other
-stores go by the variables that obstore reads (GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and others)."""
+S3 is configured by AWS_* variables, or by Hadoop's fs.s3a.* settings (s3a.py), which override them. ~/.aws is not read.
+Other stores are configured by obstore's variables (GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, ...)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fs.s3a.access.key and fs.s3a.secret.key"
-# An endpoint that is not there is told in seconds. One that is busy is asked again, for longer than S3 slows a caller down.
+# A missing endpoint fails within seconds. A busy one is retried for longer than S3 throttles a caller.
 RETRIES, RETRIED_S, CONNECT_S, SILENCE_S = 5, 15, 4, 30
 
 
 def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
-    """A client of ``s3://bucket``, ``gs://bucket`` or ``abfs://container@account...``, and the place that it asks, for error
-    lines. Nothing is sent yet."""
+    """Return a client of an object store, and its endpoint for error messages. Sends nothing yet.
+
+    root: ``s3://bucket``, ``gs://bucket`` or ``abfs://container@account...``. conf: Hadoop's settings. Raises
+    UsageError for a setting that cannot be applied."""
     from obstore.store import S3Store, from_url
 
     retry: RetryConfig = {
@@ -37,7 +39,7 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
     client: ClientConfig = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "read_timeout": timedelta(seconds=SILENCE_S),
-        "timeout": timedelta(minutes=10),  # of a whole transfer
+        "timeout": timedelta(minutes=10),  # limit for a whole transfer
     }
     if not root.startswith("s3://"):
         return from_url(root, client_options=client, retry_config=retry), root
@@ -48,6 +50,7 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
     if endpoint.startswith("http://"):
         client["allow_http"] = True
     client |= proxy_config(settings)
+    # Without keys of Hadoop, obstore looks for credentials itself.
     keys = (lambda: s3_credential(settings)) if "access.key" in settings else None
     store = S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
     through = f" through the proxy {settings['proxy.host']}" if "proxy_url" in client else ""
@@ -56,7 +59,13 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
 
 @contextmanager
 def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
-    """Have obstore's failures be Python's own, in one line with the next step. path: asked for; place: who was asked."""
+    """Convert obstore's errors in a context to Python's own, with a one-line message that names the next step.
+
+    Args:
+        path: of the request.
+        root: of the store, such as ``s3://bucket``.
+        place: endpoint for the message.
+    """
     from obstore.exceptions import BaseError
 
     try:
@@ -70,6 +79,7 @@ def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
 def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
     text = str(error)
     said = "; ".join(re.findall(r"<(?:Code|Message)>([^<]*)<", text.partition("Debug source")[0]))
+    # obstore reports the status only as part of its text.
     status = next(iter(re.findall(r"status code: (\d{3})", text)), "")
     kind = type(error).__name__
     fact = said or _cause(text)
@@ -96,7 +106,7 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
 
 
 def _cause(text: str) -> str:
-    """The innermost reason that obstore's trace gives, else its first line without the request."""
+    """Return the innermost reason in an obstore trace, or its first line without the request."""
     reasons = re.findall(r'(?:error|message): "([^"]+)"', text) or re.findall(r"kind: (TimedOut|Timeout)", text)
     first = text.splitlines()[0] if text else "no reason was given"
     return str(reasons[-1]) if reasons else first.rpartition(" - ")[2].strip(": ")[:300]

@@ -1,8 +1,7 @@
-"""Hadoop's S3A settings (fs.s3a.*) as the configuration of obstore's S3 client.
+"""Conversion of Hadoop's S3A settings (fs.s3a.*) to the configuration of obstore's S3 client.
 
-A setting that says who may read an object, how it is encrypted, who pays for a request or through which proxy it goes is
-applied or refused; no such setting is ignored. Settings about speed (thread pools, buffers, connections) belong to
-Hadoop's client and are left out."""
+Settings of access rights, encryption, payment and the proxy are applied or refused; none of them is ignored. Settings
+of performance (thread pools, buffers, connections) belong to Hadoop's client and are left out."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ APPLIED = {
     "encryption.algorithm", "encryption.key", *LEGACY_NAMES, "requester.pays.enabled",
     "proxy.host", "proxy.port", "proxy.username", "proxy.password", "proxy.ssl.enabled",
 }  # fmt: skip
-# A value of one of these would change who reads, signs or pays, or where the bytes go. The client has no such setting.
+# These settings change who reads, signs or pays, or where bytes go, and obstore's client has no counterpart.
 REFUSED = (
     r"acl\.default|assumed\.role\..+|access\.grants\..+|accesspoint\..+|custom\.signers|(.+\.)?signing-algorithm"
     r"|delegation\.token\..+|security\.credential\.provider\.path|create\.storage\.class|endpoint\.fips"
@@ -35,12 +34,12 @@ REFUSED = (
 )
 _SETTING = re.compile(rf"fs\.s3a\.(?:bucket\..+?\.)?((?:{'|'.join(map(re.escape, sorted(APPLIED)))})|(?:{REFUSED}))")
 _REFUSED = re.compile(REFUSED)
-PROVIDER_PATH = "hadoop.security.credential.provider.path"  # Hadoop's files of keys, which only a JVM reads
+PROVIDER_PATH = "hadoop.security.credential.provider.path"  # Hadoop's credential files, which only a JVM can read
 S3A_PROVIDER_PATH = "fs.s3a.security.credential.provider.path"
-OFF = ("", "false", "none")  # values that leave a setting as if it were not there
-HADOOPS_DEFAULT = "s3.amazonaws.com"  # an endpoint that knows buckets of one region only
+OFF = ("", "false", "none")  # values that turn a setting off
+HADOOPS_DEFAULT = "s3.amazonaws.com"  # an endpoint that serves buckets of one region only
 ENCRYPTION = {"AES256": "AES256", "SSE-S3": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse"}
-# The sources of credentials that obstore knows, by the last part of their classes' names.
+# The credential providers that obstore supports, by the last part of their class names.
 PROVIDERS = {
     "SimpleAWSCredentialsProvider", "TemporaryAWSCredentialsProvider", "AnonymousAWSCredentialsProvider",
     "EnvironmentVariableCredentialsProvider", "IAMInstanceCredentialsProvider", "InstanceProfileCredentialsProvider",
@@ -50,17 +49,17 @@ PROVIDERS = {
 
 
 def is_s3a_setting(key: str) -> bool:
-    """Tell whether a Hadoop setting is one that is applied or refused here: for all buckets or for one."""
+    """True if a Hadoop setting, for all buckets or for one, is applied or refused here."""
     return bool(_SETTING.fullmatch(key))
 
 
 def s3a_settings(bucket: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return Hadoop's settings for a bucket, without their prefix and with today's names.
+    """Return Hadoop's settings for a bucket, without their prefix and under their current names.
 
-    A bucket's own settings win over those for all buckets. Raises UsageError for one that cannot be applied."""
+    Settings of a bucket override settings for all buckets. Raises UsageError for a setting that cannot be applied."""
     found: dict[str, tuple[str, str]] = {}  # value and full name of each setting
     for prefix in (PREFIX, f"{PREFIX}bucket.{bucket}."):
-        # The old name of a setting is read first, so that today's name wins.
+        # Legacy names are read first, so that current names override them.
         for key in sorted(conf, key=lambda key: key.removeprefix(prefix) not in LEGACY_NAMES):
             name = key.removeprefix(prefix)
             is_ours = key.startswith(prefix) and not name.startswith("bucket.")
@@ -75,6 +74,7 @@ def _check(name: str, value: str, key: str) -> None:
     if value.lower() in OFF:
         return
     advice = f"; remove it, or set it for other buckets only ({PREFIX}bucket.NAME.{name})"
+    # Credential files are the one refused setting with a workaround of its own.
     if name == S3A_PROVIDER_PATH.removeprefix(PREFIX):
         raise UsageError(
             f"{key}: a file of keys is read by jobs on Spark, for all buckets; elsewhere set AWS_ACCESS_KEY_ID and"
@@ -94,9 +94,10 @@ def _check(name: str, value: str, key: str) -> None:
 
 
 def s3_config(settings: Mapping[str, str]) -> S3Config:
-    """Return obstore's configuration for a bucket's settings; obstore takes what they leave out from AWS_* variables."""
+    """Return obstore's configuration for a bucket's settings. obstore takes missing values from AWS_* variables."""
     config: S3Config = {}
     endpoint = settings.get("endpoint", "")
+    # Hadoop's default endpoint is left out, so that obstore uses the endpoint of the bucket's region.
     if endpoint and not endpoint.endswith(HADOOPS_DEFAULT):
         plain = settings.get("connection.ssl.enabled") == "false"
         config["endpoint"] = endpoint if "://" in endpoint else f"{'http' if plain else 'https'}://{endpoint}"
@@ -117,21 +118,21 @@ def s3_config(settings: Mapping[str, str]) -> S3Config:
 
 
 def proxy_config(settings: Mapping[str, str]) -> ClientConfig:
-    """Return obstore's configuration of the proxy that a bucket's settings name; empty without one."""
+    """Return obstore's configuration of the proxy in a bucket's settings; empty without a proxy."""
     host = settings.get("proxy.host", "")
     if not host:
         return {}
     secure = settings.get("proxy.ssl.enabled", "").lower() == "true"
     user, password = (quote(settings.get(f"proxy.{name}", ""), safe="") for name in ("username", "password"))
     login = f"{user}:{password}@" if user else ""
-    # Hadoop's defaults of the port are those of the endpoint's protocol.
+    # As in Hadoop, the default port follows from the protocol of the endpoint.
     tls = not settings.get("endpoint", "").startswith("http://") and settings.get("connection.ssl.enabled") != "false"
     port = settings.get("proxy.port") or ("443" if tls else "80")
     return {"proxy_url": f"{'https' if secure else 'http'}://{login}{host}:{port}"}
 
 
 def s3_credential(settings: Mapping[str, str]) -> S3Credential:
-    """Return Hadoop's three settings as one credential, so that none of them is mixed with an AWS_* variable."""
+    """Return Hadoop's three key settings as one credential, so that they are never mixed with AWS_* variables."""
     return {
         "access_key_id": settings["access.key"],
         "secret_access_key": settings.get("secret.key", ""),

@@ -9,7 +9,7 @@ from pipeline.core.errors import UsageError
 
 
 def local_folder(uri: str, flag: str) -> Path:
-    """The folder that a flag names. Raises UsageError where it is none of this machine, such as ``s3:/bucket``."""
+    """Return the local folder of a flag. Raises UsageError if it is not on this machine, such as ``s3:/bucket``."""
     scheme, authority, path = split_uri(uri)
     if scheme not in ("", "file") or authority not in ("", "localhost"):
         raise UsageError(f"{flag} {uri} must be a folder of this machine; copy it from there")
@@ -17,14 +17,14 @@ def local_folder(uri: str, flag: str) -> Path:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a resolved path is of another place than the local disks."""
+    """True if a resolved path is not on a local disk."""
     return "://" in path
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
-    """(scheme, authority, path); the path as it stands, whatever #, ? or ; it holds."""
+    """Split a URI into (scheme, authority, path). The path is kept as it is, including #, ? and ;."""
     with_authority = r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)"
-    # dbfs:/x is no folder that is named dbfs:
+    # dbfs:/x has a scheme although it lacks //, and is not a path in a local folder "dbfs:"
     without = r"(file|hdfs|s3[an]?|gs|abfss?|az|[A-Za-z][A-Za-z0-9+.-]*(?=:/)):(?!//)"
     match = re.fullmatch(rf"(?:{with_authority}|{without})?(.*)", uri, re.DOTALL)
     assert match, "the pattern matches every text"

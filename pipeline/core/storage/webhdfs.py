@@ -1,4 +1,4 @@
-"""Shards behind a WebHDFS or HttpFS gateway: read-only files over HTTP, for clusters whose DataNodes are not in reach."""
+"""Read-only access to files through a WebHDFS or HttpFS gateway, for clusters whose DataNodes are not reachable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
 
 DEFAULT_PORT = 9870  # the NameNode's; HttpFS listens at 14000
-CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10, 60  # of one attempt; the caller tries again
+CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10, 60  # per attempt; the caller retries
 KINDS = {
     "FileNotFoundException": FileNotFoundError,
     "AccessControlException": PermissionError,
@@ -27,7 +27,7 @@ KINDS = {
 
 
 def user_name() -> str:
-    """Return the name under which HDFS without Kerberos is asked. Raises UsageError for a user that has none."""
+    """Return the user name for HDFS without Kerberos. Raises UsageError if the user has no name."""
     try:
         return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     except (KeyError, OSError):
@@ -37,7 +37,7 @@ def user_name() -> str:
 
 
 class WebHdfsFiles:
-    """A gateway through the ``hdfs`` package. Raises what ``pipeline.core.storage.store`` does; writing is refused."""
+    """A gateway through the ``hdfs`` package. Raises the errors of pipeline.core.storage.store; refuses to write."""
 
     def __init__(self, authority: str) -> None:
         import hdfs
@@ -75,14 +75,14 @@ class WebHdfsFiles:
         return [_info(f"{path.rstrip('/')}/{name}", status) for name, status in entries]
 
     def open(self, path: str) -> BinaryIO:
-        """The whole file, in memory: a connection left open would fail where no one can try again."""
+        """Return the whole file in memory: an open connection could fail later, where it cannot be retried."""
         return BytesIO(self._read(path, 0, None))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         return self._read(path, offset, length) if length > 0 else b""
 
     def _read(self, path: str, offset: int, length: int | None) -> bytes:
-        # In pieces, because only then does a connection lost half-way raise an error of requests.
+        # In pieces, because only then does a connection that breaks half-way raise an error of requests.
         with self._errors(path), self.client.read(self._path(path), offset, length, chunk_size=1 << 20) as pieces:
             return b"".join(pieces)
 
@@ -103,7 +103,7 @@ def _gateway(authority: str, _pid: int) -> WebHdfsFiles:
 
 @dataclass(frozen=True)
 class ReadStore(Store):
-    """The pipeline's store, which also reads ``webhdfs://host:port/path``."""
+    """A store that can also read ``webhdfs://host:port/path``."""
 
     def resolve(self, uri: str) -> str:
         scheme, authority, path = split_uri(uri)

@@ -1,4 +1,4 @@
-"""The layouts an input may have: one file each, and one dict that names them."""
+"""The input formats: one file each, and one dict of them by name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ from pipeline.input.formats.parquet import ParquetImages
 FORMATS: dict[str, Format] = {
     kind.name: kind for kind in (Cifar10Binary(), Cifar100Binary(), CifarPickle(), ParquetImages())
 }
-HEAD_BYTES = 1 << 18  # of a file, to recognise it by
+HEAD_BYTES = 1 << 18  # bytes of a file that are read to recognise its format
 OPENED_AT_ONCE = 16
 
 __all__ = ["FORMATS", "Columns", "DataFile", "Format", "recognise"]
 
 
 def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] | None) -> str:
-    """The one layout that all files have, from their first bytes, sizes and names. Raises DataError where they differ
-    or none fits."""
-    with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:  # a file system far away takes milliseconds for each
+    """Return the name of the format of all files, from their first bytes, sizes and names.
+
+    Args:
+        store: the file system.
+        files: the data files.
+        shape: the declared shape of raw images, or None.
+
+    Raises:
+        DataError: the files differ, or no format fits.
+    """
+    with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:  # a remote file system takes milliseconds per file
         found = pool.map(lambda file: _vote(store, file, shape), files)
         votes = {file.path: name for file, name in zip(files, found, strict=True)}
     names = {name for name in votes.values() if name}

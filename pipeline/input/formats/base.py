@@ -1,4 +1,4 @@
-"""What a layout must offer, and the plain data that passes between a layout and the rest."""
+"""The interface of an input format, and the data that it exchanges with other modules."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 
 BLOCK_ROWS = 2048  # the most rows of a block
-BLOCK_BYTES = 64 << 20  # the most bytes of its images, but for a block of one row: Arrow's offsets end at 2 GiB
+BLOCK_BYTES = 64 << 20  # the most image bytes of a block of several rows: Arrow's offsets end at 2 GiB
 
 
 def block_rows(record_bytes: int) -> int:
-    """The most rows of a block of images of so many bytes each."""
+    """Return the largest number of rows per block for images of a given size."""
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, record_bytes)))
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of an input as its survey found it.
+    """A surveyed file of an input.
 
-    decode_rows: how many rows are decoded together and kept for later passes (input/decoded.py); 0 where reading any
-    range costs what its bytes cost. label: of all rows, where not they but a folder of a partition tells it. encoded: the
-    images are files such as PNG. channels: of the images as the format reads them, where --channels is given; image files
-    are converted to as many, other images after they are read (input/converted.py)."""
+    Attributes:
+        path: the full path.
+        bytes: the size.
+        modified_ms: the time of the last change, in ms since 1970.
+        rows: the number of rows.
+        decode_rows: the number of rows that are decoded together and kept for later passes (input/decoded.py); 0 if
+            reading any range costs no more than its bytes.
+        label: the label of all rows, if it comes from a partition folder and not from a column.
+        encoded: whether the images are image files such as PNG.
+        channels: the channels of the images that the format returns, if --channels is given. The decoder converts image
+            files to this number; other images are converted after they are read (input/converted.py).
+    """
 
     path: str
     bytes: int
@@ -45,8 +53,10 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Columns:
-    """labels, coarse_labels, neighbourhoods: int32 [rows]; targets: float32 [rows]; images: uint8 [rows, bytes], planar,
-    the bytes of C*H*W numbers."""
+    """The columns of consecutive rows.
+
+    labels, coarse_labels, neighbourhoods: int32 [rows]. targets: float32 [rows]. images: uint8 [rows, bytes], the bytes
+    of C*H*W numbers, planar."""
 
     labels: npt.NDArray[np.int32]
     images: npt.NDArray[np.uint8] | None
@@ -57,35 +67,44 @@ class Columns:
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """A layout. Members hold no state, so that tasks may have them; ``shape`` is what --image-shape declares, or None."""
+    """An input format.
+
+    Members are stateless, so that tasks can use them. ``shape`` is the value of --image-shape, or None."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # what a file of it is, for the line that refuses one of no known layout
-    opens: ClassVar[bool]  # whether a survey must open the file, so belongs into a task
-    seeks: ClassVar[bool] = False  # whether any record can be read without those before it
-    may_be_empty: ClassVar[bool] = False  # whether a file without rows among others is ordinary, as Spark writes them
-    locates_damage: ClassVar[bool] = (
-        False  # whether the survey of a file that is not recognised says where it breaks off
-    )
+    summary: ClassVar[str]  # a description of a file, for the error line about an unknown format
+    opens: ClassVar[bool]  # whether a survey must open the file and therefore runs in a task
+    seeks: ClassVar[bool] = False  # whether any record can be read without the records before it
+    may_be_empty: ClassVar[bool] = False  # whether files without rows are normal, as Spark writes them
+    locates_damage: ClassVar[bool] = False  # whether the survey of an unrecognised file reports where it is truncated
 
     @abstractmethod
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        """Whether a file that begins with ``head`` (up to 256 KiB) has this layout."""
+        """True if a file that begins with ``head`` (up to 256 KiB) has this format."""
 
     def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        """Whether a file that no layout recognises begins like one of this: then the survey says where it breaks off."""
+        """True if an unrecognised file begins like this format, so that its survey can report where it is truncated."""
         return False
 
     @abstractmethod
     def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
-        """Rows and layout of one file, reading as little as the layout allows. Raises DataError."""
+        """Return the rows and layout of one file, reading as little of it as possible. Raises DataError."""
 
     @abstractmethod
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
-        """Records start <= r < stop of one file in blocks of at most ``block_rows`` rows. Raises DataError."""
+        """Yield records start <= r < stop of one file in blocks of at most ``block_rows`` rows. Raises DataError.
+
+        Args:
+            store: the file system.
+            file: the surveyed file.
+            start: the first record.
+            stop: the record after the last.
+            layout: the layout of the rows as stored.
+            images: whether to read images.
+        """
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
-        """The place of one record, for an error line."""
+        """Return the place of one record, for an error line."""
         return f"{file.path}, row {record}"

@@ -1,4 +1,4 @@
-"""CIFAR's binary layout: fixed-size records of one label byte (two for CIFAR-100: coarse, fine) and planar pixels."""
+"""CIFAR's binary format: fixed-size records of one label byte (two for CIFAR-100: coarse, fine) and planar pixels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 
 
 class FixedRecords(Format):
-    """label_bytes: how many label bytes lead a record; limits: the number of classes of each."""
+    """A format of fixed-size records.
+
+    label_bytes: the number of label bytes at the start of a record. limits: the number of classes for each of them."""
 
     opens: ClassVar[bool] = False
     seeks: ClassVar[bool] = True
@@ -32,15 +34,15 @@ class FixedRecords(Format):
         if file.bytes == 0 or file.bytes % size or head[:1] == b"\x80" or head[:4] == b"PAR1":
             return False
         records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
-        # A size that both record lengths divide is told apart by its label bytes; an out-of-range label in a file
-        # that only this length fits is left to the scan, which names its offset.
+        # If both record lengths divide the file size, the label bytes decide. If only this length fits, an out-of-range
+        # label is left to the scan, which reports its offset.
         other = {1: size + 1, 2: size - 1}[self.label_bytes]
         if file.bytes % other:
             return True
         return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
     def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        """Whether the labels of a file of odd length look right at this record length."""
+        """True if the label bytes of a file of odd length are valid for this record length."""
         size = self.record_bytes(shape)
         records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
         return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())

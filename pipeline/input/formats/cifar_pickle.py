@@ -1,7 +1,7 @@
-"""CIFAR's python layout: a pickled dict of a uint8 matrix and label lists, read by an unpickler that admits no more.
+"""CIFAR's python format: a pickled dict of a uint8 matrix and label lists, read by a restricted unpickler.
 
-A pickle can name any function to be called on loading. Here only the few names that these files hold resolve, and each
-to a guarded stand-in; anything else is refused before it runs."""
+A pickle can name any function to be called on loading. Here only the few names that CIFAR files need are resolved, each
+to a guarded replacement; everything else is refused before it runs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 
-_reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
+_reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own function, whose module depends on the version
 
 
-# What numpy.ndarray resolves to: the class itself could be called with any shape, and gives memory as it finds it.
+# The replacement of numpy.ndarray: the class itself can be called with any shape, and returns uninitialised memory.
 _NDARRAY = object()
 
 
 def _empty_array(kind: object, shape: tuple[int, ...], typecode: bytes) -> Any:
-    """numpy's array shell: always empty in honest pickles, so a huge shape is a memory bomb."""
+    """Return numpy's array shell, which is always empty in valid pickles; a huge shape is a memory bomb."""
     if kind is not _NDARRAY or tuple(shape) != (0,):
         raise pickle.UnpicklingError("an array shell that is not empty")
     return _reconstruct(np.ndarray, (0,), b"b")
 
 
 def _plain_dtype(code: Any, *flags: Any) -> np.dtype[Any]:
-    """Numbers only: no object, no structured types."""
+    """Return a dtype of numbers. Raises UnpicklingError for objects and structured types."""
     dtype = np.dtype(code if isinstance(code, str) else code.decode("ascii"))
     if dtype.kind not in "iub":
         raise pickle.UnpicklingError(f"an array of {dtype}")
@@ -43,7 +43,7 @@ def _plain_dtype(code: Any, *flags: Any) -> np.dtype[Any]:
 
 
 def _from_buffer(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> Any:
-    """numpy's array of protocol 5: as large as its bytes and no larger."""
+    """Return numpy's array of pickle protocol 5, which is exactly as large as its bytes."""
     return np.frombuffer(bytes(data), dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
@@ -65,14 +65,14 @@ ADMITTED: dict[tuple[str, str], Any] = {
 
 
 MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
-# Opcodes that make instances without one of the calls above, or that name objects outside the pickle.
+# Opcodes that make instances without the calls above, or that refer to objects outside of the pickle.
 REFUSED = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}
 
 
 def _refuse_opcodes(data: bytes) -> None:
-    """Raise UnpicklingError for opcodes that no such file needs, before any of them is executed.
+    """Raise UnpicklingError for opcodes that CIFAR files do not need, before any opcode is executed.
 
-    An entry of the memo with a huge number makes the unpickler allocate a table up to it."""
+    A memo entry with a huge number would make the unpickler allocate a table of that size."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in REFUSED:
             raise pickle.UnpicklingError(f"it holds the opcode {opcode.name}")
@@ -81,7 +81,7 @@ def _refuse_opcodes(data: bytes) -> None:
 
 
 class CifarUnpickler(pickle.Unpickler):
-    """Loads dicts, lists, strings, numbers and integer arrays; refuses every other name a pickle may call."""
+    """An unpickler of dicts, lists, strings, numbers and integer arrays, which refuses every other name."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="bytes")
@@ -94,7 +94,9 @@ class CifarUnpickler(pickle.Unpickler):
 
 
 def load(data: bytes, path: str) -> dict[bytes, Any]:
-    """The batch as a dict with bytes keys. Raises DataError for what is no CIFAR pickle, hostile ones included."""
+    """Return the batch as a dict with bytes keys.
+
+    Raises DataError for anything but a CIFAR pickle, including hostile ones."""
     try:
         _refuse_opcodes(data)
         batch = CifarUnpickler(data).load()
@@ -123,7 +125,7 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
 
 
 class CifarPickle(Format):
-    """One file is one pickle: it is read whole, by the task that needs it first, never by the driver."""
+    """The format of one pickle per file, which is read whole by tasks, never by the driver."""
 
     name: ClassVar[str] = "cifar-pickle"
     summary: ClassVar[str] = "a CIFAR pickle"

@@ -34,11 +34,12 @@ from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-BUFFER_BYTES = 8 << 20  # of a column that is read at once: a row group may be as large as its file
-LOOKED_AT = 100  # images of a file, at most, for one that tells the shape
-DECODED_BYTES = 16 << 20  # of encoded images that are decoded together
-LARGE_GROUP_BYTES = 64 << 20  # of raw images: each part of a group is decoded from the group's start on
-# How image files begin, as (offset, bytes): PNG, JPEG, GIF, BMP, WebP, TIFF of either byte order, AVIF and HEIF, JPEG 2000.
+BUFFER_BYTES = 8 << 20  # the part of a column that is read at once, because a row group may be as large as its file
+LOOKED_AT = 100  # the most images of a file that are tried to find its shape
+DECODED_BYTES = 16 << 20  # encoded images that are decoded together, in bytes of pixels
+LARGE_GROUP_BYTES = 64 << 20  # above, raw images are kept decoded, because each read decodes from the group's start
+# The first bytes of image files, as (offset, bytes): PNG, JPEG, GIF, BMP, WebP, TIFF of either byte order, AVIF, HEIF,
+# JPEG 2000.
 SIGNATURES = (
     ((0, b"\x89PNG"),),
     ((0, b"\xff\xd8\xff"),),
@@ -51,7 +52,7 @@ SIGNATURES = (
     ((0, b"\0\0\0\x0cjP  "),),
 )
 SPARK_IMAGE = {"origin", "height", "width", "nChannels", "mode", "data"}  # the struct of Spark's image data source
-ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats whose first image is read, whatever else a file holds
+ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats of which only the first image is read
 
 
 def _open(store: Store, path: str) -> pq.ParquetFile:
@@ -71,7 +72,7 @@ def _pick(schema: pa.Schema, names: tuple[str, ...], path: str) -> str:
 
 
 def _payload(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The bytes of an image column, whether bare or in a struct."""
+    """Return the bytes of an image column, bare or in a struct."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_struct(array.type):
         array = pc.struct_field(array, "bytes")
@@ -81,7 +82,7 @@ def _payload(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _check_type(field: pa.Field, path: str) -> None:
-    """Raise DataError where an image column holds neither bytes nor a struct with bytes."""
+    """Raise DataError if an image column holds neither bytes nor a struct with bytes."""
     kind = field.type
     if pa.types.is_struct(kind):
         names = {inner.name for inner in kind}
@@ -112,7 +113,7 @@ def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
 
 
 def _label_of_folder(path: str) -> int | None:
-    """The class of a file's rows in a folder such as label=3, which Spark's partitionBy("label") makes."""
+    """Return the class of a file's rows from a folder such as label=3, which Spark's partitionBy("label") makes."""
     found = re.findall(rf"/(?:{'|'.join(LABEL_COLUMNS)})=(\d{{1,9}})(?=/)", path)
     return int(found[-1]) if found else None
 
@@ -123,7 +124,7 @@ def begins_as_image(data: bytes) -> bool:
 
 
 def is_encoded(data: bytes, pixels: int) -> bool:
-    """Tell whether bytes are an image file. Raw pixels may begin like one, but have the raw length."""
+    """True if bytes are an image file. Raw pixels may begin like one, but have the raw length."""
     return begins_as_image(data) and len(data) != pixels
 
 
@@ -132,10 +133,10 @@ class Undecodable(DataError):
 
 
 def decode(data: bytes) -> npt.NDArray[np.uint8]:
-    """Return an image file as uint8 [C, H, W]: grey stays one channel, everything else becomes RGB, and the orientation
-    that EXIF tells is applied.
+    """Return an image file as uint8 [C, H, W], with its EXIF orientation applied.
 
-    Raises DataError where that would lose bits, transparency or further frames, Undecodable for a broken file."""
+    Grey images keep one channel, all others become RGB. Raises DataError if this would lose bits, transparency or
+    further frames, and Undecodable for a broken file."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return _pixels_of(image)
@@ -153,6 +154,7 @@ def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
         raise DataError(f"the image has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
     if 3 * image.width * image.height > MAX_IMAGE_BYTES:
         raise DataError(f"the image of {image.width}x{image.height} pixels has more than {MAX_IMAGE_BYTES:,} bytes")
+    # Only real transparency is refused: an alpha channel that is opaque everywhere loses nothing.
     image.load()
     upright = ImageOps.exif_transpose(image) if _is_turned(image) else image
     if upright.has_transparency_data and upright.convert("RGBA").getchannel("A").getextrema() != (255, 255):
@@ -167,12 +169,12 @@ def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
 def _is_turned(image: Image.Image) -> bool:
     try:
         return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
-    except Exception:  # Pillow raises many kinds for broken EXIF data, beside which the pixels are whole
+    except Exception:  # Pillow raises many kinds for broken EXIF data, although the pixels are intact
         return False
 
 
 class ParquetImages(Format):
-    """A file whose footer tells its rows; the image's shape is declared in the schema, or the first image's."""
+    """The format of Parquet files. The image shape comes from the schema, or from the first image."""
 
     name: ClassVar[str] = "parquet"
     summary: ClassVar[str] = "Parquet"
@@ -207,6 +209,7 @@ class ParquetImages(Format):
         layout = replace(layout, shape=shape)
         if encoded:
             return replace(data, decode_rows=max(1, DECODED_BYTES // layout.record_bytes), encoded=True), layout
+        # Tasks that start inside a large row group would each decode it from its start: keep it decoded.
         group = max(parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups))
         if group * layout.record_bytes > LARGE_GROUP_BYTES:
             data = replace(data, decode_rows=group)
@@ -234,6 +237,7 @@ class ParquetImages(Format):
             rows = parquet.metadata.row_group(group).num_rows
             low, high = max(start - first, 0), min(stop - first, rows)
             if low < high:
+                # One row group at a time: groups outside of the range are never read.
                 batches = parquet.iter_batches(step, [group], columns=names)
                 for at, part in _between(batches, low, high):
                     record = first + at
@@ -270,7 +274,7 @@ class ParquetImages(Format):
 
 
 def _looks_raw(values: Any, size: int) -> bool:
-    """Tell whether all values have so many bytes, and none begins as an image file does. values: large_binary."""
+    """True if all values have the raw size and none begins like an image file. values: large_binary."""
     if not pc.all(pc.equal(pc.binary_length(values), size)).as_py():
         return False
     pixels = raw_images(values, size, "", 0)
@@ -285,8 +289,17 @@ def _looks_raw(values: Any, size: int) -> bool:
 
 
 def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str) -> tuple[tuple[int, int, int], bool]:
-    """The shape of the first image that tells it, and whether it is encoded. layout: with the shape of raw ones. Raises the
-    DataError of the very first where none of LOOKED_AT does: a broken one does not speak for a file."""
+    """Return the shape of the first valid image, and whether it is encoded.
+
+    A broken image does not condemn its file: if none of the first LOOKED_AT images is valid, the error of the first is
+    raised.
+
+    Args:
+        parquet: the open file.
+        column: the image column.
+        layout: the layout of raw images.
+        path: the file, for error lines.
+    """
     problem: DataError | None = None
     for row, batch in enumerate(islice(parquet.iter_batches(1, columns=[column]), LOOKED_AT)):
         data = _payload(batch.column(0))[0].as_py()
@@ -317,13 +330,23 @@ def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int
 
 
 def _pixels(data: bytes, layout: Layout, place: str, *, converts: bool) -> npt.NDArray[np.uint8]:
-    """One image, encoded or raw, uint8 [C*H*W]: each row is judged by itself, wherever blocks begin. Raw pixels that begin
-    as an encoded image does are no such image, and one whose bytes number as many as its pixels is. Raises DataError."""
+    """Return one image, encoded or raw, as uint8 [C*H*W]. Raises DataError.
+
+    Each image is classified by itself, independent of block boundaries. Raw pixels may begin like an image file: bytes
+    of the raw size that cannot be decoded are raw. Bytes of the raw size that can be decoded are an image file.
+
+    Args:
+        data: the bytes of the image.
+        layout: the layout of the rows.
+        place: the file and row, for error lines.
+        converts: whether decoded images are converted to the layout's channels.
+    """
     is_raw = len(data) == layout.record_bytes
     if not begins_as_image(data):
         if not is_raw:
             raise DataError(f"{place}: the image has {len(data)} bytes, not {layout.record_bytes}")
         return np.frombuffer(data, np.uint8)
+    # Bytes of the raw size that do not decode are pixels that happen to begin like an image file.
     try:
         image = decode(data)
     except DataError as error:
@@ -348,8 +371,9 @@ def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.f
 
 
 def _between(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of a row group from ``low`` up to and without ``high``, by batch, with the place of the first. What lies
-    before them is decoded, what lies behind is not read, and no more than a batch is held."""
+    """Yield the rows low <= r < high of a row group by batch, with the position of each batch's first row.
+
+    Rows before ``low`` are decoded, rows after ``high`` are not read, and only one batch is held at a time."""
     at = 0
     for batch in batches:
         start, stop = max(low - at, 0), min(high - at, len(batch))
@@ -373,15 +397,26 @@ def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDA
 
 
 def vectors_of(column: Any, layout: Layout | None, path: str, first: int) -> npt.NDArray[np.uint8]:
-    """The bytes of a column of vectors, lists of numbers or spark.ml's dense ones, as float32: uint8 [rows, 4 d].
+    """Return a column of vectors as the bytes of float32: uint8 [rows, 4 d].
 
-    layout: what all rows must look like; the first tells without it. Raises DataError with the place, and UsageError where
-    the column holds something else."""
+    Vectors are lists of numbers or spark.ml's dense ones.
+
+    Args:
+        column: the column.
+        layout: the expected layout; None takes the length of the first vector.
+        path: the file, for error lines.
+        first: the row number of the column's first value.
+
+    Raises:
+        DataError: a broken value, with its place.
+        UsageError: the column does not hold vectors.
+    """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_struct(array.type) and {"type", "values"} <= {field.name for field in array.type}:
         if not pc.all(pc.equal(array.field("type"), 1)).as_py():
             raise DataError(f"{path}, near row {first}: a sparse vector; --embedding takes dense ones")
         array = array.field("values")
+    # Spark ML's dense vectors are now lists too.
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     number = (pa.types.is_floating, pa.types.is_integer)
     if not any(kind(array.type) for kind in lists) or not any(kind(array.type.value_type) for kind in number):

@@ -1,1 +1,1 @@
-"""From records of runs to what people read: summaries, findings, a cost model of many nodes, a page."""
+"""The results of a benchmark: summaries of records, findings, a cost model for many nodes, and the report."""

@@ -1,4 +1,4 @@
-"""The figures of the benchmark's page."""
+"""The figures of the benchmark's report."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STYLES: dict[System, tuple[str, str, str]] = {  # colour, hatch, marker
 
 
 def find_published(summary: Summary) -> int | None:
-    """The thesis's number of mini-batches to convergence."""
+    """Return the thesis's number of mini-batches to convergence, or None."""
     return published.MINI_BATCHES.get((summary.model, summary.size), {}).get(summary.system)
 
 
 def draw_convergence(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
-    """Seconds and mini-batches to convergence; nothing where every run failed."""
+    """Draw seconds and mini-batches to convergence; empty if every run failed."""
     if not any(each.metrics for each in summaries):
         return []
     with plots.style():
@@ -43,7 +43,7 @@ def draw_convergence(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
 
 
 def draw_mini_batches(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
-    """Computing and reading against the size of a mini-batch."""
+    """Draw the times of computing and reading against the size of a mini-batch; empty if every run failed."""
     if not any(each.metrics for each in summaries):
         return []
     with plots.style():
@@ -56,7 +56,9 @@ def draw_mini_batches(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
 
 
 def draw_sizes(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
-    """A mini-batch against the number of rows; nothing where each model was timed on one number of them."""
+    """Draw the time of a mini-batch against the number of rows.
+
+    Empty if no model was timed on several numbers of rows."""
     timed = [each for each in summaries if each.metrics and (each.length or each.size == "all")]
     if len({(each.model, each.rows) for each in timed}) == len({each.model for each in timed}):
         return []
@@ -65,14 +67,20 @@ def draw_sizes(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
 
 
 def draw_bars(summaries: Sequence[Summary], metric: str, label: str, *, marks: bool = False) -> Figure:
-    """A group of bars for each configuration, one a system, with the least and the most, on a log scale.
+    """Draw a group of bars per configuration, one bar per system, with minimum and maximum, on a log scale.
 
-    marks: also the thesis's numbers."""
+    Args:
+        summaries: to draw.
+        metric: one of METRICS.
+        label: of the axis.
+        marks: also draw the thesis's numbers.
+    """
     groups = list(dict.fromkeys((each.model, each.size) for each in summaries))
     figure, (ax,) = plots.canvas(1.2 + 0.62 * len(groups))
     height = 0.8 / len(SYSTEMS)
     for number, system in enumerate(SYSTEMS):
         mine = [each for each in summaries if each.system == system and metric in each.metrics]
+        # The bars of a group are centred on its row.
         offset = (number - (len(SYSTEMS) - 1) / 2) * height
         at = [groups.index((each.model, each.size)) + offset for each in mine]
         spreads = [each.metrics[metric] for each in mine]
@@ -91,14 +99,14 @@ def draw_bars(summaries: Sequence[Summary], metric: str, label: str, *, marks: b
 
 
 def _mark_published(ax: Any, summaries: Sequence[Summary], at: Sequence[float], height: float) -> None:
-    """A line at the thesis's number, across each bar."""
+    """Draw a line across each bar at the thesis's number."""
     for summary, place in zip(summaries, at, strict=True):
         if number := find_published(summary):
             ax.plot([number, number], [place - height / 2, place + height / 2], color=plots.BLACK, lw=2.2)
 
 
 def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> Figure:
-    """Milliseconds against mini-batch sizes, a panel for each model, on log scales."""
+    """Draw milliseconds against mini-batch sizes, a panel per model, on log scales."""
     figure, panels = _open_panels(summaries)
     for model, ax in panels.items():
         for system in SYSTEMS:
@@ -108,6 +116,7 @@ def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> 
             )
             if not mine:
                 continue
+            # A log scale cannot show 0.
             values = [max(1e3 * each.metrics[metric].median, plots.FLOOR) for each in mine]
             colour, _, marker = STYLES[system]
             ax.plot([each.batch for each in mine], values, marker=marker, color=colour, label=system)
@@ -117,7 +126,9 @@ def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> 
 
 
 def draw_over_rows(summaries: Sequence[Summary]) -> Figure:
-    """Milliseconds against the number of rows, a panel for each model: solid lines for all rows, dashed for a hundredth."""
+    """Draw milliseconds against the number of rows, a panel per model.
+
+    Solid lines are mini-batches of all rows, dashed lines of a hundredth."""
     figure, panels = _open_panels(summaries)
     for model, ax in panels.items():
         for system in SYSTEMS:
@@ -149,7 +160,7 @@ def _scale_panel(ax: Any, title: str, label: str) -> None:
 
 
 def _show_plain_ticks(axis: Any) -> None:
-    """Numbers, not powers, on a log scale."""
+    """Label a log scale with plain numbers instead of powers."""
     plots.separate_thousands(axis)
     axis.set_minor_formatter(NullFormatter())
 

@@ -1,4 +1,4 @@
-"""What the summaries say, in words. Pure."""
+"""Findings from the summaries, in words. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from trainer.benchmark.results.summary import SMALL_BATCH, Key, Summary, best_se
 
 
 def write_findings(summaries: Sequence[Summary]) -> list[str]:
-    """Sentences on the speedup with the start, reading, where MLlib is faster, what Spark gains without a job for each
-    mini-batch, and what smaller mini-batches gain. Of runs with as many tasks as cores."""
+    """Return sentences on the main results, from runs with one task per core.
+
+    They cover the speedup including the start, reading, the cases in which MLlib is faster, Spark's gain without one
+    job per mini-batch, and the gain of smaller mini-batches."""
     summaries = [each for each in summaries if not each.tasks]
     found = [
         _describe_start(summaries),
@@ -25,7 +27,7 @@ def write_findings(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _describe_start(summaries: Sequence[Summary]) -> str:
-    """The speedup with the start."""
+    """Return a sentence on the speedup including the start."""
     best = best_server_speedups(summaries, "speedup_with_start")
     if not best:
         return ""
@@ -49,11 +51,12 @@ def _describe_reading(summaries: Sequence[Summary], model: Model) -> str:
 
 
 def _describe_wins(summaries: Sequence[Summary]) -> str:
-    """Configurations in which no parameter server is as fast as MLlib."""
+    """Return a sentence on the configurations in which MLlib is faster than every parameter server."""
     best: dict[Key, float] = {}
     for each in summaries:
         speedup = each.speedup if each.length is None else each.mini_batch_speedup
         if each.system.startswith("ps-") and speedup is not None:
+            # MLlib wins only if it is faster than both servers.
             best[each.configuration] = max(speedup, best.get(each.configuration, 0.0))
     if not best:
         return ""
@@ -68,7 +71,7 @@ def _describe_wins(summaries: Sequence[Summary]) -> str:
 
 
 def _describe_all_reduce(summaries: Sequence[Summary]) -> str:
-    """How much of the gap Spark closes by itself."""
+    """Return a sentence on the part of the gap that Spark can close by itself."""
     tasks, server = (
         [each.mini_batch_speedup for each in summaries if each.system == system and each.mini_batch_speedup]
         for system in ("all-reduce", "ps-sync")
@@ -82,7 +85,9 @@ def _describe_all_reduce(summaries: Sequence[Summary]) -> str:
 
 
 def _describe_small_batches(summaries: Sequence[Summary], model: Model) -> str:
-    """How much faster a small mini-batch is than all rows, beside the thesis's figures, and which converges first."""
+    """Return a sentence on the speedup of a small mini-batch over all rows, beside the thesis's figures.
+
+    It also contains the mini-batch that converges first."""
     mine = [each for each in summaries if each.model == model and each.length is None and each.metrics]
     gains = []
     for system in ("mllib", "ps-sync"):

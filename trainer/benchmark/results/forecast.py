@@ -1,5 +1,4 @@
-"""The cost model, fitted to what was measured, validated on what it was not fitted to, and applied to the thesis's
-cluster. Pure."""
+"""The cost model: fitted to measurements, validated on others, and applied to the thesis's cluster. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from trainer.benchmark.results.cost_model import (
 )
 from trainer.benchmark.results.summary import Summary
 
-ROWS_TO_FIT = 100_000  # on fewer a job's own cost hides what passing over a row costs
+ROWS_TO_FIT = 100_000  # with fewer, the fixed cost of a job hides the cost per row
 MASTER_CORES = published.CORES_A_NODE  # the thesis's master is a node like the others
 Samples = Sequence[TimedMiniBatch]
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A mini-batch as the cost model predicts it and as it was measured."""
+    """A predicted and measured mini-batch."""
 
     name: str
     predicted_s: float
@@ -36,58 +35,89 @@ class Validation:
 
     @property
     def error(self) -> float:
-        """Relative, signed: below 0 the model is too fast."""
+        """Return the relative error; negative if the prediction is too fast."""
         return self.predicted_s / self.measured_s - 1
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A mini-batch of the thesis's synthetic set on its nodes."""
+    """A predicted mini-batch of the thesis's synthetic set on the thesis's nodes.
+
+    Attributes:
+        model: the trained model.
+        batch: rows of the mini-batch.
+        rows: of the set.
+        mllib: seconds by cause.
+        sync: seconds by cause of the synchronous server with one worker per node.
+        sync_a_core_s: seconds of the synchronous server with one worker per core.
+        async_s: seconds of the asynchronous server with one worker per node.
+    """
 
     model: Model
     batch: int
     rows: int
-    mllib: Mapping[str, float]  # seconds by what they go to
-    sync: Mapping[str, float]  # of the synchronous server with a worker a node
-    sync_a_core_s: float  # of the same with a worker a core
+    mllib: Mapping[str, float]
+    sync: Mapping[str, float]
+    sync_a_core_s: float
     async_s: float
 
     @property
     def gap(self) -> float:
-        """MLlib's seconds over the synchronous server's."""
+        """Return MLlib's seconds / the synchronous server's."""
         return sum(self.mllib.values()) / sum(self.sync.values())
 
     @property
     def gap_a_core(self) -> float:
-        """The same with a worker a core."""
+        """Return the gap with one worker per core."""
         return sum(self.mllib.values()) / self.sync_a_core_s
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """What one model's mini-batches cost, and how good that is."""
+    """The costs of one model's mini-batches, and their accuracy.
+
+    Attributes:
+        model: the trained model.
+        spark: costs of MLlib.
+        server: costs of the server with pushes over sockets.
+        error: median relative error on the fitted measurements.
+        largest_error: largest relative error on the fitted measurements.
+        validations: on measurements that were not fitted.
+        predictions: for the thesis's cluster.
+    """
 
     model: Model
     spark: SparkCosts
-    server: ServerCosts  # whose pushes go over sockets
-    error: float  # relative, of what it was fitted to: the median
+    server: ServerCosts
+    error: float
     largest_error: float
-    validations: tuple[Validation, ...]  # of what it was not fitted to
+    validations: tuple[Validation, ...]
     predictions: tuple[Prediction, ...]
 
 
 @dataclass(frozen=True)
 class Timings:
-    """What was measured of one model on this machine. Costs are CPU seconds."""
+    """The measurements of one model on this machine. Costs are CPU seconds.
+
+    Attributes:
+        model: the trained model.
+        cores: of this machine.
+        spark: MLlib's mini-batches.
+        server: the synchronous server's.
+        memory_server: the part of ``server`` with one worker per core, over shared memory.
+        task: driver's cost per additional task.
+        memory_push: server's cost per push over shared memory.
+        socket_push: server's cost per push over sockets; None if not measured.
+    """
 
     model: Model
     cores: int
     spark: Samples
-    server: Samples  # synchronous
-    memory_server: Samples  # of those, the ones with a worker a core, who talk over shared memory
-    task: float  # of the driver, for one task more
-    memory_push: float  # of the server, for one push over shared memory
-    socket_push: float | None  # over sockets; None where not measured
+    server: Samples
+    memory_server: Samples
+    task: float
+    memory_push: float
+    socket_push: float | None
 
     @property
     def most_rows(self) -> int:
@@ -95,12 +125,14 @@ class Timings:
 
     @property
     def usual_spark(self) -> Samples:
-        """Those with as many tasks as cores, and with the most tasks."""
+        """Return the MLlib samples with one task per core, and the samples with the most tasks."""
         most = max(sample.tasks for sample in self.spark)
         return [sample for sample in self.spark if sample.tasks in (self.cores, most)]
 
     def suffice(self) -> bool:
-        """Whether several numbers of rows were timed, enough of them, more tasks than cores, and a push over sockets."""
+        """True if the measurements determine the costs.
+
+        They do with several numbers of rows, enough rows, more tasks than cores, and a push over sockets."""
         several = all(len({sample.rows for sample in samples}) > 1 for samples in (self.spark, self.server))
         return (
             several
@@ -110,7 +142,7 @@ class Timings:
         )
 
     def validate(self, system: System, costs: SparkCosts | ServerCosts, samples: Samples) -> list[Validation]:
-        """Costs against measurements on this machine, where tasks, driver, workers and server share the cores."""
+        """Compare costs with measurements on this machine, whose cores tasks, driver, workers and server share."""
         weights = count_model_weights(self.model)
         units = "tasks" if system == "mllib" else "workers"
         return [
@@ -126,13 +158,13 @@ class Timings:
 
 
 def fit_cost_models(summaries: Sequence[Summary], cores: int) -> list[CostModel]:
-    """One for each regression that was timed enough: see Timings.suffice."""
+    """Return a cost model per model with sufficient measurements, see Timings.suffice."""
     timings = [collect_timings(summaries, model, cores) for model in HYPERPARAMETERS]
     return [_fit_cost_model(each) for each in timings if each.suffice()]
 
 
 def collect_timings(summaries: Sequence[Summary], model: Model, cores: int) -> Timings:
-    """What the summaries hold of one model."""
+    """Collect one model's measurements from the summaries."""
     spark, server = (_select_samples(summaries, model, system, cores) for system in ("mllib", "ps-sync"))
     memory_server = _select_samples([each for each in summaries if not each.tasks], model, "ps-sync", cores)
     most = max((sample.tasks for sample in spark), default=cores)
@@ -150,21 +182,30 @@ def _select_samples(summaries: Sequence[Summary], model: Model, system: System, 
 
 
 def _measure_driver_task(summaries: Sequence[Summary], model: Model, cores: int, most: int) -> float:
-    """The driver's CPU seconds per additional task, from jobs of as many tasks as cores to those of the most.
+    """Return the driver's CPU seconds per additional task.
 
-    0 if no job has more tasks than there are cores."""
+    This is the difference between jobs with one task per core and jobs with the most tasks. 0 if no job has more tasks
+    than there are cores.
+
+    Args:
+        summaries: of all runs.
+        model: the trained model.
+        cores: of this machine.
+        most: the most tasks of a job.
+    """
     if most <= cores:
         return 0.0
     mine = [each for each in summaries if (each.model, each.system) == (model, "mllib") and "driver_s" in each.metrics]
     few, many = ([each.metrics["driver_s"].median for each in mine if each.tasks == tasks] for tasks in (None, most))
+    # Noise must not make a task's cost negative.
     return max(0.0, median(many) - median(few)) / (most - cores) if few and many else 0.0
 
 
 def _measure_pushes(summaries: Sequence[Summary], model: Model) -> tuple[float | None, float | None]:
-    """The server's CPU for one push over shared memory, and over sockets; None where not measured.
+    """Return the server's CPU seconds per push over shared memory and over sockets; None if not measured.
 
-    Of the run with the most workers each, whose coordinator has the most to do, and the longest of those, since that holds
-    what a server does before its first push."""
+    Taken from the run with the most workers, whose coordinator has the most to do. Among equals the longest run counts,
+    because the CPU time includes the server's start."""
     mine = [each for each in summaries if (each.model, each.system) == (model, "ps-sync")]
     by_length = sorted(
         (each for each in mine if "server_s" in each.metrics),
@@ -178,7 +219,7 @@ def _measure_pushes(summaries: Sequence[Summary], model: Model) -> tuple[float |
 
 
 def count_model_weights(model: Model) -> int:
-    """The length of a model's weights on the problem that it learns."""
+    """Return the number of a model's weights on the problem that it learns."""
     return count_weights(model, PROBLEMS[HYPERPARAMETERS[model].problem].features)
 
 
@@ -196,7 +237,7 @@ def _fit_cost_model(timings: Timings) -> CostModel:
 
 
 def _validate_on_most_rows(timings: Timings) -> list[Validation]:
-    """The most rows, by costs that are fitted without them; none where too few sizes are left."""
+    """Compare the largest set with costs fitted without it; empty if too few sizes are left."""
 
     def split(samples: Samples) -> tuple[Samples, Samples]:
         most = timings.most_rows
@@ -211,14 +252,14 @@ def _validate_on_most_rows(timings: Timings) -> list[Validation]:
 
 
 def _validate_on_other_tasks(timings: Timings, spark: SparkCosts, by_socket: ServerCosts) -> list[Validation]:
-    """Other numbers of tasks and workers, which the costs are not fitted to."""
+    """Compare other numbers of tasks and workers, to which the costs are not fitted."""
     other_spark = [sample for sample in timings.spark if sample not in timings.usual_spark]
     other_server = [sample for sample in timings.server if sample not in timings.memory_server]
     return timings.validate("mllib", spark, other_spark) + timings.validate("ps-sync", by_socket, other_server)
 
 
 def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -> list[Prediction]:
-    """The thesis's mini-batches on its cluster: all rows, a hundredth and a thousandth of them."""
+    """Predict the thesis's mini-batches on its cluster: all rows, a hundredth and a thousandth of them."""
     rows, nodes, weights = published.SYNTHETIC_ROWS[model], published.NODES, count_model_weights(model)
     cores = nodes * published.CORES_A_NODE
     a_core, a_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
@@ -237,8 +278,9 @@ def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -
 
 
 def average_gaps(models: Sequence[CostModel]) -> tuple[float, float] | None:
-    """The predicted gap with a worker a node and with a worker a core, on average over the configurations with
-    mini-batches, which the thesis averages too."""
+    """Return the mean predicted gaps with one worker per node and with one worker per core, or None.
+
+    The mean is over configurations with mini-batches, which the thesis averages too."""
     predictions = [each for model in models for each in model.predictions if each.batch < each.rows]
     if not predictions:
         return None

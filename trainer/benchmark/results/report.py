@@ -1,5 +1,4 @@
-"""The benchmark's page: what results.json holds as the thesis's figures and tables, its numbers beside them. Opens
-offline."""
+"""The benchmark's report: results.json in the thesis's figures and tables, beside its numbers. Works offline."""
 
 from __future__ import annotations
 
@@ -16,8 +15,9 @@ from trainer.benchmark.systems.descent import LOCAL_STEPS
 
 
 def render(results: Mapping[str, Any]) -> str:
-    """One HTML page."""
+    """Return the report as one HTML page."""
     summaries = summarise(results["records"])
+    # Runs with more tasks than cores are only for the cost model.
     usual = [each for each in summaries if not each.tasks]
     to_converge = [each for each in usual if each.length is None]
     sizes = {(each.model, each.rows) for each in to_converge}
@@ -48,7 +48,7 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def write_headline(summaries: Sequence[Summary]) -> str:
-    """How much was compared, and how much of it failed."""
+    """Return a line with the number of configurations, systems and failures."""
     failed = sum(bool(each.errors) for each in summaries)
     configurations = len({each.configuration for each in summaries})
     return f"{configurations} configurations of {len({each.system for each in summaries})} systems" + (
@@ -57,6 +57,6 @@ def write_headline(summaries: Sequence[Summary]) -> str:
 
 
 def format_ms(spread: Spread) -> str:
-    """A metric in seconds as milliseconds, with its range."""
+    """Format a metric, given in seconds, as milliseconds with its range."""
     middle, least, most = (plain(1e3 * value) for value in (spread.median, spread.least, spread.most))
     return middle if least == most else f"{middle} ({least} to {most})"

@@ -1,6 +1,6 @@
-"""From records to medians, ranges and speedups, and the goals. Pure.
+"""Medians, ranges and speedups of records, and the goals. Pure.
 
-A record is a mapping as results.json has it. A speedup is MLlib's median over a system's: above 1 the system is faster."""
+A record is a mapping as in results.json. A speedup is MLlib's median over a system's: above 1 the system is faster."""
 
 from __future__ import annotations
 
@@ -48,20 +48,32 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """One system in one configuration over all repeats. A speedup is None where MLlib or the system has no figures."""
+    """One system on one configuration, over all repeats. A speedup is None if MLlib or the system has no measurements.
+
+    Attributes:
+        model, rows, batch, tasks: of the configuration.
+        length: requested mini-batches; None until convergence.
+        system: that ran it.
+        metrics: by METRICS, loss and gap; empty if every run failed.
+        converged: in every measured repeat.
+        errors: distinct messages of failed runs.
+        speedup: of the seconds.
+        mini_batch_speedup: of the seconds per mini-batch.
+        speedup_with_start: of the seconds including the start.
+    """
 
     model: Model
     rows: int
     batch: int
-    length: int | None  # mini-batches that were asked for; None: until convergence
+    length: int | None
     tasks: int | None
     system: System
-    metrics: Mapping[str, Spread]  # by METRICS, loss and gap; empty where every run failed
-    converged: bool  # in every repeat
+    metrics: Mapping[str, Spread]
+    converged: bool
     errors: tuple[str, ...]
-    speedup: float | None = None  # of the seconds
-    mini_batch_speedup: float | None = None  # of a mini-batch's
-    speedup_with_start: float | None = None  # of the seconds with the start
+    speedup: float | None = None
+    mini_batch_speedup: float | None = None
+    speedup_with_start: float | None = None
 
     @property
     def configuration(self) -> Key:
@@ -69,18 +81,18 @@ class Summary:
 
     @property
     def size(self) -> str:
-        """The mini-batch."""
+        """Return the mini-batch's size as text."""
         return "all" if self.batch >= self.rows else str(self.batch)
 
     @property
     def label(self) -> str:
-        """The system, and what is unusual about it."""
+        """Return the system, with an unusual number of tasks or workers."""
         units = "tasks" if self.system == "mllib" else "workers, by socket"
         return f"{self.system}, {self.tasks} {units}" if self.tasks else self.system
 
 
 def summarise(records: Sequence[Record]) -> list[Summary]:
-    """One summary for each configuration and system, in the order of the records."""
+    """Return one summary per configuration and system, in the order of the records."""
     groups: dict[Key, list[Record]] = {}
     for record in records:
         groups.setdefault((*(record[name] for name in CONFIGURATION), record["system"]), []).append(record)
@@ -101,7 +113,7 @@ def _summarise_group(key: Key, group: Sequence[Record]) -> Summary:
 
 
 def _compare(summary: Summary, mllib: Summary | None) -> Summary:
-    """With speedups."""
+    """Add the speedups to a summary."""
     if not mllib or not mllib.metrics or not summary.metrics:
         return summary
     seconds, each = (mllib.metrics[name].median / summary.metrics[name].median for name in ("seconds", "compute_s"))
@@ -111,7 +123,7 @@ def _compare(summary: Summary, mllib: Summary | None) -> Summary:
 
 @dataclass(frozen=True)
 class Goal:
-    """A speedup that was hoped for, and what was reached; None where it was not measured."""
+    """A speedup to reach, and the measured one, None if it was not measured."""
 
     text: str
     wanted: float
@@ -123,7 +135,7 @@ class Goal:
 
 
 def judge_goals(summaries: Sequence[Summary]) -> list[Goal]:
-    """The thesis's: to converge, MLlib's seconds over the better server's, where both converged."""
+    """Return the thesis's goals: MLlib's seconds to converge over the better server's, if both converged."""
     best = best_server_speedups(summaries, "speedup")
     small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]
     average = fmean(best.values()) if best else None
@@ -140,7 +152,9 @@ def judge_goals(summaries: Sequence[Summary]) -> list[Goal]:
 def best_server_speedups(
     summaries: Sequence[Summary], speedup: Literal["speedup", "speedup_with_start"]
 ) -> dict[Key, float]:
-    """The better server's, by configuration: those with mini-batches in which MLlib and a server converged."""
+    """Return the better server's speedup by configuration.
+
+    Contains configurations with mini-batches on which MLlib and a server converged."""
     comparable = {each.configuration for each in summaries if each.system == "mllib" and each.converged}
     best: dict[Key, float] = {}
     for each in summaries:
@@ -153,13 +167,16 @@ def best_server_speedups(
 
 
 def read_throughput(summaries: Sequence[Summary], model: Model) -> dict[System, float]:
-    """Examples a second from storage into memory by system, on all cores, on the most rows that all systems read."""
+    """Return the examples per second read into memory on all cores, by system.
+
+    Measured on the largest set that all systems read."""
     mine = [each for each in summaries if each.model == model and each.metrics]
     systems = {each.system for each in mine}
     sizes = {each.rows for each in mine}
     common = [rows for rows in sizes if {each.system for each in mine if each.rows == rows} == systems]
     if not common:
         return {}
+    # Throughput depends on the number of rows, so all systems are compared on one set.
     rows = max(common)
     load_s = {
         system: median(each.metrics["load_s"].median for each in mine if each.rows == rows and each.system == system)

@@ -1,1 +1,1 @@
-"""The systems that are compared, one file each: all take a configuration and return a measurement."""
+"""The compared systems, one file each. Each runs a configuration and returns a measurement."""

@@ -1,6 +1,6 @@
 """All-gather between the tasks of a barrier job, over connections that stay open for the whole run.
 
-BarrierTaskContext.allGather takes about a second whatever it carries: it sleeps between two polls."""
+BarrierTaskContext.allGather takes about a second regardless of the data, because it sleeps between two polls."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AllGather:
-    """Where the ranks of one job exchange rows; part of their closure."""
+    """The address at which the ranks of one job exchange rows. Part of the closure of their tasks."""
 
     host: str
     port: int
-    key: bytes  # only tasks of this job have it
+    key: bytes  # authenticates the tasks of this job
 
     @contextmanager
     def connect(self, index: int) -> Iterator[Rank]:
-        """The connection of rank ``index``. Raises OSError where the driver is gone."""
+        """Connect as rank ``index``. Raises OSError if the driver has ended."""
         with Client((self.host, self.port), authkey=self.key) as connection:
             connection.send_bytes(str(index).encode())
             yield Rank(connection)
@@ -36,12 +36,14 @@ class AllGather:
 
 @dataclass(frozen=True)
 class Rank:
-    """One task's connection to all others."""
+    """The connection of one task to all others."""
 
     connection: Connection
 
     def all_gather(self, row: Floats) -> Floats:
-        """The rows of all ranks [ranks, k], in their order. One message each way. Raises EOFError when a task has died."""
+        """Return the rows of all ranks, in their order: [ranks, k].
+
+        One message each way. Raises EOFError if a task died."""
         self.connection.send_bytes(row.tobytes())
         return np.frombuffer(self.connection.recv_bytes()).reshape(-1, len(row))
 
@@ -49,8 +51,8 @@ class Rank:
 def start_all_gather(host: str, ranks: int) -> AllGather:
     """Serve the all-gathers of one job from a thread of this process.
 
-    The thread ends when a rank leaves: then all of them do, or one has died and the job fails with it. Where some never
-    connect, the thread waits until this process ends."""
+    The thread ends when a rank disconnects: either all ranks have finished, or one has died and the job fails. If some
+    ranks never connect, the thread waits until this process ends."""
     key = secrets.token_bytes(16)
     listener = Listener((host, 0), backlog=ranks, authkey=key)
     threading.Thread(target=_serve, args=(listener, ranks), name="all-gather", daemon=True).start()

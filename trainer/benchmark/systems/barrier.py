@@ -1,6 +1,6 @@
-"""Averaging and all-reduce: Spark without a job for each mini-batch.
+"""Averaging and all-reduce: Spark without one job per mini-batch.
 
-One barrier job holds all tasks for the whole run. Each computes on its own part of the rows."""
+A single barrier job holds all tasks for the whole run. Each task computes on its own part of the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from trainer.benchmark.systems.timing import CpuMeter
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What one task returns. began, ended: of its descent, in seconds since 1970; read_s: of its rows."""
+    """The result of one task.
+
+    began, ended: of its descent, in seconds since 1970. read_s: reading its rows."""
 
     descent: Descent
     began: float
@@ -40,18 +42,29 @@ def run_barrier_job(
     seed: int,
     meter: CpuMeter,
 ) -> Measurement:
-    """One run, a task for each core. real: whether real targets are learned, not classes."""
+    """Run one configuration with one task per core.
+
+    Args:
+        context: Spark's context.
+        system: "averaging" or "all-reduce".
+        dataset: the rows.
+        configuration: of the run.
+        real: True for real targets, False for classes.
+        start: initial weights.
+        seed: of the sampling.
+        meter: measures the CPU use.
+    """
     spans = ranges(0, dataset.rows, context.defaultParallelism)
     exchange = start_all_gather(str(context.getConf().get("spark.driver.host")), len(spans))
 
     def run_task(index: int, own: Iterable[tuple[int, int]]) -> Iterable[TaskResult]:
         began = time.perf_counter()
-        [span] = own  # to the end, or Spark replaces the Python worker, which takes a second
+        [span] = own  # read to the end, otherwise Spark replaces the Python worker, which takes a second
         x, y = read_arrays(dataset, *span, real=real)
         read_s = time.perf_counter() - began
         part = Part(configuration, x, y, np.random.default_rng([seed, index]))
         with exchange.connect(index) as rank:
-            rank.all_gather(np.zeros(1))  # all have read their rows
+            rank.all_gather(np.zeros(1))  # wait until all tasks have read their rows
             begun = time.time()
             descent = descend(system, part, start, rank.all_gather)
         yield TaskResult(descent, begun, time.time(), read_s)

@@ -1,7 +1,7 @@
-"""The two ways in which Spark tasks descend together without a job for each mini-batch. Pure but for the all-gather.
+"""The two ways in which Spark tasks descend together without one job per mini-batch. Pure except for the all-gather.
 
-all-reduce: gradients are summed at every step, so the result is that of MLlib's own gradient descent. averaging: MLlib*
-(Zhang et al. 2019): every task takes LOCAL_STEPS steps on a model of its own, then the models are averaged."""
+all-reduce: gradients are summed at every step, with the same result as MLlib's own gradient descent. averaging: MLlib*
+(Zhang et al. 2019): every task takes LOCAL_STEPS steps on its own model, then the models are averaged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.benchmark.configurations import Configuration
 
 LOCAL_STEPS = 10
 Floats = npt.NDArray[np.float64]
-Gather = Callable[[Floats], Floats]  # a rank's row [k] to the rows of all ranks [ranks, k]
+Gather = Callable[[Floats], Floats]  # takes a rank's row [k], returns the rows of all ranks [ranks, k]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One task's rows, x [rows, d] and y [rows], and the generator that draws from them."""
+    """The rows of one task, x [rows, d] and y [rows], and the generator that samples them."""
 
     configuration: Configuration
     x: Floats
@@ -29,7 +29,7 @@ class Part:
     rng: np.random.Generator
 
     def draw_gradient(self, weights: Floats) -> tuple[Floats, int]:
-        """The gradient summed over the next mini-batch's rows, and how many of them are here.
+        """Return the gradient summed over this task's rows of the next mini-batch, and their number.
 
         Each row is in a mini-batch independently of all others (Bernoulli sampling)."""
         x, y = self.x, self.y
@@ -40,14 +40,14 @@ class Part:
         return arithmetic.gradient(self.configuration.model, weights, x, y), len(y)
 
     def step(self, weights: Floats, gradient: Floats, number: int) -> Floats:
-        """The weights after step ``number`` with a mean gradient."""
+        """Return the weights after step ``number`` with a mean gradient."""
         given = self.configuration.hyperparameters
         return weights - given.learning_rate(number) * (gradient + given.decay * weights)
 
 
 @dataclass(frozen=True)
 class Descent:
-    """How far a descent has come. The weights are the same in every task."""
+    """The state of a descent. The weights are the same in every task."""
 
     weights: Floats
     mini_batches: int = 0
@@ -57,7 +57,7 @@ class Descent:
 
 
 def reduce_gradients(part: Part, weights: Floats, gather: Gather) -> Iterator[Descent]:
-    """Where all-reduce is after every mini-batch."""
+    """Yield the state of all-reduce after every mini-batch."""
     examples = 0
     for number in range(1, part.configuration.max_mini_batches + 1):
         gradient, count = part.draw_gradient(weights)
@@ -68,9 +68,9 @@ def reduce_gradients(part: Part, weights: Floats, gather: Gather) -> Iterator[De
 
 
 def average_models(part: Part, weights: Floats, gather: Gather) -> Iterator[Descent]:
-    """Where averaging is after every LOCAL_STEPS mini-batches, and at the end.
+    """Yield the state of averaging after every LOCAL_STEPS mini-batches, and at the end.
 
-    A model's weight in the average is the number of examples that it has seen since the last."""
+    A model's weight in the average is the number of examples that it has used since the last average."""
     examples = updates = seen = 0
     last = part.configuration.max_mini_batches
     for number in range(1, last + 1):
@@ -83,7 +83,7 @@ def average_models(part: Part, weights: Floats, gather: Gather) -> Iterator[Desc
             yield Descent(weights, number, updates, examples)
 
 
-# The method, and how many mini-batches lie between two of its updates.
+# Each method, and its mini-batches per update.
 METHODS: dict[str, tuple[Callable[[Part, Floats, Gather], Iterator[Descent]], int]] = {
     "averaging": (average_models, LOCAL_STEPS),
     "all-reduce": (reduce_gradients, 1),
@@ -91,10 +91,17 @@ METHODS: dict[str, tuple[Callable[[Part, Floats, Gather], Iterator[Descent]], in
 
 
 def descend(system: str, part: Part, start: Floats, gather: Gather) -> Descent:
-    """One task's run to its end.
+    """Run one task to its end.
 
-    MLlib's stop rule looks at the common model after each update but the first. An update of K mini-batches is held to K
-    tolerances, since it sees the sum of K moves."""
+    MLlib's stop rule is applied to the common model after each update except the first. For an update of K
+    mini-batches, the tolerance is multiplied by K, because the update is the sum of K steps.
+
+    Args:
+        system: "averaging" or "all-reduce".
+        part: this task's rows and configuration.
+        start: initial weights.
+        gather: all-gather between the tasks.
+    """
     method, steps = METHODS[system]
     tolerance = steps * part.configuration.tolerance
     now = Descent(start)
@@ -106,5 +113,5 @@ def descend(system: str, part: Part, start: Floats, gather: Gather) -> Descent:
 
 
 def _is_close(before: Floats, after: Floats, tolerance: float) -> bool:
-    """MLlib's stop rule."""
+    """True if MLlib's stop rule is met."""
     return float(np.linalg.norm(after - before)) < tolerance * max(float(np.linalg.norm(after)), 1.0)

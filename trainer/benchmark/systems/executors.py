@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Executors:
-    """The executors of a context, which run MLlib's tasks and, between its runs, the servers and their workers."""
+    """The executors of a context. They run MLlib's tasks and, between MLlib's runs, the servers and their workers."""
 
     context: SparkContext
 
     def count(self) -> int:
-        """Return how many are registered now, at least 1."""
+        """Return the number of registered executors, at least 1."""
         executors = scala_context(self.context).statusStore().executorList(True)
         names = [executors.apply(at).id() for at in range(executors.size())]
         return max(1, len(names) - names.count("driver"))
 
     def launcher(self) -> SparkLauncher:
-        """Return what starts a run's processes in tasks, which Spark spreads evenly over executors that are idle."""
+        """Return a launcher that starts a run's processes in tasks, which Spark spreads evenly over idle executors."""
         from trainer.cluster.spark import SparkLauncher
 
         return SparkLauncher(lambda: (self.context, json.dumps(dict(open_store(self.context).conf))))

@@ -1,4 +1,4 @@
-"""One run of any system, from what all runs on the same rows share."""
+"""One run of any system, with the state that all runs on the same rows share."""
 
 from __future__ import annotations
 
@@ -18,24 +18,34 @@ from trainer.benchmark.systems.barrier import run_barrier_job
 from trainer.benchmark.systems.descent import Floats
 from trainer.benchmark.systems.spark_metrics import measure_mini_batch
 
-WARM_UP_MINI_BATCHES = 20  # at a time; of the perceptron, a quarter
+WARM_UP_MINI_BATCHES = 20  # per warm-up run; a quarter for the perceptron
 ERROR_LENGTH = 300
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of one model on one set of rows share."""
+    """The state that all runs of one model on one set of rows share."""
 
     stored: StoredRows
-    start: Floats  # the weights that all systems start from
-    least: float | None  # the least objective, of a regression that is to converge
-    cached: mllib.CachedPoints | mllib.CachedTable | Exception | None  # MLlib's rows, warm, or why there are none
+    start: Floats  # initial weights of all systems
+    least: float | None  # smallest possible objective, for runs of a regression to convergence
+    cached: mllib.CachedPoints | mllib.CachedTable | Exception | None  # MLlib's rows, or the reason for their absence
 
 
 def set_up(
     execution: Execution, stored: StoredRows, configuration: Configuration, systems: set[System], stack: ExitStack
 ) -> Setup | Exception:
-    """What runs of these systems need. An error is returned: it is that of each run that needs what could not be had."""
+    """Prepare the runs of some systems.
+
+    An error is returned, not raised: it becomes the error of each run that needs the missing part.
+
+    Args:
+        execution: shared state.
+        stored: the rows.
+        configuration: one of the runs; all have the same model.
+        systems: of the runs.
+        stack: closes caches at the end.
+    """
     with execution.progress.phase(f"warming up: {configuration.model}"):
         try:
             start, least = _choose_start(execution, stored, configuration)
@@ -51,9 +61,10 @@ def set_up(
 def _choose_start(
     execution: Execution, stored: StoredRows, configuration: Configuration
 ) -> tuple[Floats, float | None]:
-    """The weights to start from, and the least objective where it is known and wanted."""
+    """Return the initial weights, and the smallest objective if it is known and needed."""
     problem, context, seed = stored.problem, execution.context, execution.experiment.seed
     if configuration.model == "perceptron":
+        # The trainer draws the perceptron's weights, and the other systems start from the same.
         weights = parameter_server.initialise_weights(
             configuration, stored.shards, execution.training, seed, problem.features, execution.executors
         )
@@ -74,7 +85,7 @@ def _objective(execution: Execution, stored: StoredRows, configuration: Configur
 def _warm_mllib(
     execution: Execution, stored: StoredRows, configuration: Configuration, start: Floats, stack: ExitStack
 ) -> mllib.CachedPoints | mllib.CachedTable:
-    """Caches filled and compilers warm before any run is timed. The trainer keeps no such state."""
+    """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state."""
     folder, features, meter = stored.folder, stored.problem.features, execution.meter
     if configuration.model == "perceptron":
         short = replace(configuration, length=WARM_UP_MINI_BATCHES // 4)
@@ -82,6 +93,7 @@ def _warm_mllib(
         mllib.warm_up(partial(mllib.run_perceptron, table, short, start, meter))
         return table
     short = replace(configuration, length=WARM_UP_MINI_BATCHES)
+    # The number of cached parts is the number of tasks of a job.
     tasks = configuration.tasks or execution.context.defaultParallelism
     points = stack.enter_context(mllib.cache_points(execution.context, folder, features, tasks))
     mllib.warm_up(partial(mllib.run_regression, points, short, meter))
@@ -89,7 +101,9 @@ def _warm_mllib(
 
 
 def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception) -> RunRecord:
-    """Run once. The record holds an error instead of raising it, and the objective where a run to convergence ended."""
+    """Run once and return the record, with the objective at the end of a run to convergence.
+
+    Errors are recorded, not raised."""
     try:
         if isinstance(setup, Exception):
             raise setup
@@ -105,13 +119,13 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
 
 
 def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> Measurement:
-    """Raises what the system raises."""
+    """Run once. Raises any error of the system."""
     configuration, system, stored = planned.configuration, planned.system, setup.stored
     seed, meter = execution.experiment.seed + planned.repeat, execution.meter
     if system == "mllib":
         return _run_mllib(execution, configuration, setup)
     if system in parameter_server.PROTOCOL_OF:
-        # The perceptron starts where MLlib's does, so its seed is that of the weights.
+        # The seed also determines the perceptron's initial weights, which must be the same as MLlib's in every repeat.
         seed = execution.experiment.seed if configuration.model == "perceptron" else seed
         return parameter_server.run_server(
             configuration,

@@ -1,8 +1,8 @@
-"""Spark MLlib: one job for each mini-batch.
+"""Spark MLlib: one job per mini-batch.
 
-The learners are MLlib's own and run in the JVM on cached rows, so nothing of a mini-batch passes through Python. Rows of
-the regressions are read from text by MLlib's own loader, those of the perceptron from Parquet by a Python function, once.
-The number of a regression's mini-batches is the number of jobs that the scheduler was given."""
+The learners are MLlib's own and run in the JVM on cached rows, so no part of a mini-batch passes through Python. Rows
+of the regressions are read from text by MLlib's own loader, rows of the perceptron from Parquet by a Python function,
+once. The number of a regression's mini-batches is derived from the number of jobs of the scheduler."""
 
 from __future__ import annotations
 
@@ -26,32 +26,40 @@ from trainer.benchmark.records import Measurement
 from trainer.benchmark.systems.spark_metrics import count_jobs, driver_cpu_s
 from trainer.benchmark.systems.timing import CpuMeter, time_call
 
-WARM, WARM_UP_RUNS = 0.05, 6  # relative difference of two runs in a row, and how many there are at most
-CACHE_REPORT_S = 5.0  # Spark's status of what is cached comes a little late
+WARM, WARM_UP_RUNS = 0.05, 6  # relative difference of two successive runs that ends warming up, and most repeats
+CACHE_REPORT_S = 5.0  # time for Spark's delayed report of cached parts
 
 
 @dataclass(frozen=True)
 class CachedPoints:
-    """A regression's rows, cached in the JVM."""
+    """The rows of a regression, cached in the JVM."""
 
     context: SparkContext
     features: int
     rdd: Any
     load_s: float  # to read, parse and cache them
-    read_s: float  # to read and parse: what each mini-batch would cost uncached, since MLlib samples from all rows
+    read_s: float  # to read and parse: cost per mini-batch without a cache, since MLlib samples from all rows
 
 
 @contextmanager
 def cache_points(context: SparkContext, folder: str, features: int, tasks: int) -> Iterator[CachedPoints]:
-    """What problems.write_problem wrote as text, in as many parts as a job has tasks; dropped at the end.
+    """Cache the text that problems.write_problem wrote. Dropped at the end.
 
-    Raises JobError where memory does not hold them."""
+    Raises JobError if the rows do not fit into memory.
+
+    Args:
+        context: Spark's context.
+        folder: of the problem.
+        features: d.
+        tasks: number of parts, and so the number of tasks of a job.
+    """
     utils = jvm_of(context).org.apache.spark.mllib.util.MLUtils
 
     def load() -> Any:
-        """coalesce, since text alone would be cut by its blocks."""
+        """Load the text as ``tasks`` parts. Without coalesce, the parts would follow the blocks of the file."""
         return utils.loadLabeledPoints(scala_context(context), f"{folder}/points", tasks).toJavaRDD().coalesce(tasks)
 
+    # Timed before the rows are cached, as MLlib would read them without a cache.
     read_s = _time_warm(load().count)
     cached = load().cache()
     try:
@@ -63,13 +71,13 @@ def cache_points(context: SparkContext, folder: str, features: int, tasks: int) 
 
 
 def _time_warm(read: Callable[[], object]) -> float:
-    """Seconds that reading takes once compilers and the file system's cache have seen it."""
+    """Return the seconds of a second read, after warm-up of compilers and the file system's cache."""
     read()
     return time_call(read)
 
 
 def _check_cached(context: SparkContext, rdd: int) -> None:
-    """Raise JobError where a part does not fit: every mini-batch would read it again."""
+    """Raise JobError if a part does not fit into memory, since every mini-batch would read it again."""
     until = time.monotonic() + CACHE_REPORT_S
     while True:
         infos = scala_context(context).getRDDStorageInfo()
@@ -85,7 +93,7 @@ def _check_cached(context: SparkContext, rdd: int) -> None:
 
 
 def warm_up(run: Callable[[], Measurement]) -> None:
-    """Repeat a short run until two in a row take nearly the same time."""
+    """Repeat a short run until two successive ones take nearly the same time, at most WARM_UP_RUNS times."""
     before = run().compute_s
     for _ in range(WARM_UP_RUNS):
         now = run().compute_s
@@ -95,15 +103,15 @@ def warm_up(run: Callable[[], Measurement]) -> None:
 
 
 def run_regression(points: CachedPoints, configuration: Configuration, meter: CpuMeter) -> Measurement:
-    """One run of a regression, from weights of zero."""
+    """Run a regression from zero weights."""
     limit = configuration.max_mini_batches
     learner, start = _build_learner(points, configuration)
     jobs, driver_s, began = count_jobs(points.context), driver_cpu_s(points.context), time.time()
     model = learner.run(points.rdd, start)
     seconds = time.time() - began
     driver_s = driver_cpu_s(points.context) - driver_s
-    # Two jobs read the first row and count all. One after the last mini-batch computes a gradient too, for the loss
-    # alone, unless the stop rule came before the limit.
+    # Two jobs read the first row and count all rows. One more pass after the last mini-batch computes a gradient only
+    # for the loss, unless the stop rule ended the run before the limit.
     passes = count_jobs(points.context) - jobs - 2
     mini_batches = min(passes, limit)
     return Measurement(
@@ -123,7 +131,7 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
 
 
 def _build_learner(points: CachedPoints, configuration: Configuration) -> tuple[Any, Any]:
-    """MLlib's learner, without an intercept, and the weights that it starts from."""
+    """Return MLlib's learner, without an intercept, and its initial weights."""
     mllib, given = jvm_of(points.context).org.apache.spark.mllib, configuration.hyperparameters
     parameters = (given.step_size, configuration.max_mini_batches, given.decay, configuration.fraction)
     if configuration.model == "logistic":
@@ -133,13 +141,15 @@ def _build_learner(points: CachedPoints, configuration: Configuration) -> tuple[
         learner = mllib.regression.LinearRegressionWithSGD(*parameters)
         learner.optimizer().setUpdater(mllib.optimization.SimpleUpdater())
     learner.optimizer().setConvergenceTol(configuration.tolerance if configuration.length is None else 0.0)
-    learner.setValidateData(False)  # a pass over all labels that no other system makes
+    learner.setValidateData(False)  # saves a pass over all labels that no other system makes
     return learner.setIntercept(False), mllib.linalg.Vectors.zeros(points.features)
 
 
 @dataclass(frozen=True)
 class CachedTable:
-    """The perceptron's rows, cached: ``label`` and ``features``, a vector. load_s, read_s: as of CachedPoints."""
+    """The rows of the perceptron, cached as ``label`` and the vector ``features``.
+
+    load_s, read_s: as in CachedPoints."""
 
     features: int
     table: DataFrame
@@ -149,7 +159,7 @@ class CachedTable:
 
 @contextmanager
 def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[CachedTable]:
-    """What problems.write_problem wrote as Parquet; dropped at the end."""
+    """Cache the Parquet rows that problems.write_problem wrote. Dropped at the end."""
     stored = spark.read.parquet(f"{folder}/parquet")
     vectors = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), stored["image"])
     rows = stored.select(stored["label"].cast("double").alias("label"), vectors.alias("features"))
@@ -164,7 +174,14 @@ def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[Cac
 def run_perceptron(
     rows: CachedTable, configuration: Configuration, start: np.ndarray[Any, Any], meter: CpuMeter
 ) -> Measurement:
-    """One run of the perceptron from given weights."""
+    """Run the perceptron.
+
+    Args:
+        rows: cached rows.
+        configuration: of the run.
+        start: initial weights, flat.
+        meter: measures the CPU use.
+    """
     limit = configuration.max_mini_batches
     learner = MultilayerPerceptronClassifier(
         layers=list(arithmetic.layer_widths(rows.features)),
@@ -178,7 +195,7 @@ def run_perceptron(
     began = time.time()
     model = learner.fit(rows.table)
     ended = time.time()
-    # totalIterations leaves out the last pass, which only takes the loss or ends the run.
+    # totalIterations excludes the last pass, which only computes the loss or ends the run.
     passes = int(model.summary().totalIterations) + 1
     mini_batches = min(passes, limit)
     return Measurement(

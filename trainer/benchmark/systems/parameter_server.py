@@ -25,9 +25,17 @@ Floats = npt.NDArray[np.float64]
 
 
 def make_config(configuration: Configuration, system: System, seed: int, shards: str, output: str) -> Config:
-    """The trainer's configuration of a run that computes what MLlib does.
+    """Return the trainer's configuration of a run that computes the same as MLlib.
 
-    More workers than cores stand for other nodes, so they talk over sockets."""
+    More workers than cores represent other nodes, so they use sockets.
+
+    Args:
+        configuration: of the run.
+        system: "ps-sync" or "ps-async".
+        seed: of the sampling and the initial weights.
+        shards: URI of the shard set.
+        output: folder of the run.
+    """
     from trainer import Config, Data, Optimiser, Processes, RunSpec
     from trainer.models import model_from_json
     from trainer.protocols import PROTOCOLS
@@ -50,6 +58,7 @@ def make_config(configuration: Configuration, system: System, seed: int, shards:
             output,
             steps=configuration.max_mini_batches,
             seed=seed,
+            # No checkpoints during the run, since they would take time that MLlib does not spend.
             checkpoint_every_s=1e6,
             epoch_checkpoints=False,
         ),
@@ -66,8 +75,20 @@ def run_server(
     meter: CpuMeter,
     executors: Executors | None,
 ) -> Measurement:
-    """Train once. output: a folder for the trainer, deleted at the end. executors: see train_once. Raises JobError."""
+    """Train once. Raises JobError.
+
+    Args:
+        configuration: of the run.
+        system: "ps-sync" or "ps-async".
+        shards: URI of the shard set.
+        output: a folder for the trainer, deleted at the end.
+        seed: of the sampling and the initial weights.
+        features: d.
+        meter: measures the CPU use.
+        executors: see train_once.
+    """
     run = train_once(make_config(configuration, system, seed, shards, output), executors)
+    # A global mini-batch is one push per worker.
     mini_batches = len(run.pushes) // run.num_workers
     return Measurement(
         mini_batches=mini_batches,
@@ -87,8 +108,9 @@ def run_server(
 
 
 def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
-    """Seconds of a mini-batch after the first of every worker, which holds what is done once: compilers, pages, the first
-    mini-batches drawn. 0 where none came after that."""
+    """Return the seconds per mini-batch after every worker's first push; 0 if no push came after that.
+
+    First mini-batches contain one-time costs: compilers, memory pages, the first drawn mini-batches."""
     began = pushes.groupby("worker").seconds.min().max()
     later = pushes[pushes.seconds > began]
     return workers * float(later.seconds.max() - began) / len(later) if len(later) else 0.0
@@ -97,14 +119,24 @@ def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
 def initialise_weights(
     configuration: Configuration, shards: str, output: str, seed: int, features: int, executors: Executors | None
 ) -> Floats:
-    """The weights that the server starts a run from, for the other systems to start from: a run that learns nothing."""
+    """Return the server's initial weights, flat, as the start of the other systems.
+
+    Args:
+        configuration: of the runs.
+        shards: URI of the shard set.
+        output: a folder for the trainer, deleted at the end.
+        seed: of the weights.
+        features: d.
+        executors: see train_once.
+    """
     config = make_config(replace(configuration, length=1), "ps-sync", seed, shards, output)
+    # The run must learn nothing, but the trainer requires a positive learning rate.
     idle = replace(config, optimiser=replace(config.optimiser, learning_rate=1e-30))
     return flatten_weights(train_once(idle, executors).weights, configuration.model, features)
 
 
 def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:
-    """The trainer's arrays as one vector in MLlib's order, as arithmetic has it."""
+    """Return the trainer's arrays as one vector in MLlib's order, see arithmetic."""
     in_order = [
         named[name] for name in sorted(named, key=lambda name: int(name.split(".")[0]))
     ]  # 0.weight, 0.bias, ...

@@ -1,4 +1,4 @@
-"""What Spark itself counts: jobs, the driver's CPU, the metrics of stages."""
+"""Spark's own counters: jobs, the driver's CPU time, the metrics of stages."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ LATEST_JOBS = 20
 
 
 def count_jobs(context: SparkContext) -> int:
-    """Jobs that the scheduler has been given so far."""
+    """Return the number of jobs submitted to the scheduler so far."""
     return int(scala_context(context).dagScheduler().numTotalJobs())
 
 
 def driver_cpu_s(context: SparkContext) -> float:
-    """CPU seconds of the driver's threads so far, without those that run tasks: local mode has them in the same JVM."""
+    """Return the CPU seconds of the driver's threads so far.
+
+    Task threads, which share its JVM in local mode, are excluded."""
     threads = jvm_of(context).java.lang.management.ManagementFactory.getThreadMXBean()
     infos = (info for info in threads.getThreadInfo(threads.getAllThreadIds()) if info is not None)
     ids = [info.getThreadId() for info in infos if not info.getThreadName().startswith("Executor task")]
-    return float(sum(max(0, threads.getThreadCpuTime(number)) for number in ids)) / 1e9  # -1: it has ended
+    return float(sum(max(0, threads.getThreadCpuTime(number)) for number in ids)) / 1e9  # -1: the thread has ended
 
 
 def measure_mini_batch(context: SparkContext) -> dict[str, float]:
-    """Task metrics of MLlib's latest mini-batches, summed over the stages of each: medians, by STAGE_METRICS.
+    """Return task metrics of MLlib's latest mini-batches, summed over the stages of each: medians, by STAGE_METRICS.
 
-    wall_ms: from the submission of a stage to its end; run_ms, deserialise_ms: of all its tasks. Empty where Spark's
-    status store has none."""
+    wall_ms: from the submission of a stage to its end. run_ms, deserialise_ms: of all its tasks. Empty if Spark's
+    status store has no such jobs."""
     status, found = scala_context(context).statusStore(), []
     for job in range(max(0, count_jobs(context) - LATEST_JOBS), count_jobs(context)):
-        with suppress(Py4JJavaError):  # it was dropped from the store, or its end has not arrived there
+        with suppress(Py4JJavaError):  # dropped from the store, or its end is not stored yet
             ids = status.job(job).stageIds()
             stages = [status.lastStageAttempt(ids.apply(at)) for at in range(ids.size())]
             if all("GradientDescent" in stage.name() and stage.completionTime().isDefined() for stage in stages):
@@ -44,7 +46,7 @@ def measure_mini_batch(context: SparkContext) -> dict[str, float]:
 
 
 def _read_stage(stage: Any) -> tuple[float, ...]:
-    """A stage's STAGE_METRICS."""
+    """Return the STAGE_METRICS of a stage."""
     wall = stage.completionTime().get().getTime() - stage.submissionTime().get().getTime()
     times = (stage.executorRunTime(), stage.executorDeserializeTime())
     return 1, wall, *times, stage.resultSize(), stage.numTasks()

@@ -1,4 +1,4 @@
-"""How long something takes, and how busy the machine is meanwhile."""
+"""The duration of calls, and the CPU use of the machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ SAMPLE_EVERY_S = 0.1
 
 
 def time_call(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 class CpuMeter:
-    """Samples /proc/stat in the background; a context manager."""
+    """A background sampler of /proc/stat. A context manager."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
-        self._spent: list[tuple[float, float]] = []  # (busy, all) seconds of all cores since the machine started
+        self._spent: list[tuple[float, float]] = []  # (busy, total) seconds of all cores since boot
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="cpu")
 
@@ -38,7 +38,9 @@ class CpuMeter:
         self._thread.join()
 
     def share_between(self, began: float, ended: float) -> float:
-        """The share of all cores that is busy between two times (seconds since 1970), by the samples nearest to them."""
+        """Return the busy share of all cores between two times (seconds since 1970).
+
+        Measured between the nearest samples that enclose them."""
         self._sample()
         first = max(0, bisect_right(self._times, began) - 1)
         last = min(len(self._times) - 1, max(first + 1, bisect_left(self._times, ended)))

@@ -1,4 +1,4 @@
-"""A run of the trainer on this host or on a cluster, with the CPU seconds that its parameter server took."""
+"""A run of the trainer on this host or on a cluster, with the CPU seconds of its parameter server."""
 
 from __future__ import annotations
 
@@ -24,26 +24,38 @@ POLL_S = 0.25
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A finished training run. began, ended: of the call and of training, in seconds since 1970."""
+    """A finished training run.
+
+    Attributes:
+        num_workers: n.
+        updates: of the model.
+        converged: True if the stop rule ended the run.
+        began: start of the call, in seconds since 1970.
+        ended: end of training, in seconds since 1970.
+        seconds: of training.
+        load_s: the slowest worker's time to read its rows.
+        server_cpu_s: CPU time of the server process since its start; None if it runs on another host.
+        pushes: the accepted pushes: worker, seconds, examples, read_s, step_s.
+        weights: the model's arrays by name.
+    """
 
     num_workers: int
     updates: int
     converged: bool
     began: float
     ended: float
-    seconds: float  # of training
-    load_s: float  # of the slowest worker's rows
-    server_cpu_s: float | None  # of the parameter server process, from its start; None where it runs on another host
-    pushes: pd.DataFrame  # the accepted ones: worker, seconds, examples, read_s, step_s
-    weights: Mapping[str, Any]  # the model's arrays by name
+    seconds: float
+    load_s: float
+    server_cpu_s: float | None
+    pushes: pd.DataFrame
+    weights: Mapping[str, Any]
 
 
 def train_once(config: Config, executors: Executors | None) -> TrainingRun:
-    """Train to the end of a run and delete its folder.
+    """Train to the end of a run and delete its folder. Raises UsageError, DataError and JobError as trainer.train.
 
-    executors: where the servers and their workers run, None for this host. Raises UsageError, DataError and JobError as
-    trainer.train does."""
-    import trainer  # loads torch, in processes of its own
+    executors: hosts of the servers and their workers; None for this host."""
+    import trainer  # loads no torch; the processes of the run do
     from trainer.data.shards import open_shards
 
     began = time.time()
@@ -76,15 +88,16 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
 
 @contextmanager
 def poll_server_cpu() -> Iterator[list[float]]:
-    """A list whose last entry is the CPU seconds of the server process, as last polled before it ended.
+    """Poll the CPU seconds of the server process. Yields a list whose last entry is the latest value.
 
-    The server is searched for only until it is found: a search reads the status of every process of the machine, which
-    takes its time from the run."""
+    The search for the server stops when it is found, because each search reads the status of every process of the
+    machine, which slows the run down."""
     seconds, ended = [0.0], threading.Event()
 
     def poll() -> None:
         server = None
         while not ended.wait(POLL_S):
+            # Processes may end while their status is read.
             with suppress(psutil.Error):
                 server = server or _find_server(os.getpid())
                 if server:

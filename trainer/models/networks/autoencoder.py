@@ -1,8 +1,8 @@
-"""The auto-encoder of RCD-SGD (He and Dube 2023, Table 1), which makes vectors of images that tell how similar they are.
+"""The auto-encoder of RCD-SGD (He and Dube 2023, Table 1), whose vectors of images are close for similar images.
 
-Two entries of the printed table cannot be: a residual block of 9 channels among those of 8, which is one of 8 here, and
-residual blocks of stride 2 in the decoder, which would enlarge an image by 2^7 a side (by 2^5 if each
-row of the table is one block) and are of stride 1 here."""
+Two entries of the printed table are impossible and are corrected here: a residual block of 9 channels among blocks of 8
+(8 here), and residual blocks of stride 2 in the decoder (stride 1 here), which would enlarge each side of an image by
+2^7, or by 2^5 if each row of the table is one block."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CODE = 4  # channels of the vector
 
 
 def halved(size: int, times: int) -> int:
-    """A side of an image after some convolutions of stride 2."""
+    """Return the side of an image after ``times`` convolutions of stride 2."""
     for _ in range(times):
         size = (size + 1) // 2
     return size
 
 
 def code_length(shape: tuple[int, int, int]) -> int:
-    """Numbers of the vector of an image (channels, height, width): 64 of 32x32."""
+    """Return the length of the vector of an image of a shape (channels, height, width): 64 for 32x32."""
     _, height, width = shape
     return CODE * halved(height, HALVINGS) * halved(width, HALVINGS)
 
@@ -39,7 +39,7 @@ class _Normalised(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two 3x3 convolutions beside the identity; the ReLU comes after the sum."""
+    """Two 3x3 convolutions added to the identity, then a ReLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def _conv(before: int, channels: int, stride: int) -> nn.Conv2d:
 
 
 def _enlarging(before: int, channels: int, size: tuple[int, int], *, bias: bool = False) -> nn.ConvTranspose2d:
-    """A 3x3 convolution to twice the height and width, or one less: to ``size``."""
+    """Return a transposed 3x3 convolution to ``size``: twice the height and width, or one less."""
     odd = (1 - size[0] % 2, 1 - size[1] % 2)
     return nn.ConvTranspose2d(before, channels, 3, 2, padding=1, output_padding=odd, bias=bias)
 
@@ -65,22 +65,24 @@ def _stage(conv: nn.Module, channels: int, residuals: int) -> nn.Sequential:
 
 
 class AutoEncoder(nn.Module):
-    """images_NCHW of any size -> images of the same shape; ``encode`` gives their vectors, float32 [N, code_length].
+    """The network: images_NCHW of any size -> images of the same shape. ``encode``: -> float32 [N, code_length].
 
-    0.35 M parameters for images in colour. torch's default initialisation, but that of the last convolution, which is zero:
-    so learning begins at the mean image. No number of a vector is below zero, as they come out of a ReLU. A forward pass
-    of a 32x32 image takes 83 M multiplications."""
+    0.35 M parameters for colour images. torch's default initialisation, except that the last convolution is zero, so
+    that training starts at the mean image. Vectors are not negative, because they come from a ReLU. A forward pass of a
+    32x32 image takes 83 M multiplications."""
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, height, width = image_shape
         half, quarter = ((halved(height, n), halved(width, n)) for n in (1, 2))
         self.encoder = nn.Sequential(
+            # Three stages halve the image.
             _stage(_conv(channels, 64, 2), 64, 2),
             _stage(_conv(64, 16, 2), 16, 2),
             _stage(_conv(16, 8, 2), 8, 2),
             _stage(_conv(8, CODE, 1), CODE, 1),
         )
+        # Zero weights, so that the first reconstruction is the mean image.
         last = _enlarging(64, channels, (height, width), bias=True)
         nn.init.zeros_(last.weight)
         assert last.bias is not None

@@ -11,14 +11,14 @@ from trainer.models.networks.dropout import Dropout
 from trainer.models.networks.resnet import normalisation
 
 WIDTHS = (32, 64, 128)
-SMALLEST_IMAGE = 2 ** len(WIDTHS)  # pixels a side that the three halvings leave one of
+SMALLEST_IMAGE = 2 ** len(WIDTHS)  # side that three halvings reduce to one pixel
 
 
 def _layer(before: int, channels: int, norm: Norm) -> nn.Sequential:
-    """3x3 convolution, halving by the maximum, ReLU, normalisation, dropout.
+    """Return a layer: 3x3 convolution, 2x2 max pooling, ReLU, normalisation, dropout.
 
-    ReLU and maximum commute, and after the halving there is a quarter left to do. Running statistics move by a tenth a
-    step: a run of a few hundred steps would end before the ResNets' 0.003 had forgotten where it began."""
+    ReLU and max pooling commute, and after pooling only a quarter of the elements is left. Running statistics have a
+    momentum of 0.1: with the ResNets' 0.003 they would still contain their initial values after a few hundred steps."""
     return nn.Sequential(
         nn.Conv2d(before, channels, 3, padding=1),
         nn.MaxPool2d(2),
@@ -29,9 +29,10 @@ def _layer(before: int, channels: int, norm: Norm) -> nn.Sequential:
 
 
 class ConvNet(nn.Module):
-    """images_NCHW of at least 8x8 -> logits [N, num_classes]; 0.36 M parameters for 32x32 in colour and ten classes.
+    """The network: images_NCHW of at least 8x8 -> logits [N, num_classes].
 
-    Widths and dropout rates are this project's, the figure gives none. torch's default initialisation."""
+    0.36 M parameters for 32x32 colour images and ten classes. Widths and dropout rates are this project's choice,
+    because the figure gives none. torch's default initialisation."""
 
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int, *, norm: Norm = "batch") -> None:
         channels, height, width = image_shape

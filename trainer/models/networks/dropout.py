@@ -1,19 +1,19 @@
-"""Dropout whose mask costs a byte of random numbers an element, drawn eight at a time."""
+"""Dropout whose mask costs one random byte per element, drawn eight at a time."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-LEVELS = 256  # of a byte
+LEVELS = 256  # values of a byte
 
 
 class Dropout(nn.Module):
-    """As torch.nn.Dropout, for rates that are whole 256ths; every element is dropped by itself with that probability.
+    """A fast torch.nn.Dropout for rates that are multiples of 1/256. Elements are dropped independently.
 
-    torch draws a double an element, which is a seventh of a small network's step. The mask comes from torch's generator
-    of the device, so the same seed gives the same mask, in the order in which the elements lie in memory. Raises
-    ValueError for another rate."""
+    torch draws a double per element, which takes a seventh of a small network's step. This mask is drawn from torch's
+    generator of the device, in the order of elements in memory, so that the same seed gives the same mask. Raises
+    ValueError for other rates."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -26,6 +26,7 @@ class Dropout(nn.Module):
             return x
         if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
             x = x.contiguous()
+        # One random 64-bit word has the bytes of eight elements; a byte below 256 * rate drops its element.
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
         drawn = words.view(torch.uint8)[: x.numel()].as_strided(x.size(), x.stride())
         kept: Tensor = (drawn >= int(self.rate * LEVELS)).to(x.dtype).mul_(1 / (1 - self.rate))

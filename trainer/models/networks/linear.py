@@ -1,4 +1,4 @@
-"""Models of flat features: linear and logistic regression, and a small perceptron."""
+"""Networks for flat features: linear and logistic regression, and a small perceptron."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HIDDEN = (15, 15)
 
 
 def linear(image_shape: tuple[int, ...], num_outputs: int, *, intercept: bool = True) -> nn.Module:
-    """features [N, ...] -> [N, num_outputs]; starts at zero, as MLlib's regressions do."""
+    """Return a linear layer, features [N, ...] -> [N, num_outputs], that starts at zero as MLlib's regressions do."""
     layer = nn.Linear(math.prod(image_shape), num_outputs, bias=intercept)
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
@@ -19,14 +19,16 @@ def linear(image_shape: tuple[int, ...], num_outputs: int, *, intercept: bool = 
 
 
 def logistic(image_shape: tuple[int, ...], num_classes: int, *, intercept: bool = True) -> nn.Module:
-    """Logits [N, num_classes], or the one logit [N, 1] of binary logistic regression when there are two classes.
+    """Return a network with logits [N, num_classes], or the single logit [N, 1] of binary logistic regression.
 
-    One logit is not just smaller: two would move apart twice as fast at the same rate."""
+    Two classes get one logit, because two logits would move apart twice as fast at the same learning rate."""
     return linear(image_shape, 1 if num_classes == 2 else num_classes, intercept=intercept)
 
 
 def perceptron(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Logits [N, num_classes] after two hidden layers of 15 sigmoids; Glorot uniform (2010), zero bias."""
+    """Return a network with logits [N, num_classes] and two hidden layers of 15 sigmoids.
+
+    Initialised by Glorot uniform (2010) and zero bias."""
     widths = (math.prod(image_shape), *HIDDEN, num_classes)
     layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
     for layer in layers:

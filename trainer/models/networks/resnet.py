@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from trainer.models.base import Norm, Shortcut
 
 WIDTHS = (16, 32, 64)  # channels of the three stages
-GROUPS = 8  # of GroupNorm: divides every width here
+GROUPS = 8  # of GroupNorm; divides every width
 
 
 def normalisation(kind: Norm, channels: int, momentum: float) -> nn.Module:
-    """momentum is the share of a new batch in the running statistics, which only BatchNorm has."""
+    """Return a normalisation layer. momentum: weight of a new batch in running statistics, which only BatchNorm has."""
     if kind == "group":
         return nn.GroupNorm(GROUPS, channels)
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=momentum)
@@ -28,7 +28,7 @@ def _conv(before: int, channels: int, size: int, stride: int) -> nn.Conv2d:
 
 
 class _Pad(nn.Module):
-    """Option A: every stride-th pixel, and as many channels of zeros on either side as the width has grown."""
+    """The shortcut of option A: every stride-th pixel, with half of the additional channels as zeros on either side."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def _shortcut(kind: Shortcut, before: int, channels: int, stride: int, norm: Nor
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; the ReLU comes after the sum (version 1)."""
+    """Two 3x3 convolutions added to a shortcut, then a ReLU (version 1)."""
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
         super().__init__()
@@ -65,10 +65,11 @@ def _stage(before: int, channels: int, stride: int, blocks: int, norm: Norm, sho
 
 
 class ResNet(nn.Module):
-    """Three stages of ``blocks`` blocks, 16, 32 and 64 channels wide; stages 2 and 3 halve height and width.
+    """The network: images_NCHW of any size -> logits [N, num_classes].
 
-    images_NCHW of any size -> logits [N, num_classes]. shortcut "conv" is a 1x1 convolution and normalisation at each
-    stage's first block, the first stage's too. He-normal convolutions, fully connected N(0, 0.01), zero bias."""
+    Three stages of ``blocks`` blocks have 16, 32 and 64 channels; stages 2 and 3 halve height and width. With shortcut
+    "conv", the first block of every stage, also of the first, has a 1x1 convolution and normalisation as its shortcut.
+    Initialisation: He-normal convolutions, fully connected layer N(0, 0.01) with zero bias."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class ResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, images_NCHW: Tensor) -> Tensor:
-        # A quarter less time on a CPU; the weights may keep their order, converting them costs next to nothing.
+        # channels_last takes a quarter less time on a CPU. torch converts the weights at next to no cost.
         x = images_NCHW.contiguous(memory_format=torch.channels_last)
         x = F.relu(self.norm(self.conv(x)), inplace=True)
         logits: Tensor = self.fc(self.stages(x).mean(dim=(2, 3)))

@@ -1,7 +1,8 @@
-"""A ledger as numbers: what is compared with what, over which seeds, and what came out. Pure.
+"""The analysis of a ledger: the comparisons, their seeds and their results as numbers. Pure.
 
-A setting is all that is the same on both sides of a comparison: with ways of sharding compared, a data set, a model and a
-protocol. Its members are what is compared. Runs that diverged are counted, and are in no mean."""
+A setting is everything that both sides of a comparison share; if ways of sharding are compared, it is a data set, a
+model and a protocol. The members of a setting are the things that are compared. Diverged runs are counted, but excluded
+from all means."""
 
 from __future__ import annotations
 
@@ -19,23 +20,26 @@ from trainer.study.analysis.twins import Twins, twins_of
 from trainer.study.plan.study_plan import Cell, StudyPlan
 from trainer.study.run.ledger import Record, environments, run_of
 
-PRIMARY = "final_accuracy"  # what the tests of a study are about; other measures are families of their own
+PRIMARY = "final_accuracy"  # the measure of a study's main tests; every other measure is a family of its own
 MEASURES = ("final_accuracy", "best_accuracy", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
 QUALITIES = ("mmd_ratio", "chi_square")
-FEWEST = 3  # runs of a member of which a deviation from its mean says something
+FEWEST = 3  # runs of a member from which deviations from its mean are meaningful
 FACTS = ("mmd_ratio", "mean_ratio", "chi_square", "cramers_v", "copies", "sparse", "size_ratio", "seconds")
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Evaluation accuracy [seeds, epochs] at ``epochs``; spread [epochs]: the standard deviation over seeds."""
+    """Evaluation accuracy over epochs, of several runs.
+
+    epochs: at which runs were evaluated. accuracy: [seeds, epochs]. spread: standard deviation over seeds [epochs], 0
+    for a single seed."""
 
     epochs: tuple[float, ...]
     accuracy: Floats
 
     @property
     def last_gain(self) -> float:
-        """What the mean gained over the last epoch; NaN where there is one."""
+        """Return the gain of the mean over the last epoch; NaN if there is only one epoch."""
         return float((self.accuracy[:, -1] - self.accuracy[:, -2]).mean()) if len(self.epochs) > 1 else math.nan
 
     @property
@@ -45,9 +49,24 @@ class Curves:
 
 @dataclass(frozen=True)
 class Member:
-    """One side of comparisons. comparisons: by measure, None for the baseline and where there are too few seeds.
-    curve_ratio, curve_p: spread over the whole curve, the baseline's over this one's, the p-value before and after Holm.
-    quality: means of what is known of its shards; staleness, seconds (virtual ones in virtual time), wall_s: means."""
+    """One side of comparisons.
+
+    Attributes:
+        name: of the member.
+        records: its runs.
+        diverged: number of runs that diverged.
+        summaries: by measure.
+        comparisons: by measure; None for the baseline, and if there are too few common seeds.
+        curves: of the runs that did not diverge; None if they were not evaluated at the same epochs.
+        curve_ratio: spread over the whole curve, the baseline's over this member's.
+        curve_p: p-value of curve_ratio, before Holm.
+        quality: means of the known FACTS of its shards.
+        staleness: mean over runs.
+        seconds: mean training time of a run, virtual seconds in virtual time.
+        wall_s: mean wall-clock time of a run.
+        repeats: runs that ended bit-identical to a run with another seed.
+        curve_adjusted_p: p-value of curve_ratio, after Holm.
+    """
 
     name: str
     records: list[Record] = field(repr=False)
@@ -67,7 +86,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Setting:
-    """name: of what is the same for all members."""
+    """The members of one setting. name: the names of everything that they share."""
 
     name: str
     dataset: str
@@ -75,7 +94,9 @@ class Setting:
 
 
 class Correlation(NamedTuple):
-    """Spearman's rank correlation over so many runs. p: of one that is tested, adjusted_p: after Holm over all of those."""
+    """Spearman's rank correlation.
+
+    runs: number of values. p: of a tested correlation, NaN otherwise. adjusted_p: after Holm, over all tested ones."""
 
     runs: int
     rho: float
@@ -85,12 +106,19 @@ class Correlation(NamedTuple):
 
 @dataclass(frozen=True)
 class QualityTest:
-    """Whether a measure of shards goes with how far a run ended from its member's median.
+    """The correlation between a measure of shards and the distance of runs from their member's median final accuracy.
 
-    over_all: of all runs of a setting, which one member with very uneven shards decides; without: of all but those of the
-    member whose shards are the least even, ``least_even``. Both are only shown: members differ in more than in evenness.
-    within: of the deviations from each member's means, so that differences between members do not count; of members with at
-    least three runs, which differ in the measure."""
+    ``over_all`` and ``without`` are only shown and not tested, because members differ in more than in evenness.
+
+    Attributes:
+        setting: its name.
+        quality: the measure of shards.
+        least_even: the member with the least even shards by this measure.
+        over_all: over all runs of the setting; a single member with very uneven shards can dominate it.
+        without: over the runs of all members except ``least_even``.
+        within: of deviations from each member's means, so that differences between members do not count; over members
+            with at least FEWEST runs whose shards differ in the measure.
+    """
 
     setting: str
     quality: str
@@ -102,12 +130,30 @@ class QualityTest:
 
 @dataclass(frozen=True)
 class Analysis:
-    """family: tests that Holm's adjustment is over. run_hours: of a core in virtual time, else of the runs themselves.
-    smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest level; None
-    where no ratio up to 64 is. seeds: the least of the comparisons that show none, of all where all do. environments:
-    machines and versions, with the number of their runs. twins: the same runs in the study ``beside``.
-    begun: the baseline, the margin and the number of seeds when the study began. left_out: runs of the ledger that are not
-    the plan's: of other seeds, or skipped."""
+    """All numbers of a report.
+
+    Attributes:
+        title: of the plan.
+        baseline: the member with which the others are compared.
+        margin: of equivalence, as a difference of accuracies.
+        compared: the axis whose members are compared.
+        settings: in the plan's order.
+        family: number of tests in Holm's adjustment.
+        seeds: the smallest number of pairs among the comparisons that show no difference of spread; among all
+            comparisons if every one shows a difference.
+        smallest_ratio: of standard deviations, that ``seeds`` pairs show with power 0.8 at the family's strictest
+            level; None if no ratio up to 64 is.
+        qualities: correlations between shards and results.
+        runs: in the ledger.
+        planned: runs of the plan.
+        planned_seeds: seeds of the plan.
+        left_out: runs in the ledger that the plan does not contain: other seeds, or skipped cells.
+        run_hours: hours of a core in virtual time, otherwise wall-clock hours of the runs.
+        environments: machines and versions, with the number of their runs.
+        beside: name of the study with which equal runs are compared.
+        twins: comparisons with the same runs in that study.
+        begun: the baseline, the margin and the number of seeds at the start of the study.
+    """
 
     title: str
     baseline: str
@@ -129,10 +175,10 @@ class Analysis:
     begun: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Every number of the report, short; null for what could not be computed."""
+        """Return every number of the report, rounded to six digits; null for values that could not be computed."""
         said: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
         for twins in said["twins"]:
-            del twins["made"]  # no number, and in its ledger
+            del twins["made"]  # not numbers, and the ledger has them
         said["settings"] = [
             {"name": setting.name, "members": [_member(m) for m in setting.members.values()]}
             for setting in self.settings
@@ -147,8 +193,15 @@ def analyse(
     begun: Mapping[str, Any] | None = None,
     left_out: int = 0,
 ) -> Analysis:
-    """Everything that the report says in numbers. beside: the same runs in another study. begun: what was to be tested when
-    the study began, None for the same. left_out: see Analysis. About a second for a thousand runs."""
+    """Compute everything that the report shows in numbers. Takes about a second for a thousand runs.
+
+    Args:
+        plan: the plan of the study.
+        records: its runs.
+        beside: the same runs in another study.
+        begun: the baseline, the margin and the number of seeds at the start of the study; None for the plan's.
+        left_out: see Analysis.
+    """
     settings: dict[str, Setting] = {}
     for name, cells in _settings(plan).items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
@@ -161,6 +214,7 @@ def analyse(
             settings[name] = Setting(name, dataset, members)
     found = _adjusted(list(settings.values()))
     compared = [c for s in found for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
+    # Power matters where nothing was found, and the comparison with the fewest pairs is the weakest.
     seeds = min((c.n for c in compared if not c.adjusted_spread_p < LEVEL), default=0)
     seeds = seeds or min((c.n for c in compared), default=0)
     return Analysis(
@@ -186,7 +240,7 @@ def analyse(
 
 
 def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
-    """The cells by setting and member, in the plan's order."""
+    """Return the cells by setting and member, in the plan's order."""
     found: dict[str, dict[str, Cell]] = {}
     for cell in plan.cells():
         rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if axis != plan.compare]
@@ -197,10 +251,12 @@ def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
 def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> Member:
     whole = _whole(records)
     against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
+    # Tests are paired, so both sides need the seeds that ended with a model in both.
     common = [seed for seed in whole if seed in against]
     mine, theirs = [whole[seed] for seed in common], [against[seed] for seed in common]
     curves = curves_of(list(whole.values()))
     curve_ratio, curve_p = math.nan, math.nan
+    # Curves can be compared only over the same epochs, and a t-test needs a few seeds.
     paired = curves_of(theirs), curves_of(mine)
     if paired[0] and paired[1] and paired[0].epochs == paired[1].epochs and len(common) > 2:
         curve_ratio, curve_p = statistics.curve_spread(paired[0].accuracy, paired[1].accuracy)
@@ -222,7 +278,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
 
 
 def _whole(records: Sequence[Record]) -> dict[int, Record]:
-    """Runs that ended with a model, by seed."""
+    """Return the runs that ended with a model, by seed."""
     return {run_of(record).seed: record for record in records if record["failed"] is None}
 
 
@@ -236,7 +292,9 @@ def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float)
 
 
 def curves_of(records: Sequence[Record]) -> Curves | None:
-    """Return the curves of runs that were evaluated at the same epochs; None without any, and for real targets."""
+    """Return the curves of runs that were evaluated at the same epochs, or None.
+
+    None also without evaluations, and for real targets, which have no accuracy."""
     curves = [record["curve"] for record in records if record["curve"] and record["curve"]["epoch"]]
     if not curves or any(curve["epoch"] != curves[0]["epoch"] or None in curve["accuracy"] for curve in curves):
         return None
@@ -244,7 +302,9 @@ def curves_of(records: Sequence[Record]) -> Curves | None:
 
 
 def _adjusted(settings: list[Setting]) -> list[Setting]:
-    """With the p-values of each measure adjusted over all comparisons of the study, spread, mean and equivalence apart."""
+    """Adjust the p-values of each measure over all comparisons of the study, in place.
+
+    Spread, means, equivalence and whole curves are separate families."""
     members = [(setting, name) for setting in settings for name in setting.members]
     for key in MEASURES:
         having = [(s, n, c) for s, n in members if (c := s.members[n].comparisons[key])]
@@ -254,6 +314,7 @@ def _adjusted(settings: list[Setting]) -> list[Setting]:
         for (setting, name, old), *ps in zip(having, spreads, means, equal, strict=True):
             new = replace(old, adjusted_spread_p=ps[0], adjusted_difference_p=ps[1], adjusted_equivalence_p=ps[2])
             setting.members[name].comparisons[key] = new
+    # Whole curves are one more family.
     drawn = [(s, n) for s, n in members if not math.isnan(s.members[n].curve_p)]
     for (setting, name), p in zip(drawn, statistics.adjust([s.members[n].curve_p for s, n in drawn]), strict=True):
         setting.members[name] = replace(setting.members[name], curve_adjusted_p=p)
@@ -277,6 +338,7 @@ def _quality_tests(setting: Setting) -> list[QualityTest]:
             least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
             others = [pair for name, pair in pairs.items() if name != least_even]
             over_all, without = _shown(list(pairs.values())), _shown(others)
+            # Members whose shards are equally even in every run do not contribute to the correlation.
             varying = [pair for pair in pairs.values() if np.ptp(pair[0])]
             runs = sum(len(x) for x, _ in varying)
             within = Correlation(runs, *statistics.rank_correlation_within(varying))
@@ -285,7 +347,7 @@ def _quality_tests(setting: Setting) -> list[QualityTest]:
 
 
 def _with_distance(member: Member, quality: str) -> tuple[Floats, Floats]:
-    """Of each run a measure of its shards, and how far its final accuracy is from the median."""
+    """Return a measure of each run's shards, and the distance of its final accuracy from the median: [runs] each."""
     pairs = [
         (record["sharding"][quality], record[PRIMARY])
         for record in member.records
@@ -301,7 +363,7 @@ def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
 
 
 def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
-    """With the p-values adjusted over all settings and measures."""
+    """Adjust the p-values over all settings and measures, in place."""
     known = [at for at, test in enumerate(tests) if not math.isnan(test.within.p)]
     for at, p in zip(known, statistics.adjust([tests[at].within.p for at in known]), strict=True):
         tests[at] = replace(tests[at], within=tests[at].within._replace(adjusted_p=p))
@@ -311,9 +373,9 @@ def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
 def _member(member: Member) -> dict[str, Any]:
     said = asdict(replace(member, records=[], curves=None))
     for key, found in said["comparisons"].items():
-        if found and "accuracy" not in key:  # the margin is one of accuracies
+        if found and "accuracy" not in key:  # the margin is a difference of accuracies
             found["equivalence_p"] = found["adjusted_equivalence_p"] = None
-    del said["records"], said["curves"], said["wall_s"], said["quality"]["seconds"]  # times are no results
+    del said["records"], said["curves"], said["wall_s"], said["quality"]["seconds"]  # times are not results
     if member.curves:
         epochs, accuracy = member.curves.epochs, member.curves.accuracy
         said["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
@@ -327,7 +389,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _clean(value: Any) -> Any:
-    """Six digits, and null for what is no number: JSON has no NaN."""
+    """Round to six digits, and replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,9 +1,10 @@
-"""What Provatas et al. (2021) and Provatas's thesis print of the same question: 12 asynchronous workers, ResNet-56.
+"""The figures that Provatas et al. (2021) and Provatas's thesis print: 12 asynchronous workers, ResNet-56.
 
-Tables II, IV and V are of CIFAR-10, CIFAR-100's coarse and its fine classes; the final epoch of five runs each. The columns
-that they name variance are standard deviations: those of the three runs that the thesis lists in table 6.4 are 0.00066,
-0.00056 and 0.00165, and the tables print 0.000648, 0.000550 and 0.001358. So "six times less variance" is a sixth of the
-standard deviation. With five runs on each side a ratio of standard deviations under 3.1 is not significant at 5 %."""
+Tables II, IV and V are of CIFAR-10, CIFAR-100's coarse and its fine classes; the final epoch of five runs each. The
+columns that they name variance contain standard deviations: the standard deviations of the three runs that the thesis
+lists in table 6.4 are 0.00066, 0.00056 and 0.00165, and the tables print 0.000648, 0.000550 and 0.001358. "Six times
+less variance" therefore means a sixth of the standard deviation. With five runs on each side, a ratio of standard
+deviations under 3.1 is not significant at 5 %."""
 
 from __future__ import annotations
 
@@ -15,9 +16,7 @@ RUNS = 5
 
 
 class Printed(NamedTuple):
-    """Hold means and standard deviations over the evaluation images at the final epoch.
-
-    NaN: not known here."""
+    """Means and standard deviations over runs, on the evaluation images at the final epoch. NaN: not known here."""
 
     accuracy: float
     accuracy_sd: float
@@ -26,9 +25,14 @@ class Printed(NamedTuple):
 
 
 class PublishedTable(NamedTuple):
-    """title: which table. rows: by the names that the shipped plans give to ways of sharding. whiskers: the least and the
-    most rows of a class that a random shard has, as far as figure 7 can be read. sparse: clusters of at most as many images
-    as workers, in three runs each (table III, thesis 6.4)."""
+    """A published table.
+
+    Attributes:
+        title: number and subject of the table.
+        rows: by the names that the shipped plans give to ways of sharding.
+        whiskers: smallest and largest number of rows of a class in a random shard, as far as figure 7 can be read.
+        sparse: clusters with at most as many images as workers, in three runs each (table III, thesis 6.4).
+    """
 
     title: str
     rows: dict[str, Printed]
@@ -77,5 +81,7 @@ TABLES = {
 
 
 def published_of(dataset: str) -> PublishedTable | None:
-    """The table of a plan's data set, whose name is the table's, or begins with it and a hyphen."""
+    """Return the table of a plan's data set, or None.
+
+    The data set has the table's name, or one that begins with it and a hyphen."""
     return next((table for name, table in TABLES.items() if dataset == name or dataset.startswith(f"{name}-")), None)

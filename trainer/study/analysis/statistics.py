@@ -1,13 +1,16 @@
-"""What may be said of many seeds: spread, differences, equivalence, and what so many seeds could have shown. Pure.
+"""The statistics of runs with many seeds: spread, differences of means, equivalence, and power. Pure.
 
-All tests are scipy's and statsmodels'. Spread is compared by the Brown-Forsythe statistic (Levene's about the median),
-means by paired t-tests on equal seeds, equivalence by two one-sided paired t-tests, and the p-values of a family are
-adjusted after Holm. Judged by the F distribution, as it usually is, that statistic gives too few alarms with few values:
-without any difference p < 0.05 in 0.6 % of studies of 5 seeds, 3.8 % of 19, 4.4 % of 50. So its p-value here is the share
-of studies of normal values without a difference that exceed it; with other values that is as good as the F distribution.
+All tests are from scipy and statsmodels. Spread is compared by the Brown-Forsythe statistic (Levene's about the
+median), means by paired t-tests on equal seeds, equivalence by two one-sided paired t-tests. The p-values of a family
+are adjusted by Holm's method.
 
-"sd" is the standard deviation with n - 1, "variance" its square; the columns that Provatas et al. (2021) call variance are
-standard deviations."""
+With the F distribution, the usual reference, the Brown-Forsythe test is too conservative for few values: without any
+difference p < 0.05 occurs in 0.6 % of studies of 5 seeds, 3.8 % of 19, 4.4 % of 50. Its p-value here is therefore the
+share of simulated studies of normal values without a difference that reach the statistic. For values that are not
+normal this is as good as the F distribution.
+
+"sd" is the standard deviation with n - 1, "variance" its square. The columns that Provatas et al. (2021) call variance
+are standard deviations."""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ import numpy.typing as npt
 from scipy import stats
 
 Floats = npt.NDArray[np.float64]
-LEVEL = 0.05  # of every test, over its family; intervals hold with 1 - LEVEL
-POWER = 0.8  # of a difference that a study is said to have been able to see
+LEVEL = 0.05  # significance level of every family of tests; confidence intervals have the level 1 - LEVEL
+POWER = 0.8  # a study can detect a difference if it finds it with at least this probability
 RESAMPLES = 4000
-STUDIES = 2000  # drawn for each power
-NULL_STUDIES = 50_000  # drawn of no difference, for p-values
+STUDIES = 2000  # simulated per power
+NULL_STUDIES = 50_000  # simulated without a difference, for p-values
 PERMUTATIONS = 4000  # of runs within their groups
 LARGEST_RATIO = 64.0
 NOTHING = 1e-12  # accuracies and losses that differ by less are equal
-FEWEST_RESAMPLED = 8  # pairs of seeds; of fewer the bootstrap's intervals are much too short
-MANY = 200  # values: from there on the F distribution is as good as drawn studies, which would take much memory
+FEWEST_RESAMPLED = 8  # pairs of seeds; with fewer, bootstrap intervals are much too short
+MANY = 200  # values from which the F distribution is as good as simulation, which would need much memory
 
 
 class Interval(NamedTuple):
-    """Both ends of a 95 % confidence interval."""
+    """The ends of a 95 % confidence interval."""
 
     low: float
     high: float
@@ -45,7 +48,18 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """One measure over seeds. sd, variance: with n - 1; their intervals are those of normal values."""
+    """One measure over seeds.
+
+    Attributes:
+        n: number of seeds.
+        mean: over seeds.
+        mean_interval: by the t distribution.
+        sd: with n - 1.
+        sd_interval: by the chi-square distribution, for normal values.
+        variance: square of sd.
+        least: smallest value.
+        most: largest value.
+    """
 
     n: int
     mean: float
@@ -59,14 +73,24 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A member with the baseline, over the seeds that both have.
+    """A comparison of a member with the baseline over their common seeds.
 
-    sd_ratio: the baseline's sd over the member's, so that 1.5 means that the member is steadier by a half; its interval by
-    the F distribution, and by the bootstrap over seeds. spread_p: see above; brown_forsythe_p: by the F distribution.
-    distance_ratio: the same of mean distances from the medians, which spread_p is about; where a few runs are far off, one
-    of the two may be above 1 and the other below. difference: the member's mean minus the baseline's, with the paired
-    interval and p-value. equivalence_p: of means that differ by the margin or more (TOST). correlation: between the pairs;
-    equal seeds help the paired tests where it is positive. adjusted_*: after Holm."""
+    Attributes:
+        n: pairs of equal seeds.
+        sd_ratio: sd of the baseline / sd of the member; 1.5 means that the baseline's sd is 1.5 times the member's.
+        sd_ratio_f: interval of sd_ratio by the F distribution.
+        sd_ratio_bootstrap: interval of sd_ratio by the bootstrap over seeds.
+        distance_ratio: the same ratio for mean distances from the median, which spread_p tests. If a few runs are far
+            off, one of the two ratios can be above 1 and the other below.
+        spread_p: p-value of equal spread, see the module.
+        brown_forsythe_p: the same by the F distribution.
+        difference: mean of the member minus mean of the baseline.
+        difference_interval: paired.
+        difference_p: paired t-test.
+        equivalence_p: p-value of means that differ by the margin or more (TOST).
+        correlation: between the pairs; if it is positive, pairing by seed makes the tests more powerful.
+        adjusted_spread_p: after Holm, as the other two.
+    """
 
     n: int
     sd_ratio: float
@@ -86,13 +110,15 @@ class Comparison:
 
     @property
     def steadier(self) -> bool | None:
-        """Whether the member varies less, where its spread differs; None where the two ratios say otherwise of it."""
+        """True if the member varies less, False if it varies more, None if the two ratios disagree.
+
+        Meaningful only if the spreads differ significantly."""
         less = self.distance_ratio > 1
         return less if less == (self.sd_ratio > 1) else None
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Of at least one value; what needs two is NaN with one."""
+    """Return the summary of at least one value. Fields that need two values are NaN for one."""
     x = np.asarray(values, float)
     n, mean = len(x), float(x.mean())
     if n < 2:
@@ -107,7 +133,13 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -> Comparison | None:
-    """Of values on equal seeds, in equal order; None with fewer than three pairs, of which nothing can be said."""
+    """Compare values on equal seeds. Returns None for fewer than three pairs.
+
+    Args:
+        baseline: values of the baseline.
+        member: values of the member, in the same order of seeds.
+        margin: of equivalence.
+    """
     a, b = np.asarray(baseline, float), np.asarray(member, float)
     n = len(a)
     if n < 3:
@@ -131,36 +163,40 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
 
 
 def sd_ratio(a: Floats, b: Floats) -> float:
-    """sd(a) / sd(b); NaN where neither spreads, infinite where b does not."""
+    """Return sd(a) / sd(b): NaN if both are 0, infinite if only sd(b) is."""
     above, below = _sd(a), _sd(b)
     return above / below if below else (math.inf if above else math.nan)
 
 
 def _distance_ratio(a: Floats, b: Floats) -> float:
-    """Of mean distances from the medians, as ``sd_ratio``."""
+    """Return the ratio of mean distances from the medians, with the special values of ``sd_ratio``."""
     above, below = (float(np.abs(x - np.median(x)).mean()) if _sd(x) else 0.0 for x in (a, b))
     return above / below if below else (math.inf if above else math.nan)
 
 
 def _sd(x: Floats) -> float:
-    """With n - 1; 0 for equal values, whose mean may differ from them by rounding."""
+    """Return the sd with n - 1, exactly 0 for equal values, whose computed mean can differ from them by rounding."""
     return float(x.std(ddof=1)) if float(np.ptp(x)) > NOTHING else 0.0
 
 
 def f_interval(ratio: float, n: int) -> Interval:
-    """Of a ratio of two sds of n normal values each: (ratio / true ratio)^2 has the F distribution."""
+    """Return the interval of a ratio of two sds of n normal values each.
+
+    (ratio / true ratio)^2 has the F distribution."""
     low, high = stats.f.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1, n - 1)
     return Interval(ratio / math.sqrt(low), ratio / math.sqrt(high))
 
 
 def spread_p(a: Floats, b: Floats) -> float:
-    """The p-value of two equal spreads, of as many values each; 1 where nothing spreads."""
+    """Return the p-value of equal spread of two samples of equal size; 1 if neither varies."""
     statistic, p = brown_forsythe(a, b)
     return p if len(a) >= MANY else float(_p_values(np.array([statistic]), len(a))[0])
 
 
 def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
-    """The statistic, and its p-value by the F distribution; 0 and 1 where no distance from the medians varies."""
+    """Return the statistic and its p-value by the F distribution.
+
+    (0, 1) if the distances from the medians do not vary."""
     if not _sd(a) and not _sd(b):
         return 0.0, 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -170,19 +206,23 @@ def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def _null_statistics(n: int) -> Floats:
-    """Brown-Forsythe statistics of pairs of n equally spread normal values each, ascending."""
+    """Return the statistics of NULL_STUDIES simulated pairs of n normal values with equal spread, ascending."""
     draw = np.random.default_rng([n, NULL_STUDIES]).standard_normal((2, n, NULL_STUDIES))
     return np.sort(stats.levene(draw[0], draw[1], center="median", axis=0).statistic)
 
 
 def _p_values(statistics: Floats, n: int) -> Floats:
-    """The share of studies without a difference that have as much or more; never 0, because not all of them were drawn."""
+    """Return the share of studies without a difference that reach each statistic.
+
+    Never 0, because the sample is finite."""
     null = _null_statistics(n)
     return np.asarray((1 + len(null) - np.searchsorted(null, statistics)) / (1 + len(null)))
 
 
 def equivalence_p(a: Floats, b: Floats, margin: float) -> float:
-    """Two one-sided paired t-tests: the p-value of means that differ by ``margin`` or more."""
+    """Return the p-value of means that differ by ``margin`` or more, by two one-sided paired t-tests.
+
+    1 if all pairs differ by the same amount, because the tests are then undefined."""
     from statsmodels.stats.weightstats import ttost_paired
 
     if not _sd(a - b):
@@ -191,12 +231,12 @@ def equivalence_p(a: Floats, b: Floats, margin: float) -> float:
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
-    """A family's p-values after Holm."""
+    """Return a family's p-values, adjusted by Holm's method."""
     from statsmodels.stats.multitest import multipletests
 
     if not p_values:
         return []
-    gc.freeze()  # multipletests collects garbage, which took three quarters of an analysis: now there is none to look at
+    gc.freeze()  # multipletests runs a garbage collection, which took three quarters of an analysis
     try:
         return [float(p) for p in multipletests(p_values, alpha=LEVEL, method="holm")[1]]
     finally:
@@ -204,14 +244,18 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def curve_deviations(curves: Floats) -> Floats:
-    """Of curves [seeds, epochs] each run's mean distance from the median curve [seeds]: its spread over the whole run.
+    """Return the mean distance of each run's curve from the median curve, its spread over the whole run: [seeds].
 
-    The Brown-Forsythe test compares the means of such distances at one epoch; over all epochs it is the same test."""
+    The Brown-Forsythe test compares means of such distances at one epoch; over all epochs it is the same test.
+    ``curves`` is [seeds, epochs]."""
     return np.asarray(np.abs(curves - np.median(curves, axis=0)).mean(axis=1))
 
 
 def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
-    """Of curves [seeds, epochs]: the ratio of the mean distances, baseline's over member's, and the p-value."""
+    """Compare the spread of curves [seeds, epochs].
+
+    Returns the ratio of their mean distances from the median curve, the baseline's over the member's, and the
+    p-value."""
     a, b = curve_deviations(baseline), curve_deviations(member)
     if not b.any():
         return (math.inf if a.any() else math.nan), (0.0 if a.any() else 1.0)
@@ -219,40 +263,46 @@ def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
 
 
 def rank_correlation(x: Floats, y: Floats) -> float:
-    """Spearman's; NaN where one does not vary."""
+    """Return Spearman's rank correlation. NaN with fewer than four values, or if one side does not vary."""
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return math.nan
     return float(stats.spearmanr(x, y).statistic)
 
 
 def rank_correlation_within(groups: Sequence[tuple[Floats, Floats]]) -> tuple[float, float]:
-    """Spearman's of x and y of all groups, both taken from their group's mean, and its p-value: the share of permutations of
-    y within groups that have as much or more. NaN where one does not vary.
+    """Return Spearman's rank correlation of x and y within groups, and its p-value.
 
-    A group has one degree of freedom less than values: with a few values each, the usual p-value gives twice the alarms."""
+    x and y are taken relative to the mean of their group. The p-value is the share of permutations of y within groups
+    with at least the same absolute correlation. Both are NaN with fewer than four values, or if one side does not vary.
+    A group has one degree of freedom less than values, so with a few values per group the usual p-value gives twice the
+    false alarms."""
     x = np.concatenate([_centred(x) for x, _ in groups]) if groups else np.zeros(0)
     y = np.concatenate([_centred(y) for _, y in groups]) if groups else np.zeros(0)
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return math.nan, math.nan
     first, second = (stats.rankdata(side) - (len(x) + 1) / 2 for side in (x, y))
+    # Permuting ranks within groups keeps the differences between groups out of the test.
     drawn, at, rng = np.zeros(PERMUTATIONS), 0, np.random.default_rng(len(x))
     for group, _ in groups:
         mine = slice(at, at := at + len(group))
         drawn += rng.permuted(np.tile(second[mine], (PERMUTATIONS, 1)), axis=1) @ first[mine]
     found = float(first @ second)
+    # The tolerance counts permutations that equal the result up to rounding.
     as_much = int((np.abs(drawn) >= abs(found) * (1 - NOTHING)).sum())
     rho = found / math.sqrt(float(first @ first) * float(second @ second))
     return rho, (1 + as_much) / (1 + PERMUTATIONS)
 
 
 def _centred(x: Floats) -> Floats:
-    """From the mean; 0 for equal values, whose mean may differ from them by rounding."""
+    """Return x minus its mean, exactly 0 for equal values, whose computed mean can differ from them by rounding."""
     return x - x.mean() if float(np.ptp(x)) > NOTHING else np.zeros(len(x))
 
 
 @lru_cache(maxsize=256)
 def power(n: int, ratio: float, level: float = LEVEL) -> float:
-    """The share of studies of n seeds that find a true sd ratio of normal values, by so many drawn studies."""
+    """Return the share of studies of n seeds that detect a true sd ratio of normal values.
+
+    By STUDIES simulated studies; by the F test for more than MANY seeds."""
     if n > MANY:
         return _power_of_f(n, ratio, level)
     draw = np.random.default_rng([n, STUDIES]).standard_normal((2, n, STUDIES))
@@ -261,7 +311,9 @@ def power(n: int, ratio: float, level: float = LEVEL) -> float:
 
 
 def _power_of_f(n: int, ratio: float, level: float) -> float:
-    """That of the F test, which for so many normal values the other comes near to from below."""
+    """Return the power of the F test.
+
+    For so many normal values, the power of the Brown-Forsythe test is close to it, and slightly lower."""
     law, squared = stats.f(n - 1, n - 1), ratio**2
     low, high = law.ppf([level / 2, 1 - level / 2])
     return float(law.cdf(low / squared) + law.sf(high / squared))
@@ -269,18 +321,23 @@ def _power_of_f(n: int, ratio: float, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
-    """The least true sd ratio that n seeds find with POWER, to a hundredth; None where that is beyond 64."""
+    """Return the smallest true sd ratio that n seeds detect with POWER, to two decimals.
+
+    None if that is more than LARGEST_RATIO, or n is less than 3."""
     low, high = 1.0, LARGEST_RATIO
     if n < 3 or power(n, high, level) < POWER:
         return None
     while high - low > 0.005:
+        # Bisection on a log scale, since power grows with the ratio.
         middle = math.sqrt(low * high)
         low, high = (low, middle) if power(n, middle, level) >= POWER else (middle, high)
     return round(high, 2)
 
 
 def paired(b: Floats, a: Floats) -> tuple[Interval, float]:
-    """The interval and the p-value of the mean of b - a; 1 where all pairs differ by the same: nothing can be tested."""
+    """Return the interval and the p-value of the mean of b - a, by a paired t-test.
+
+    If all pairs differ by the same amount, nothing can be tested: the p-value is 1 and the interval is that amount."""
     if not _sd(b - a):
         mean = float((b - a).mean())
         return Interval(mean, mean), 1.0
@@ -290,7 +347,9 @@ def paired(b: Floats, a: Floats) -> tuple[Interval, float]:
 
 
 def _bootstrap(a: Floats, b: Floats) -> Interval:
-    """Over pairs of seeds, percentiles of the ratio."""
+    """Return the percentile interval of the sd ratio, by the bootstrap over pairs of seeds.
+
+    NaN with fewer than FEWEST_RESAMPLED pairs, or if one side does not vary."""
     if len(a) < FEWEST_RESAMPLED or not _sd(a) or not _sd(b):
         return Interval(math.nan, math.nan)
 
@@ -300,7 +359,7 @@ def _bootstrap(a: Floats, b: Floats) -> Interval:
 
     rng = np.random.default_rng(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # seeds may be drawn all alike, whose logarithm is infinite
+        warnings.simplefilter("ignore")  # a resample of one repeated seed has an sd of 0, and an infinite logarithm
         drawn = stats.bootstrap(
             (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
         ).bootstrap_distribution

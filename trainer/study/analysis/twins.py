@@ -1,4 +1,4 @@
-"""The same runs in another study, such as one on real processes: run for run, what differs. Pure."""
+"""The comparison of runs with the same runs in another study, such as one on real processes. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainer.study.analysis.statistics import Comparison, compare
 from trainer.study.run.ledger import Record, environments, run_of
 
 ALL = "all"
-Pair = tuple[Record, Record]  # here and there
+Pair = tuple[Record, Record]  # of one run: in this study, in the other one
 Makers = list[tuple[dict[str, Any], int]]
 
 
 class Both(NamedTuple):
-    """A number of this study, and of the other one."""
+    """A number of this study, and the same number of the other one."""
 
     here: float
     there: float
@@ -26,11 +26,22 @@ class Both(NamedTuple):
 
 @dataclass(frozen=True)
 class Twins:
-    """A member's runs in both studies, or, under ALL, the averages of all members' by seed, whose standard deviations are of
-    no use: members share their seeds, and so their ups and downs, and only seeds are independent.
+    """The runs of a member in both studies.
 
-    found: of the final accuracy, with the other study for a baseline. same_seeds: of every pair; else only its images and
-    shards are the same. made: what programs and machines ran the pairs here and there, each once."""
+    Under the name ALL, the values are the averages of all members by seed. Members share their seeds and so their
+    random variation, and only seeds are independent. The standard deviations of these averages are therefore omitted.
+
+    Attributes:
+        setting: its name.
+        member: its name, or ALL.
+        mean: final accuracy.
+        sd: of the final accuracy; NaN for ALL.
+        staleness: mean.
+        found: comparison of the final accuracy; the other study is the baseline.
+        same_seeds: True if both runs of every pair have the same seeds; otherwise only their images and shards are the
+            same.
+        made: the programs and machines of the runs, here and there, each once.
+    """
 
     setting: str
     member: str
@@ -45,12 +56,20 @@ class Twins:
 def twins_of(
     setting: str, members: Mapping[str, Sequence[Record]], other: Mapping[str, Record], key: str, margin: float
 ) -> list[Twins]:
-    """Of members with three runs at least that both studies have, of equal images and shards. other: by the run's name;
-    key: of the measure, which both must have."""
+    """Compare members with at least three runs that both studies have, with equal images and shards.
+
+    Args:
+        setting: its name.
+        members: records by member.
+        other: records of the other study, by the run's name.
+        key: the measure; runs without it are left out.
+        margin: of equivalence.
+    """
     pairs = {
         name: [(mine, theirs) for mine in records if (theirs := _twin(mine, other)) and _known(key, mine, theirs)]
         for name, records in members.items()
     }
+    # Members share their seeds, so their runs are independent only after averaging by seed.
     by_seed: dict[int, list[Pair]] = {}
     for pair in (pair for some in pairs.values() for pair in some):
         by_seed.setdefault(run_of(pair[0]).seed, []).append(pair)
@@ -67,7 +86,9 @@ def _twin(record: Record, other: Mapping[str, Record]) -> Record | None:
 
 
 def _shards(record: Record) -> Record:
-    """All that is known of a run's shards but the time that they took. Digests of older versions had names in them."""
+    """Return all facts about a run's shards except for times.
+
+    Digests are not compared, because older versions included names in them."""
     return {key: value for key, value in record["sharding"].items() if key != "seconds"}
 
 
@@ -76,7 +97,15 @@ def _known(key: str, *records: Record) -> bool:
 
 
 def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, margin: float) -> Twins | None:
-    """groups: the pairs whose averages are one value each."""
+    """Compare the averages of groups of pairs, one value per group and study; None for fewer than three groups.
+
+    Args:
+        setting: its name.
+        name: of the member, or ALL.
+        groups: the pairs whose averages are one value.
+        key: the measure.
+        margin: of equivalence.
+    """
     here, there = ([float(np.mean([pair[side][key] for pair in group])) for group in groups] for side in (0, 1))
     found = compare(there, here, margin)
     if not found:

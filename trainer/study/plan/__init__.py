@@ -1,1 +1,1 @@
-"""Plans of studies: what varies, how often, and the command line of every run."""
+"""Plans of studies: combinations and seeds, and the command line of every run."""

@@ -1,4 +1,4 @@
-"""A plan's tables as what the commands that they are for take: every flag is checked before anything runs."""
+"""The conversion of a plan's tables to command lines, and the check of every flag before anything runs."""
 
 from __future__ import annotations
 
@@ -26,27 +26,36 @@ from trainer.study.plan.study_plan import TABLES, Cell, Run, StudyPlan, argv_of,
 if TYPE_CHECKING:
     from trainer.data.shards import Shards
 
-HOST = tuple(field.name for field in fields(Options))  # flags of how a host takes part in a run
-# What the study fills in itself, a table's owner and key.
+HOST = tuple(field.name for field in fields(Options))  # flags of a host, not of the run
+# Keys that the study sets itself, by table.
 FILLED = {
     "datasets": ("to", "workers", "order"),
     "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
     "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
 FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
-READY, ORDER = "shards", "order"  # keys of [shardings.NAME] beside the flags of its command
+READY, ORDER = "shards", "order"  # keys of [shardings.NAME] that are not flags of its command
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run, as the trainer takes it. simulated: None on real processes."""
+    """The configuration of one run. simulated: the virtual cluster; None on real processes."""
 
     config: Config
     simulated: Simulated | None
 
 
 def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
-    """Raises UsageError for what is no flag of the trainer, or no value of one."""
+    """Return the configuration of a run.
+
+    Raises UsageError for keys that are not flags of the trainer, and for invalid values.
+
+    Args:
+        plan: the plan of the study.
+        run: its cell and seed.
+        shards: URI of the shard set.
+        output: folder of the run.
+    """
     cell = run.cell
     parser = trainer_flags() if plan.backend == "processes" else simulate.parser()
     flags = command_line.actions_by_flag(parser)
@@ -57,28 +66,32 @@ def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
     if plan.backend == "processes":
         return Case(config_of(command_line.parse(parser, argv)), None)
     argv += [f"--schedule-seed={plan.seed_of('schedule', run)}"]
+    # One thread per run in virtual time, because a study has one run per core.
     argv += [] if any("threads" in keys for keys in own) else ["--threads=1"]
     args = command_line.parse(parser, argv)
     return Case(config_of(args), from_flags(Simulated, args))
 
 
 def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
-    """What decides a cell's training, by the names of the flags, defaults included."""
+    """Return the settings that determine a cell's training, by flag, including defaults."""
     config = case_of(plan, Run(cell, 0), "shards", Path("run")).config
     varied = {"--seed", "--model-seed"}
     return {name: value for name, value in config.essentials().items() if name not in varied}
 
 
 def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
-    """What decides a cell's virtual time, by the names of the flags, defaults included; nothing on real processes."""
+    """Return the settings that determine a cell's virtual time, by flag, including defaults.
+
+    Empty on real processes."""
     simulated = case_of(plan, Run(cell, 0), "shards", Path("run")).simulated
     said = simulated.to_json() if simulated else {}
     return {name: value for name, value in said.items() if name not in ("schedule_seed", "workers", "rows")}
 
 
 def sources(plan: StudyPlan) -> dict[str, str]:
-    """Digests of the files that flags name, by the place of the flag in the plan: a model's module, a table of embeddings.
-    What data sets and ready sets hold is in every line of the ledger instead."""
+    """Return digests of the files that flags name, such as a model's module, by the place of the flag in the plan.
+
+    The content of data sets and ready sets is recorded in every line of the ledger instead."""
     found = {}
     for table in (*TABLES, "training", "virtual"):
         members = getattr(plan, table)
@@ -91,8 +104,8 @@ def sources(plan: StudyPlan) -> dict[str, str]:
 
 
 def _file_of(value: Any) -> Path | None:
-    """The file that the value of a flag names, MODULE:FUNCTION included; None where it names none."""
-    if not isinstance(value, str) or not re.search("[:/.]", value):  # a strategy's name may be that of a file here, too
+    """Return the file that the value of a flag names, also as MODULE:FUNCTION, or None."""
+    if not isinstance(value, str) or not re.search("[:/.]", value):  # a strategy may have the name of a file
         return None
     module, _, function = value.partition(":")
     places = [value, function] + [f"{module.replace('.', '/')}.py"] * is_reference(value)
@@ -100,7 +113,18 @@ def _file_of(value: Any) -> Path | None:
 
 
 def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
-    """The command line of ``python -m pipeline shard`` that makes a set. Raises UsageError for what is no flag of it."""
+    """Return the arguments of ``python -m pipeline shard`` that make a set.
+
+    Raises UsageError for keys that are not flags.
+
+    Args:
+        plan: the plan of the study.
+        name: of the way of sharding.
+        seed: of the strategy.
+        source: the training rows.
+        evaluation: the evaluation rows.
+        output: folder of the set.
+    """
     from pipeline.runs.command import shard_parser
 
     own = {key: value for key, value in plan.shardings[name].items() if key != ORDER}
@@ -109,7 +133,7 @@ def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation
 
 
 def check(plan: StudyPlan) -> None:
-    """Raises UsageError, or DataError for a broken set, for whatever would end a run of the plan before its training."""
+    """Raise UsageError, or DataError for a broken set, for every fault that would stop a run before its training."""
     for table, filled in FILLED.items():
         members = getattr(plan, table)
         for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
@@ -125,7 +149,9 @@ def check(plan: StudyPlan) -> None:
 
 
 def open_ready(plan: StudyPlan, name: str) -> Shards:
-    """A ready set. Raises UsageError where it is for another number of workers, DataError where there is none."""
+    """Open a ready set. Raises UsageError if it does not suit the plan, DataError if there is none.
+
+    It must have the plan's number of workers, labels, and evaluation rows."""
     from trainer.data.shards import open_shards
 
     shards = open_shards(str(plan.shardings[name][READY]))
@@ -139,7 +165,7 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
 
 
 def derivation(plan: StudyPlan, name: str, order: str) -> Any:
-    """What is done to a data set before it is sharded. Raises UsageError."""
+    """Return the changes to a data set before it is sharded. Raises UsageError."""
     from pipeline.datasets.derive import Derivation, parser
 
     keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
@@ -153,6 +179,7 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     from pipeline.datasets.derive import Derivation, check_derivation, sides
 
     keys, used = plan.datasets[name], {cell.sharding for cell in plan.cells() if cell.dataset == name}
+    # Ready sets contain their rows, so the data set is not read.
     if used and all(READY in plan.shardings[sharding] for sharding in used):
         return
     if "input" not in keys:
@@ -169,6 +196,7 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     for asked in (derivation(plan, name, order) for order in sorted(orders)):
         if asked != Derivation():
             check_derivation(asked, train)
+            # A derivation may keep fewer rows than there are.
             rows = min(asked.rows or rows, rows)
     if plan.workers > rows:
         raise UsageError(f"workers = {plan.workers} is more than the {rows} rows")
@@ -178,6 +206,7 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     from pipeline.runs.flags import read_request
 
     keys = plan.shardings[name]
+    # A ready set takes the place of a set that the study would make of one data set.
     if READY in keys:
         owners = {cell.dataset for cell in plan.cells() if cell.sharding == name}
         if len(owners) > 1:
@@ -203,7 +232,7 @@ def _check_varies(plan: StudyPlan, *, draws: bool) -> None:
 
 
 def strategy_of(plan: StudyPlan, name: str) -> Any:
-    """The strategy of a sharding. Raises UsageError."""
+    """Return the strategy of a way of sharding. Raises UsageError."""
     from pipeline.runs.command import strategy_of_flags
 
     return strategy_of_flags(_shard_flags(plan, name))
@@ -227,7 +256,7 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
 
 
 def _at(place: str, check: Callable[..., None], *what: Any) -> None:
-    """Errors of a check, with the place in the plan that they are of."""
+    """Run a check, and prefix the message of its UsageError with a place in the plan."""
     try:
         check(*what)
     except UsageError as error:

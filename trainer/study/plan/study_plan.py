@@ -1,4 +1,4 @@
-"""What a study trains: a TOML file's tables, multiplied out. Pure: nothing is read but the file.
+"""The plan of a study: a TOML file whose tables are combined in all ways. Pure: reads nothing but the file.
 
     title = "Two ways of sharding"
     seeds = 5
@@ -22,9 +22,9 @@
     [training]
     epochs = 5
 
-The keys of a table are the long flags of the command that it is for, with underscores, as in conf/*.toml: of ``python -m
-pipeline derive`` (datasets), of ``python -m pipeline shard`` (shardings), of ``python -m trainer`` (models, protocols and
-training) and of ``python -m trainer.simulate`` (virtual)."""
+The keys of a table are the long flags of its command, with underscores, as in conf/*.toml: ``python -m pipeline
+derive`` (datasets), ``python -m pipeline shard`` (shardings), ``python -m trainer`` (models, protocols and training)
+and ``python -m trainer.simulate`` (virtual)."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ Axis = Literal["sharding", "protocol", "model"]
 Source = Literal["model", "order", "sharding", "schedule"]
 SOURCES: tuple[str, ...] = get_args(Source)
 TABLES = ("datasets", "shardings", "models", "protocols")
-LONGEST = 200  # letters of a cell's name: those of files are 255 at most
+LONGEST = 200  # characters of a cell's name, since file names have at most 255
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,59}", re.ASCII)
 KEY = re.compile(r"[a-z][a-z0-9_]*")
 MAX_SEEDS = 100_000
-NO_KEYS = ("help", "config", "debug", "quiet", "silent")  # flags that are not about a run
+NO_KEYS = ("help", "config", "debug", "quiet", "silent")  # flags that do not affect a run
 Table = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """What is trained with every seed."""
+    """A combination that is trained with every seed."""
 
     dataset: str
     sharding: str
@@ -65,7 +65,7 @@ class Cell(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One training run of a study. Its text names it in the ledger."""
+    """One training run of a study. str(run) is its name in the ledger."""
 
     cell: Cell
     seed: int
@@ -76,10 +76,23 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """seeds: one run of every cell each. vary: what differs from seed to seed; all else has seed 0 in every run.
-    baseline: the member of ``compare`` that the others are held against. margin: two mean accuracies are equivalent
-    where they differ by less. beside: a study in the folder of that name next to this one's, whose runs of equal name are
-    held against this one's. skip: patterns of cells that are left out, such as "cifar100-*/stratified/*"."""
+    """A study's tables and settings.
+
+    Attributes:
+        title: of the report.
+        datasets, shardings, models, protocols: flags by the names of data sets, ways of sharding, models and protocols.
+        seeds: every cell is run once with each.
+        workers: of every run.
+        backend: "virtual" simulates the cluster in virtual time, "processes" runs real processes.
+        vary: the sources of randomness that differ between seeds; all others have seed 0 in every run.
+        compare: the axis whose members are compared.
+        baseline: the member of ``compare`` with which the others are compared; the first one by default.
+        margin: two mean accuracies are equivalent if they differ by less.
+        beside: name of another study's folder next to this one; its runs are compared with the runs of equal name here.
+        skip: patterns of cells that are left out, such as "cifar100-*/stratified/*".
+        training: flags of every run.
+        virtual: flags of the simulated cluster.
+    """
 
     title: str
     datasets: Mapping[str, Table]
@@ -113,7 +126,7 @@ class StudyPlan:
             raise UsageError(f"vary names nothing: every seed would be the same run; name some of {', '.join(SOURCES)}")
         if not 0 < self.margin < 1:
             raise UsageError(f"margin must be an accuracy more than 0 and below 1, got {self.margin}")
-        object.__setattr__(self, "baseline", self.baseline or next(iter(self.members)))  # a field of its own
+        object.__setattr__(self, "baseline", self.baseline or next(iter(self.members)))  # the dataclass is frozen
         _one_of("baseline", self.baseline, tuple(self.members))
         if self.beside and not NAME.fullmatch(self.beside):
             raise UsageError(f"beside must be the name of a study's folder next to this one's, got {self.beside!r}")
@@ -133,25 +146,27 @@ class StudyPlan:
 
     @property
     def members(self) -> Mapping[str, Table]:
-        """What is compared."""
+        """Return the tables of the compared axis, by member."""
         tables: Mapping[str, Table] = getattr(self, f"{self.compare}s")
         return tables
 
     def cells(self) -> list[Cell]:
-        """Every combination, in the order of the file."""
+        """Return every combination that is not skipped, in the order of the file."""
         every = (Cell(*names) for names in product(self.datasets, self.shardings, self.models, self.protocols))
         return [cell for cell in every if not any(fnmatchcase(str(cell), pattern) for pattern in self.skip)]
 
     def runs(self) -> Iterator[Run]:
-        """All runs, seed after seed, so that a study that is not finished is about as far with every cell."""
+        """Return all runs, seed by seed, so that all cells of an unfinished study have about equally many runs."""
         return (Run(cell, seed) for seed in self.seeds for cell in self.cells())
 
     def seed_of(self, source: Source, run: Run) -> int:
-        """The seed of one source of randomness in a run."""
+        """Return the seed of one source of randomness in a run."""
         return run.seed if source in self.vary else 0
 
     def identity(self) -> dict[str, Any]:
-        """What a study's folder must agree on: all but the seeds and where the data are; names of more members are fine."""
+        """Return the part of the plan that must not change within a study's folder, apart from added members.
+
+        Seeds, paths of data, title, skipped cells, and the choice of comparisons and tests are not part of it."""
         tables = {
             table: {name: without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES
         }
@@ -159,12 +174,12 @@ class StudyPlan:
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
 
     def tests(self) -> dict[str, Any]:
-        """What may be chosen after looking, and had better not be."""
+        """Return the choices that should be made before the results are known."""
         return {"baseline": self.baseline, "margin": self.margin, "seeds": len(self.seeds)}
 
 
 def read_plan(path: Path) -> StudyPlan:
-    """The plan of a TOML file. Raises UsageError, naming file, key and value."""
+    """Read the plan of a TOML file. Raises UsageError with file, key and value."""
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -178,7 +193,7 @@ def read_plan(path: Path) -> StudyPlan:
 
 
 def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
-    """The plan of a parsed file. Raises UsageError, naming key and value."""
+    """Return the plan of a parsed file. Raises UsageError with key and value."""
     known = {item.name for item in fields(StudyPlan)}
     unknown = next((key for key in values if key not in known), None)
     if unknown:
@@ -189,6 +204,7 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         _check_type(values, key, str, "a text")
     _check_type(values, "workers", int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")
+    # Zero is reported as an invalid number of seeds, not as a missing key.
     vary = _texts(values, "vary", SOURCES)
     missing = next((key for key in (*TABLES, "seeds") if not values.get(key) and values.get(key) != 0), None)
     if missing:
@@ -199,7 +215,7 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
-    """A number of seeds, from 0 on, or a list of them. Raises UsageError."""
+    """Return the seeds of a plan, given as their number (0, 1, ...) or as a list. Raises UsageError."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MAX_SEEDS:
             raise UsageError(f"seeds must be from 1 to {MAX_SEEDS}, got {value}")
@@ -213,8 +229,9 @@ def seeds_of(value: Any) -> tuple[int, ...]:
 
 
 def argv_of(keys: Table, flags: Container[str]) -> list[str]:
-    """A table as a command line: ``norm = "group"`` is --norm group, ``augment = false`` --no-augment. flags: those of the
-    command; an abbreviation is none. Raises UsageError for a key that is no flag."""
+    """Return a table as a command line: ``norm = "group"`` is --norm group, ``augment = false`` is --no-augment.
+
+    flags: all flags of the command; abbreviations are not accepted. Raises UsageError for a key that is not a flag."""
     argv: list[str] = []
     for key, value in keys.items():
         flag = f"--{key.replace('_', '-')}"
@@ -228,7 +245,9 @@ def argv_of(keys: Table, flags: Container[str]) -> list[str]:
 
 
 def without_places(keys: Table) -> dict[str, Any]:
-    """A data set or a ready shard set may lie elsewhere on another host: its content is compared, not its path."""
+    """Return a table without paths of data.
+
+    A data set or a ready shard set may have another path on another host; its content is compared instead."""
     return {key: value for key, value in keys.items() if key not in ("input", "eval_input", "shards")}
 
 

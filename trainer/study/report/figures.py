@@ -21,13 +21,15 @@ MAX_LINES = 60  # runs drawn one by one
 
 
 def learning(setting: Setting) -> Figure | None:
-    """Accuracy over epochs, a panel a member: every run, and their median; how far one training may end from another (the
-    paper's figure 1 asks this of random shards)."""
+    """Draw accuracy over epochs, a panel per member: every run and the median.
+
+    Shows how far two trainings may end apart, which the paper's figure 1 shows for random shards."""
     drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1]
     if not drawn:
         return None
     figure, axes = canvas(3.2, columns=len(drawn), sharey=True)
     for ax, (name, curves), colour in zip(axes, drawn, _colours(len(drawn)), strict=True):
+        # More lines would hide each other; the median is over all runs.
         for line in curves.accuracy[:MAX_LINES]:
             ax.plot(curves.epochs, line, color=colour, lw=0.6, alpha=0.4)
         ax.plot(curves.epochs, np.median(curves.accuracy, axis=0), color="black", lw=1.4)
@@ -40,7 +42,7 @@ def learning(setting: Setting) -> Figure | None:
 
 
 def spread_over_epochs(setting: Setting) -> Figure | None:
-    """The standard deviation over seeds at every epoch (the paper's figure 8: how it develops)."""
+    """Draw the standard deviation over seeds at every epoch (the paper's figure 8)."""
     drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.accuracy) > 1]
     if not drawn or any(len(curves.epochs) < 2 for _, curves in drawn):
         return None
@@ -49,6 +51,7 @@ def spread_over_epochs(setting: Setting) -> Figure | None:
         low, high = _spread_band(curves)
         ax.fill_between(curves.epochs, 100 * low, 100 * high, color=colour, alpha=0.12, lw=0)
         ax.plot(curves.epochs, 100 * curves.spread, color=colour, lw=1.6, marker="o", ms=3, label=name)
+    # A log scale cannot show a deviation of 0.
     if all(curves.spread.min() > 0 for _, curves in drawn):
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter("{x:g}")
@@ -62,7 +65,7 @@ def spread_over_epochs(setting: Setting) -> Figure | None:
 
 
 def ratios(setting: Setting, baseline: str) -> Figure | None:
-    """The baseline's standard deviation over each member's, with its interval, and the published ratio."""
+    """Draw the baseline's standard deviation over each member's, with its intervals, and the published ratio."""
     rows = [(name, c) for name, m in setting.members.items() if (c := m.comparisons[PRIMARY]) and _drawable(c.sd_ratio)]
     if not rows:
         return None
@@ -75,6 +78,7 @@ def ratios(setting: Setting, baseline: str) -> Figure | None:
             if all(map(_drawable, ends)):
                 ax.plot(ends, [at - height] * 2, color=colour, lw=2.2, label=f"95 % by {look}" if at == 0 else None)
         ax.plot([found.sd_ratio], [at], "o", color="black", ms=6, label="this study" if at == 0 else None)
+        # The published ratios have random sharding as their baseline.
         theirs = printed.rows.get(name) if printed and baseline == "random" else None
         if printed and theirs:
             ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
@@ -86,13 +90,14 @@ def ratios(setting: Setting, baseline: str) -> Figure | None:
     ax.tick_params(axis="x", which="minor", labelsize=8)
     ax.set_xlabel(f"standard deviation of {baseline} over that of the row: right of 1 is steadier")
     handles, labels = ax.get_legend_handles_labels()
+    # Every row with a published ratio added the same legend entry.
     unique = dict(zip(labels, handles, strict=True))
     ax.legend(unique.values(), unique.keys(), **ABOVE, ncols=4)
     return figure
 
 
 def finals(setting: Setting) -> Figure | None:
-    """The final accuracy of every run, and the mean with its interval."""
+    """Draw the final accuracy of every run, and the mean with its interval."""
     rows = [(name, m) for name, m in setting.members.items() if PRIMARY in m.summaries]
     if not rows:
         return None
@@ -100,6 +105,7 @@ def finals(setting: Setting) -> Figure | None:
     rng = np.random.default_rng(0)
     for at, ((_, member), colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
         values = np.array([record[PRIMARY] for record in member.records if record[PRIMARY] is not None])
+        # Random vertical offsets keep equal accuracies apart.
         ax.plot(values, at + 0.25 * (rng.random(len(values)) - 0.5), "o", color=colour, ms=3.5, alpha=0.6, mec="none")
         summary = member.summaries[PRIMARY]
         if not math.isnan(summary.mean_interval.low):
@@ -112,11 +118,12 @@ def finals(setting: Setting) -> Figure | None:
 
 
 def class_counts(setting: Setting) -> Figure | None:
-    """Rows of a class that a shard has: the least, the quartiles and the most, over all runs (the paper's figure 7)."""
+    """Draw the rows of a class in a shard: minimum, quartiles and maximum over all runs (the paper's figure 7)."""
     rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
     if not rows:
         return None
     figure, (ax,) = canvas(0.9 + 0.36 * len(rows))
+    # The ledger has quantiles, not the counts from which boxplot would compute them.
     boxes = [{"whislo": c[0], "q1": c[1], "med": c[2], "q3": c[3], "whishi": c[4], "fliers": []} for _, c in rows]
     ax.bxp(boxes, positions=range(len(rows)), orientation="horizontal", widths=0.5, medianprops={"color": "black"})
     printed = published_of(setting.dataset)
@@ -138,7 +145,7 @@ def class_counts(setting: Setting) -> Figure | None:
 
 
 def quality(setting: Setting) -> Figure | None:
-    """How uneven a run's shards were against how far it ended from its member's median."""
+    """Draw the unevenness of each run's shards against its distance from its member's median."""
     rows = [
         (name, m)
         for name, m in setting.members.items()
@@ -164,7 +171,7 @@ def quality(setting: Setting) -> Figure | None:
                 mec="none",
                 label=name,
             )
-        if drawn and max(drawn) > DECADE * min(drawn):  # else a log scale would have one tick
+        if drawn and max(drawn) > DECADE * min(drawn):  # otherwise a log scale would have a single tick
             ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)
@@ -174,7 +181,7 @@ def quality(setting: Setting) -> Figure | None:
 
 
 def staleness(setting: Setting) -> Figure | None:
-    """Mean staleness and seconds of training of every member."""
+    """Draw the mean staleness and training time of every member."""
     rows = [(name, m) for name, m in setting.members.items() if not math.isnan(m.staleness)]
     if not rows:
         return None
@@ -202,7 +209,7 @@ def _class_counts(member: Member) -> list[float] | None:
 
 
 def _spread_band(curves: Curves) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval of each epoch's standard deviation, were values normal."""
+    """Return the 95 % interval of each epoch's standard deviation, assuming normal values: two arrays [epochs]."""
     from trainer.study.analysis.statistics import summarise
 
     ends: list[Interval] = [summarise(column).sd_interval for column in curves.accuracy.T.tolist()]

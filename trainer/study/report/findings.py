@@ -1,4 +1,6 @@
-"""What a study's numbers say, in words that never say more: a test that found nothing is no proof that nothing is there."""
+"""The results of a study in words.
+
+They never claim too much: a test that finds nothing does not prove that nothing is there."""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
 
 
 class Finding(NamedTuple):
-    """level: how the report colours it."""
+    """A sentence of the report. level: decides its colour."""
 
     level: Level
     text: str
 
 
 def findings(analysis: Analysis) -> list[Finding]:
-    """The first lines of the report: the answer, what it rests on, then every comparison of the final accuracy."""
+    """Return the first lines of the report: the answer, its basis, then every comparison of the final accuracy."""
     said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis), *remarks.unlike(analysis))]
     said += [Finding("plain", text) for text in remarks.seeds_chosen(analysis)]
     said += [Finding("worse", text) for text in remarks.chosen_later(analysis)]
@@ -33,6 +35,7 @@ def findings(analysis: Analysis) -> list[Finding]:
             if comparison:
                 said.append(_about(analysis, setting, member, comparison))
             elif member.name != analysis.baseline:
+                # Members without a comparison are listed with the reason, so that none is silently missing.
                 few = f"fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too"
                 why = NO_ACCURACY if _has_no_accuracy(member) else few
                 said.append(Finding("plain", f"{named(analysis, setting, member)}: not compared: {why}."))
@@ -43,12 +46,12 @@ def findings(analysis: Analysis) -> list[Finding]:
 
 
 def _has_no_accuracy(member: Member) -> bool:
-    """True if its runs ended with a model of real targets."""
+    """True if the member has runs that ended with a model, but with real targets."""
     return PRIMARY not in member.summaries and member.diverged < len(member.records)
 
 
 def _answer(analysis: Analysis) -> list[str]:
-    """Which members spread otherwise than the baseline, which means differ, and of which nothing could be shown."""
+    """Return sentences on members whose spread or mean differs from the baseline's, and on undecided comparisons."""
     base = analysis.baseline
     found = [
         (named(analysis, s, m) + _of_those_left(m), c)
@@ -64,6 +67,7 @@ def _answer(analysis: Analysis) -> list[str]:
         return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
     if not found:
         return [*lines, f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
+    # A significant difference of spread is called steadier or less steady only if both ratios agree.
     shown = {
         side: [name for name, c in found if c.adjusted_spread_p < LEVEL and c.steadier is side]
         for side in (True, False, None)
@@ -83,6 +87,7 @@ def _answer(analysis: Analysis) -> list[str]:
     means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
     if means:
         lines.append(f"Mean: other than {base}'s with {listed(means)}.")
+    # Without a significant difference, the means may still be shown to be equivalent.
     rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in found if not c.adjusted_difference_p < LEVEL]
     margin = f"{analysis.margin * POINTS:g} points"
     if equal := [name for name, shown in rest if shown]:
@@ -95,13 +100,13 @@ def _answer(analysis: Analysis) -> list[str]:
 
 
 def _of_those_left(member: Member) -> str:
-    """Which runs an answer is about, where not all are in it."""
+    """Return a note on the number of runs behind an answer, if some of them diverged."""
     runs = len(member.records)
     return f" (by the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""
 
 
 def _visible(analysis: Analysis) -> str:
-    """What would not have been shown either, had it been there."""
+    """Return a sentence on the smallest ratio that this number of seeds can show."""
     if analysis.smallest_ratio is None:
         return f"With {analysis.seeds} seeds no ratio of standard deviations is shown reliably."
     return (
@@ -123,7 +128,9 @@ def _basis(analysis: Analysis) -> str:
 
 
 def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparison) -> Finding:
-    """Coloured as better only where nothing is worse, divergence included."""
+    """Return the finding of one comparison.
+
+    It is "better" only if nothing is worse, including the number of diverged runs."""
     baseline = setting.members[analysis.baseline]
     shown = [found.steadier] * (found.adjusted_spread_p < LEVEL and found.steadier is not None)
     shown += [found.difference > 0] * (found.adjusted_difference_p < LEVEL)

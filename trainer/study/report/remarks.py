@@ -1,5 +1,4 @@
-"""What a study says beside its comparisons: how far runs had come, what they were made on, evenness of shards, another
-study, the paper."""
+"""Remarks beside the comparisons: convergence, environments, evenness of shards, another study, and the paper."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ MAKERS = {
 
 
 def levelled(analysis: Analysis) -> str:
-    """How long runs were, and what longer ones might still have gained."""
+    """Return a sentence on the length of the runs and the gain of their last epoch, which longer runs might extend."""
     said = []
     for setting in analysis.settings:
         baseline = setting.members.get(analysis.baseline)
@@ -36,7 +35,9 @@ def levelled(analysis: Analysis) -> str:
 
 
 def unlike(analysis: Analysis) -> list[str]:
-    """Whether the runs were made by different programs or machines: then bits of equal seeds may differ for that alone."""
+    """Return a warning if different programs or machines made the runs.
+
+    Runs with equal seeds may then differ in their bits for that reason alone."""
     lines = []
     for key, words in MAKERS.items():
         counts: dict[str, int] = {}
@@ -49,7 +50,7 @@ def unlike(analysis: Analysis) -> list[str]:
 
 
 def chosen_later(analysis: Analysis) -> list[str]:
-    """What is tested otherwise than it was to be when the study began."""
+    """Return warnings for a baseline or margin that changed after the study began."""
     now, begun = {"baseline": analysis.baseline, "margin": analysis.margin}, analysis.begun
     return [
         f"The {key} was {begun[key]} when this study began, now {value}: a test that was chosen after looking proves less."
@@ -59,7 +60,7 @@ def chosen_later(analysis: Analysis) -> list[str]:
 
 
 def seeds_chosen(analysis: Analysis) -> list[str]:
-    """Whether the seeds are others than those that the study began with, or not all that there are."""
+    """Return warnings if the seeds changed since the study began, or if the ledger holds runs that are not used."""
     said, begun = [], analysis.begun.get("seeds", analysis.planned_seeds)
     if begun != analysis.planned_seeds:
         text = "seeds that are added, or left out, after looking at the tests make these prove less."
@@ -71,7 +72,7 @@ def seeds_chosen(analysis: Analysis) -> list[str]:
 
 
 def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
-    """The ways of sharding whose shards no seed changes."""
+    """Return a remark on the ways of sharding whose shards are the same for every seed."""
     shards = {name: [record["shards"] for record in member.records] for name, member in setting.members.items()}
     same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
     if analysis.compared != "sharding" or not same:
@@ -81,7 +82,7 @@ def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
 
 
 def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
-    """What is wrong with runs that the numbers of a member rest on, or do not rest on."""
+    """Return warnings about runs of a member that diverged, learned nothing or repeated another run."""
     runs, about = len(member.records), named(analysis, setting, member)
     idle = sum(record.get("learned") is False for record in member.records)
     said = []
@@ -98,7 +99,7 @@ def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[s
 
 
 def evenness(analysis: Analysis, setting: Setting) -> list[str]:
-    """Whether the measures of shards predict spread among runs that differ in nothing else."""
+    """Return sentences on the correlation of shard measures with spread, among runs that differ in nothing else."""
     lines = []
     for test in analysis.qualities if analysis.compared == "sharding" else []:
         found = test.within
@@ -112,7 +113,7 @@ def evenness(analysis: Analysis, setting: Setting) -> list[str]:
 
 
 def twins(analysis: Analysis, setting: Setting) -> list[str]:
-    """How the same runs ended in the study beside this one, and what else than the study they differ in."""
+    """Return sentences on the same runs in the study beside this one, and on other differences between the two."""
     other, found = analysis.beside, [twins for twins in analysis.twins if twins.setting == setting.name]
     if not other:
         return []
@@ -122,6 +123,7 @@ def twins(analysis: Analysis, setting: Setting) -> list[str]:
     same = all(twins.same_seeds for twins in found)
     runs = "the same seeds" if same else "the runs of equal images and shards, but other seeds,"
     lines = [f"Beside {runs} of {other}{where(analysis, setting)}: {'; '.join(_twin(analysis, t) for t in found)}."]
+    # Members without enough common runs are named, so that they are not taken for compared.
     if lone := [name for name in setting.members if name not in {twins.member for twins in found}]:
         lines.append(f"Of {listed(lone)} {other} has no {FEWEST} runs of equal images and shards.")
     if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in found)]:
@@ -144,13 +146,13 @@ def _twin(analysis: Analysis, twins: Twins) -> str:
 
 
 def _differ(twins: Twins, key: str) -> bool:
-    """Of what both studies know of their runs' makers: older ones know less."""
+    """True if the makers of the runs differ in a property that both studies recorded. Older studies recorded fewer."""
     here, there = ({str(made[key]) for made, _ in side if key in made} for side in twins.made)
     return bool(here and there) and here != there
 
 
 def paper(analysis: Analysis, setting: Setting) -> list[str]:
-    """What the published ratios of standard deviations are worth, and whether these ones hold them."""
+    """Return a sentence with the published ratios of standard deviations and their overlap with the ratios here."""
     printed = published_of(setting.dataset)
     if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):
         return []
@@ -159,6 +161,7 @@ def paper(analysis: Analysis, setting: Setting) -> list[str]:
         theirs, ours = printed.rows.get(name), member.comparisons[PRIMARY]
         if theirs and ours and not math.isnan(ours.sd_ratio_f.low):
             ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
+            # The paper gives no intervals; these follow from its number of runs.
             worth, (low, high) = f_interval(ratio, RUNS), ours.sd_ratio_f
             meets = "which overlap" if max(low, worth.low) <= min(high, worth.high) else "which do not overlap"
             said.append(

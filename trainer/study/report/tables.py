@@ -1,4 +1,4 @@
-"""The tables of a study, once as rows of text for people, and written as CSV, LaTeX and Markdown. Pure."""
+"""The tables of a study: built once as rows of text, and written as CSV, LaTeX and Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Table(NamedTuple):
 
 
 def tables(analysis: Analysis) -> list[Table]:
-    """Every table of the report, setting by setting."""
+    """Return every table of the report, setting by setting."""
     return [table for setting in analysis.settings for table in setting_tables(analysis, setting)]
 
 
@@ -52,6 +52,7 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
         _measure(analysis, setting, key) for key in PRINTED if any(key in m.summaries for m in setting.members.values())
     ]
     made += [_curve(analysis, setting), _work(setting)]
+    # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         made += [_quality(setting), *_predicts(analysis, setting)]
     return [*made, *_beside(analysis, setting), *_published(analysis, setting)]
@@ -68,6 +69,7 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
         s, c = member.summaries.get(key), member.comparisons.get(key)
         if s is None:
             continue
+        # A single run has no interval.
         low, high = s.mean_interval
         mean = (_fixed(s.mean), "-" if math.isnan(low) else f"{_fixed(low)} to {_fixed(high)}")
         spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
@@ -127,7 +129,7 @@ def _quality(setting: Setting) -> Table:
 
 
 def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
-    """Whether a measure of shards goes with how far runs end from the median of their way of sharding."""
+    """Return the table of correlations between shards and the distance of runs from their way's median."""
     header = ("measure", "over all runs", "without", "over the rest", "within ways", "runs of it", "p", "adjusted")
     rows = []
     for test in analysis.qualities:
@@ -143,7 +145,7 @@ def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
 
 
 def _beside(analysis: Analysis, setting: Setting) -> list[Table]:
-    """The same runs in another study."""
+    """Return the comparison with the same runs in another study."""
     other = analysis.beside
     header = (
         analysis.compared, "pairs", "mean", f"mean, {other}", "difference, points", "95 %", "p of equivalence", "sd",
@@ -164,12 +166,13 @@ def _beside(analysis: Analysis, setting: Setting) -> list[Table]:
 
 
 def _published(analysis: Analysis, setting: Setting) -> list[Table]:
-    """The paper's table beside this study's numbers, where there is one for the data set."""
+    """Return the paper's table beside this study's numbers, if the paper has one for the data set."""
     printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
     if not printed:
         return []
     base = printed.rows["random"]
     rows = []
+    # Ways of sharding that only one side has get a row too.
     for name in dict.fromkeys([*setting.members, *printed.rows]):
         member, theirs = setting.members.get(name), printed.rows.get(name)
         rows.append((name, *_ours(analysis, member), *_theirs(theirs, base)))
@@ -182,11 +185,11 @@ def _published(analysis: Analysis, setting: Setting) -> list[Table]:
 
 
 def _ours(analysis: Analysis, member: Member | None) -> tuple[str, ...]:
-    """Final accuracy and loss of a member, by the names of the published columns."""
+    """Return a member's final accuracy and loss, in the order of the published columns."""
     if not member or PRIMARY not in member.summaries:
         return ("-",) * 6
     accuracy, loss, found = member.summaries[PRIMARY], member.summaries.get("final_loss"), member.comparisons[PRIMARY]
-    found = found if analysis.baseline == "random" else None  # which the published ratios are of
+    found = found if analysis.baseline == "random" else None  # the published ratios have this baseline
     ratio = (number(found.sd_ratio), _ends(found.sd_ratio_f)) if found else ("-", "-")
     losses = _with_sd(loss.mean, loss.sd) if loss else "-"
     return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
@@ -215,7 +218,7 @@ def _sparse(setting: Setting, printed: PublishedTable) -> Table:
 
 
 def to_csv(analysis: Analysis) -> str:
-    """One row a setting, member and measure, numbers in six digits."""
+    """Return one line per setting, member and measure, with six significant digits."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -232,6 +235,7 @@ def _numbers(member: Member, key: str) -> list[str]:
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
     compared: list[float] = [math.nan] * 16
     if c:
+        # The margin of equivalence is a difference of accuracies, not of losses.
         equivalence = [c.equivalence_p, c.adjusted_equivalence_p] if "accuracy" in key else [math.nan] * 2
         compared = [
             c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
@@ -244,7 +248,7 @@ def _numbers(member: Member, key: str) -> list[str]:
 
 
 def to_markdown(analysis: Analysis) -> str:
-    """A page: the findings, the tables, and what they were made on."""
+    """Return a page of the findings, the tables, and the machines and versions of the runs."""
     lines = [f"# {analysis.title}", ""]
     lines += [f"- {finding.text}" for finding in findings(analysis)]
     for table in tables(analysis):
@@ -257,12 +261,12 @@ def to_markdown(analysis: Analysis) -> str:
 
 
 def makers(analysis: Analysis) -> list[tuple[str, int]]:
-    """Machines and versions in words, with the number of their runs."""
+    """Return machines and versions as text, with the number of their runs."""
     return [(", ".join(f"{name} {value}" for name, value in about.items()), n) for about, n in analysis.environments]
 
 
 def to_latex(analysis: Analysis) -> str:
-    """The same tables, each as wide as a line, for \\input in a paper that loads booktabs and graphicx."""
+    """Return the same tables, each as wide as a line, for \\input in a paper that loads booktabs and graphicx."""
     loads = "% In the preamble: \\usepackage{booktabs,graphicx}\n"
     return "\n".join([loads, *(_latex(table) for table in tables(analysis))])
 

@@ -1,4 +1,4 @@
-"""How numbers and names are written in a study's words and tables."""
+"""The formatting of numbers and names in the texts and tables of a study."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def named(analysis: Analysis, setting: Setting, member: Member) -> str:
 
 
 def where(analysis: Analysis, setting: Setting) -> str:
-    """A setting's name behind what is said of it, where there are several."""
+    """Return a setting's name in parentheses, or nothing if there is only one setting."""
     return f" ({setting.name})" if len(analysis.settings) > 1 else ""
 
 
@@ -30,7 +30,7 @@ def hours(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A ratio in three digits."""
+    """Format a ratio with three significant digits."""
     if math.isnan(value):
         return "-"
     return "infinitely" if math.isinf(value) else f"{value:.3g}"

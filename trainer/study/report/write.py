@@ -1,4 +1,4 @@
-"""What a study leaves beside its ledger: report.html, results.json, results.csv, tables.tex and a page in Markdown."""
+"""The files of a study beside its ledger: report.html, results.json, results.csv, tables.tex and README.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT = "report.html"
 
 
 def written(analysis: Analysis) -> dict[str, str]:
-    """The files that hold numbers, by name: the same ledger gives the same bytes with the same versions."""
+    """Return the files that contain numbers, by name. The same ledger and versions give the same bytes."""
     return {
         "results.json": dumps(analysis),
         "results.csv": to_csv(analysis),
@@ -31,7 +31,7 @@ def written(analysis: Analysis) -> dict[str, str]:
 
 
 def write_report(plan: StudyPlan, root: Path, ledger: Ledger) -> str:
-    """Write all of it; returns the findings and where they are, for a terminal."""
+    """Write all files, and return the findings and the path of the report for a terminal."""
     records = ledger.of_plan(plan)
     analysis = analysis_of(plan, root, ledger)
     for name, text in written(analysis).items():
@@ -41,14 +41,14 @@ def write_report(plan: StudyPlan, root: Path, ledger: Ledger) -> str:
 
 
 def analysis_of(plan: StudyPlan, root: Path, ledger: Ledger) -> Analysis:
-    """Of what a study's folder holds, and of the study beside it."""
+    """Analyse the content of a study's folder, and of the study beside it."""
     records = ledger.of_plan(plan)
     left_out = len(ledger.records) - len(records)
     return analyse(plan, records, read_beside(plan, root), tests_begun(plan, root), left_out)
 
 
 def render(analysis: Analysis, records: Sequence[Record]) -> str:
-    """The report as one HTML page without outside links."""
+    """Return the report as one HTML page without external links."""
     with style():
         drawn = {setting.name: draw(setting, analysis) for setting in analysis.settings}
     page: str = template("trainer.study.report", "study.html").render(
@@ -64,7 +64,7 @@ def render(analysis: Analysis, records: Sequence[Record]) -> str:
 
 
 def draw(setting: Setting, analysis: Analysis) -> dict[str, EmbeddedFigure]:
-    """The figures of a setting, by name; those that need more than there is are left out."""
+    """Draw the figures of a setting, by name. Figures for which there are too few data are left out."""
     made = {
         "finals": (figures.finals(setting), "The final accuracy of every run"),
         "ratios": (figures.ratios(setting, analysis.baseline), "Ratios of standard deviations with their intervals"),

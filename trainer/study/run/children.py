@@ -1,4 +1,4 @@
-"""Processes of a study: each does one thing, says how it ended, and does not outlive the study."""
+"""Processes of a study. Each does one task, reports how it ended, and does not outlive the study."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ def run_child(
     started: Callable[[Child], None] = lambda child: None,
     ended: Callable[[Child], None] = lambda child: None,
 ) -> tuple[int, str]:
-    """Run ``python -m module`` on a task, as JSON; its exit code (negative: killed by a signal) and the last line it said.
+    """Run ``python -m module`` on a task, and return its exit code (negative: killed by a signal) and its last line.
 
-    started, ended: are given the process, so that somebody may kill it."""
+    Args:
+        module: reads its task by ``task_of_parent``.
+        task: sent as JSON.
+        env: environment variables; by default this process's.
+        started: called with the process after its start, so that another thread can kill it.
+        ended: called with the process after its end.
+    """
     child = subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -40,9 +46,9 @@ def run_child(
         assert child.stdout
         try:
             child.stdin.write(json.dumps(task) + "\n")
-            child.stdin.flush()  # and left open: its end is the end of this process
+            child.stdin.flush()  # left open: the child ends when this process closes it
         except BrokenPipeError:
-            pass  # it has ended, and says why
+            pass  # the child has ended; its output contains the reason
         said = child.stdout.read().strip().splitlines()
         code = child.wait()
         return code, said[-1] if said else ""
@@ -51,7 +57,7 @@ def run_child(
 
 
 def task_of_parent() -> Any:
-    """In the child: the task; from then on this process ends when its parent does."""
+    """Return this child's task, and make this process end when its parent does."""
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(0, 1 << 20)

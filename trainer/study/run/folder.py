@@ -1,4 +1,4 @@
-"""Whose folder a study's is: its plan.json holds the plan that it was begun with, every default included."""
+"""The ownership of a study's folder: its plan.json holds the plan of the study, including every default."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from trainer.study.plan.cases import READY, essentials, simulation_of, sources, 
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
-OLDER_WITHOUT = ("strategies", "simulations", "sources")  # of what a plan.json may say
+OLDER_WITHOUT = ("strategies", "simulations", "sources")  # parts that older plan.json files lack
 
 
 def claim(plan: StudyPlan, root: Path) -> None:
-    """Have a folder be this plan's. Raises UsageError where it is another's, or holds something else."""
+    """Make a folder this plan's. Raises UsageError if it belongs to another plan, or holds other files."""
     refuse_foreign(root)
     begun = refuse_other_plan(plan, root).get("tests") if (root / PLAN).exists() else None
     root.mkdir(parents=True, exist_ok=True)
+    # The tests stay as the study began, so that the report can name later changes.
     said = _identity(plan) | {"tests": begun or plan.tests()}
     write_durably(root / PLAN, (json.dumps(said, indent=1) + "\n").encode())
 
 
 def tests_begun(plan: StudyPlan, root: Path) -> dict[str, Any]:
-    """What was to be tested when a folder's study began. Raises UsageError where it is of another plan."""
+    """Return the tests that were planned when a folder's study began. Raises UsageError for another plan's folder."""
     begun: dict[str, Any] = refuse_other_plan(plan, root).get("tests") or plan.tests()
     return begun
 
 
 def refuse_foreign(root: Path) -> None:
-    """Raises UsageError for a folder with something else in it than a study."""
+    """Raise UsageError for a folder that is not a study's and holds other files."""
     if root.is_dir() and not (root / PLAN).exists() and any(map(_is_foreign, root.iterdir())):
         raise UsageError(f"{root} holds other files; choose a folder that is empty or does not exist")
 
 
 def _is_foreign(entry: Path) -> bool:
-    """Not the lock, and not what a killed process left of its first write."""
+    """True unless an entry is the lock, or a temporary file of a process that was killed in its first write."""
     return entry.name != ".lock" and not fnmatchcase(entry.name, f".{PLAN}.*.tmp")
 
 
 def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
-    """What a study's folder says of its plan. Raises UsageError where it is not of this one, or of a part of it, DataError
-    for a damaged one."""
+    """Return the content of a study's plan.json.
+
+    Raises UsageError if it is neither this plan nor a part of it, DataError if the file is damaged."""
     path, asked = root / PLAN, _identity(plan)
     try:
         stored: dict[str, Any] = json.loads(path.read_bytes())
-        parts = {"plan": "", "training": ""}  # and where in the plan a difference is
+        parts = {"plan": "", "training": ""}  # with the prefix of a difference in the message
         parts |= {part: part for part in OLDER_WITHOUT if part in stored}
         _check_tests(stored.get("tests"))
-        if "sources" in stored:  # a file that is not here cannot be another one
+        if "sources" in stored:  # a file that does not exist here cannot be compared
             stored["sources"] = {key: value for key, value in stored["sources"].items() if key in asked["sources"]}
         found = (_difference(stored[part], asked[part], place) for part, place in parts.items())
         difference = next(filter(None, found), None)
@@ -66,7 +68,7 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
 
 
 def _identity(plan: StudyPlan) -> dict[str, Any]:
-    """What a study's folder says of its plan, every default included, as it is read back."""
+    """Return the content of a study's plan.json except for the tests, as JSON returns it."""
     cells = plan.cells()
     asked = {
         "plan": plan.identity(),
@@ -82,14 +84,14 @@ def _identity(plan: StudyPlan) -> dict[str, Any]:
 
 
 def _check_tests(begun: Any) -> None:
-    """Raises ValueError for what no study wrote; None is what older ones did."""
+    """Raise ValueError for values that no study wrote. None is valid: older studies wrote no tests."""
     kinds: dict[str, Any] = {"baseline": str, "margin": (int, float), "seeds": int}
     if begun is not None and not all(isinstance(value, kinds[key]) for key, value in begun.items()):
         raise ValueError
 
 
 def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
-    """The first value that differs; members that were added do not matter, one that is gone does."""
+    """Return the first value that differs, or None. Added members do not count, removed ones do."""
     for key, value in stored.items():
         at = f"{place}.{key}" if place else key
         if key not in asked:
@@ -105,6 +107,8 @@ def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str 
 
 
 def _is_table_of_flags(place: str) -> bool:
-    """[training], [virtual] and [models.NAME] are whole; [models] itself may get more members."""
+    """True for tables whose keys must all agree, such as [training] and [models.NAME].
+
+    [models] itself may get more members."""
     table, _, member = place.partition(".")
     return place in ("training", "virtual") or (table in TABLES and bool(member))

@@ -1,4 +1,4 @@
-"""The ledger of a study: one JSON line a finished run, appended whole, so that a killed study goes on where it stopped."""
+"""The ledger of a study: one JSON line per finished run, from which a killed study resumes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from pipeline.core.atomic import naming
 from pipeline.core.errors import DataError, UsageError
 from trainer.study.plan.study_plan import Cell, Run, StudyPlan
 
-Record = dict[str, Any]  # a line: what trainer.study.run.measure writes
+Record = dict[str, Any]  # a line, as trainer.study.run.measure writes it
 LEDGER = "ledger.jsonl"
 KINDS: dict[str, type] = {"run": str, "seeds": dict, "data": dict, "shards": str, "sharding": dict, "environment": dict}
 SIDES = ("train", "eval")
-COUNTS = 5  # rows of a class that shards have: the least, the quartiles, the most
+COUNTS = 5  # numbers about the rows of a class in a shard: minimum, quartiles, maximum
 TOTALS = ("seconds", "updates", "rejected", "restarts")
 SCORES = ("best_accuracy", "best_epoch", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
-# Two hosts, or two tries, of one run agree on these; times and machines may differ.
+# Keys that must be equal if a run was made twice; times and machines may differ.
 PROMISED = ("seeds", "shards")
 OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
 
 
 class Ledger:
-    """The lines of a study's folder. Only the process that holds the folder's lock may append, and has ``mine``: then the
-    unfinished line of a killed process is cut off; others only pass it over."""
+    """The lines of a study's folder.
+
+    Only the process that holds the folder's lock may append, and passes ``mine``. It cuts off the incomplete last line
+    of a killed process; other readers ignore that line."""
 
     def __init__(self, path: Path, *, mine: bool = False) -> None:
         self.path = path
@@ -40,7 +42,7 @@ class Ledger:
         return str(run) in self.records
 
     def append(self, record: Record) -> None:
-        """Add a run's line: after a crash it is there whole, or not."""
+        """Append a run's line, flushed to disk. After a crash the line is either complete or ignored."""
         line = dumps(record)
         with naming(self.path), open(self.path, "ab") as file:
             file.write(line)
@@ -49,10 +51,11 @@ class Ledger:
         self.records[record["run"]] = record
 
     def merge(self, other: Ledger, plan: StudyPlan, contents: Contents) -> int:
-        """Take the lines of another host's ledger of this plan; returns how many were new.
+        """Add the lines of another host's ledger of this plan, and return the number of new ones.
 
-        Raises UsageError for a run that the plan does not have, DataError where both have a run and it ended otherwise, or
-        was of other data; nothing is taken then. Runs on real processes never end alike: one's own stays."""
+        Raises UsageError for a run that the plan does not contain. Raises DataError if both have a run with different
+        results, or if a new run was made of other data. Nothing is added after an error. Runs on real processes are
+        never reproducible: only their seeds and shards must agree, and the existing line stays."""
         cells = {str(cell) for cell in plan.cells()}
         fresh = []
         for name, record in other.records.items():
@@ -68,16 +71,18 @@ class Ledger:
                     f" ({_machine(record)}) and {mine.get(key)} ({_machine(mine)}); the hosts' data, software or processors"
                     " differ: have each host do seeds of its own"
                 )
+        # Every line is checked before the first one is written.
         for record in fresh:
             self.append(record)
         return len(fresh)
 
     def of_plan(self, plan: StudyPlan) -> list[Record]:
-        """The plan's runs that are done, in the plan's order; seeds beyond the plan's are left out."""
+        """Return the finished runs of the plan, in its order. Seeds that the plan does not have are left out."""
         return [self.records[str(run)] for run in plan.runs() if run in self]
 
     def _read(self, mine: bool) -> None:
         data = self.path.read_bytes()
+        # A process that was killed while it appended leaves a line without its end.
         whole = data.rfind(b"\n") + 1
         if mine and whole < len(data):
             os.truncate(self.path, whole)
@@ -93,8 +98,10 @@ class Ledger:
 
 
 class Contents:
-    """What the runs of a study were made of: equal names must mean equal data. owner(run): of whose shards they are, the
-    rows' order in them, and the seed that made them, None for no seed."""
+    """The data and shards of a study's runs, by name: equal names must mean equal data.
+
+    owner(run): the order of the rows in the run's shards, or its ready set, and the seed of the shards, None without a
+    seed."""
 
     def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, int | None]]) -> None:
         self.owner = owner
@@ -103,10 +110,11 @@ class Contents:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Raises DataError where a run's data or shards are not those that others had under the same name."""
+        """Add a run. Raises DataError if its data or shards differ from earlier runs under the same name."""
         run = run_of(record)
         rows, seed = self.owner(run)
         dataset = run.cell.dataset
+        # The fingerprint of the training images depends on the order of the rows.
         for what, key, found in (
             ("evaluation images", ("eval", dataset), record["data"]["eval"]),
             ("training images", ("train", dataset, rows), record["data"]["train"]),
@@ -122,7 +130,7 @@ class Contents:
 
 
 def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
-    """The plan's runs in the study that stands beside one in a folder; none where there is no such study."""
+    """Return the plan's runs in the study beside a folder; empty if there is no such study."""
     path = root.parent / plan.beside / LEDGER
     return Ledger(path).of_plan(plan) if plan.beside and path.is_file() else []
 
@@ -137,7 +145,9 @@ def _machine(record: Record) -> str:
 
 
 def parse(line: bytes) -> Record:
-    """A line as a record. Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for what no run wrote."""
+    """Parse a line.
+
+    Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for a line that no run wrote."""
     record: Record = json.loads(line, parse_constant=_no_number)
     run_of(record)
     for key, kind in KINDS.items():
@@ -164,7 +174,7 @@ def parse(line: bytes) -> Record:
 
 
 def _is_curve(curve: Any) -> bool:
-    """An accuracy at every epoch, null for real targets; None where there was no evaluation before the end."""
+    """True for accuracies at epochs, null for real targets, or for None: no evaluation before the end."""
     if curve is None:
         return True
     epochs, accuracies = curve["epoch"], curve["accuracy"]
@@ -193,12 +203,12 @@ def dumps(record: Mapping[str, Any]) -> bytes:
 
 
 def run_of(record: Record) -> Run:
-    """The run that a line is of."""
+    """Return the run of a record."""
     cell, _, seed = record["run"].rpartition("/")
     return Run(Cell(*cell.split("/")), int(seed))
 
 
 def environments(records: Iterable[Record]) -> list[tuple[dict[str, Any], int]]:
-    """The machines and versions that a study ran on, each once, with the number of their runs."""
+    """Return the distinct machines and versions of the runs, with the number of their runs."""
     counts = Counter(json.dumps(record["environment"], sort_keys=True) for record in records)
     return [(json.loads(text), runs) for text, runs in counts.items()]

@@ -1,6 +1,6 @@
-"""The process that makes a study's shard sets, one after the other on one Spark: tasks come from its parent.
+"""The process that makes a study's shard sets, one after the other on one Spark. Its parent sends the tasks.
 
-It ends with the job's exit code, and with the line that says what is wrong on standard output."""
+Exits with the job's exit code, and prints the error as its last line on standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.study.run.children import task_of_parent
 
 
 def make(task: dict[str, Any]) -> None:
-    """Derive the data set where that is asked for, then shard it; what is there already stays, if it is what this makes."""
+    """Derive the data set if the task requests it, then shard it. An existing output stays if it is the same."""
     if task["derive"]:
         asked = task["derive"]
         derive(asked["source"], Path(asked["target"]), Derivation(**asked["derivation"]), asked["evaluation"])

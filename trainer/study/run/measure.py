@@ -1,6 +1,4 @@
-"""The process of one run: it trains, and writes the run's line for the ledger into a file of its own.
-
-Its task comes from its parent."""
+"""The process of one run: trains, and writes the run's ledger line into a file. Its parent sends the task."""
 
 from __future__ import annotations
 
@@ -35,17 +33,24 @@ CURVE = ("epoch", "accuracy", "loss", "train_accuracy", "train_loss")
 
 
 def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
-    """Train one run anew in a folder; a run that diverges is a result too.
+    """Train one run from the start and return its record; a diverged run is a result too.
 
-    Raises JobError for what is no result: broken shards, a full disk, a run that could not start."""
+    Raises JobError if there is no result: broken shards, a full disk, a run that could not start.
+
+    Args:
+        plan: the plan of the study.
+        run: its cell and seed.
+        shards: URI of the shard set.
+        folder: of the run; replaced if it exists.
+    """
     case = case_of(plan, run, shards, folder)
-    made_on = environment(case)  # before the training: the code may be edited meanwhile
+    made_on = environment(case)  # before the training, because the code may be edited during it
     begun, cpu = time.monotonic(), time.process_time()
     failed, result = None, None
     try:
         result = _train(case)
     except Diverged as error:
-        failed = str(error).partition(" (see ")[0]  # the folder, which is deleted
+        failed = str(error).partition(" (see ")[0]  # drop the path of the folder, which is deleted
     return {
         "run": str(run),
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
@@ -53,7 +58,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         **_made_of(shards),
         **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
         "wall_s": round(time.monotonic() - begun, 2),
-        "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # that of other processes is unknown
+        "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # unknown for other processes
         "environment": made_on,
     }
 
@@ -84,6 +89,7 @@ def _outcome(result: Result) -> dict[str, Any]:
     from trainer.runlog.read import evaluations
 
     evaluated = evaluations(result.events())
+    # The digest shows runs that end bit-identical, on two hosts or with two seeds.
     weights = sha256(b"".join(array.tobytes() for array in result.weights().values())).hexdigest()[:16]
     figures: dict[str, Any] = {name: getattr(result, name) for name in FIGURES}
     figures |= {
@@ -102,7 +108,7 @@ def _outcome(result: Result) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers short enough for a file that people keep; an accuracy of 10,000 images has four digits."""
+    """Round numbers for a compact file. An accuracy over 10,000 images has four decimals."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
@@ -111,7 +117,9 @@ def _rounded(value: Any) -> Any:
 
 
 def environment(case: Case) -> dict[str, Any]:
-    """What could change the numbers, and the times: versions, processor, device, and a digest of this program's own code."""
+    """Return everything outside the plan that can change the results or times.
+
+    These are versions, processor, device, and a digest of this program's code."""
     from trainer.models.devices import pick_device
 
     return {
@@ -127,7 +135,7 @@ def environment(case: Case) -> dict[str, Any]:
 
 
 def _code_digest() -> str:
-    """Of the trainer's modules but the study's own, and of those of the pipeline that make shards."""
+    """Return a digest of the trainer's and the pipeline's modules, without the study, the benchmark and the reports."""
     import pipeline
     import trainer
 
@@ -136,6 +144,7 @@ def _code_digest() -> str:
         root = Path(str(package.__file__)).parent
         for path in sorted(root.rglob("*.py")):
             place = path.relative_to(root).as_posix()
+            # These modules cannot change the result of a run.
             if not place.startswith(("study/", "benchmark/", "report")):
                 parts.append(f"{package.__name__}/{place} ".encode() + sha256(path.read_bytes()).digest())
     return sha256(b"\n".join(parts)).hexdigest()[:12]
@@ -151,7 +160,7 @@ def _processor() -> str:
 
 
 def main() -> int:
-    """The task: plan, run, shards, folder, and the file for the line."""
+    """Do the parent's task: plan, run, shards, folder, and the file for the line. Returns the exit code."""
     task = task_of_parent()
     run = Run(Cell(*task["cell"]), task["seed"])
     try:

@@ -1,4 +1,4 @@
-"""How far a study is, and when it will end: by what its runs took, and by how far those under way are."""
+"""The progress of a study, and an estimate of its end from finished runs and from the progress of running ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trainer.study.plan.study_plan import Run
 
 
 class UnderWay(NamedTuple):
-    """A run that trains. seconds: since it began; done: the part of its updates that it has made."""
+    """The progress of a running run. seconds: since its start; done: fraction of its updates."""
 
     seconds: float
     done: float
 
 
 def cost_class(run: Run) -> str:
-    """Runs that take about as long as each other."""
+    """Return the name of a class of runs that take about equally long."""
     return f"{run.cell.dataset}/{run.cell.model}"
 
 
 def done_of(folder: Path) -> float:
-    """The part of its updates that the run in a folder has made; 0 where it has not begun."""
+    """Return the fraction of updates that the run in a folder has made; 0 before its start."""
     asked, made = 0, 0
     for event in thinned_log(folder / METRICS):
         if event["event"] == "start":
@@ -37,9 +37,16 @@ def done_of(folder: Path) -> float:
 def remaining_s(
     waiting: Sequence[Run], took: Mapping[str, Sequence[float]], jobs: int, under_way: Mapping[Run, UnderWay]
 ) -> float:
-    """Seconds until the end: each run takes the mean of its like, and those that nobody knows the mean of all.
+    """Return the estimated seconds until the end of the study.
 
-    took: seconds of runs that ended, by cost class; where none has, those under way tell."""
+    Every run takes the mean of its cost class, and runs of unknown classes take the mean of all classes.
+
+    Args:
+        waiting: runs that are not finished.
+        took: seconds of finished runs, by cost class.
+        jobs: runs at once.
+        under_way: progress of running runs; they give the mean of cost classes without finished runs.
+    """
     means = {name: sum(some) / len(some) for name, some in took.items() if some}
     for run, now in under_way.items():
         if now.done:
@@ -57,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def under_way_line(under_way: Sequence[UnderWay], left_s: float) -> str:
-    """What is said while no run ends. left_s: 0 where it is not known."""
+    """Return the line that is printed while no run ends. left_s: 0 if it is unknown."""
     least, most = (f"{end(now.done for now in under_way):.0%}" for end in (min, max))
     done = least if least == most else f"{least} to {most}"
     runs = f"{len(under_way)} run{'s' if len(under_way) != 1 else ''} under way, {done} done"

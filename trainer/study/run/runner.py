@@ -1,4 +1,4 @@
-"""Carries a study out: makes the shard sets, keeps the cores busy with runs, writes the ledger."""
+"""The execution of a study: makes the shard sets, keeps the cores busy with runs, and writes the ledger."""
 
 from __future__ import annotations
 
@@ -23,14 +23,22 @@ from trainer.study.run.progress import UnderWay, cost_class, done_of, duration, 
 from trainer.study.run.sets import SETS, SetKey, Sets, identity_of
 
 RUNS = "runs"
-SETS_AT_ONCE = 24  # made before runs go on: one start of Spark for so many, and room for them on the disk
-TRIES = 2  # a run whose process was killed, by the system for memory as a rule
-SILENCE_S = 300.0  # after which it is said how far the runs under way are
-MAX_FAILURES = 3  # runs that could not be done, after which the others would not either
+SETS_AT_ONCE = 24  # made in one start of Spark before their runs; limits the space on the disk
+TRIES = 2  # of a run whose process is killed, usually by the system for lack of memory
+SILENCE_S = 300.0  # without a finished run until the progress of running ones is printed
+MAX_FAILURES = 3  # failed runs after which the others are expected to fail too
 
 
 class Runner:
-    """say(text): a line for people. jobs: runs at once."""
+    """The runs of a study in progress.
+
+    Args:
+        plan: the plan of the study.
+        root: folder of the study.
+        jobs: runs at once.
+        say: prints a line for the user.
+        keep_sets: whether to keep the shard sets after their runs.
+    """
 
     def __init__(
         self, plan: StudyPlan, root: Path, jobs: int, say: Callable[[str], None], *, keep_sets: bool = False
@@ -39,21 +47,22 @@ class Runner:
         self.ledger = Ledger(root / LEDGER, mine=True)
         self.sets = Sets(plan, root)
         self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
-        self.took: dict[str, list[float]] = {}  # seconds of this start's runs, by what they cost
-        self.began: dict[Run, float] = {}  # those under way
+        self.took: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
+        self.began: dict[Run, float] = {}  # start times of running runs
         self.children: set[Child] = set()
         self.failures: dict[Run, JobError] = {}
         self.stopped = False
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Do those of ``runs`` that are not in the ledger, in their order.
+        """Do the given runs that are not in the ledger, in their order.
 
-        One that cannot be done does not keep the others from it. Raises its error when they are through, or as soon as
-        MAX_FAILURES could not be done. Raises DataError before the first where a ready set is not of the others' images."""
+        The other runs continue after one fails. Its error is raised when they are finished, or as soon as MAX_FAILURES
+        have failed. Raises DataError before the first run if a ready set contains other images than the rest."""
         waiting = [run for run in runs if run not in self.ledger]
         self._check_ready(waiting)
         total, self.left, self.jobs = len(runs), len(waiting), max(1, min(self.jobs, len(waiting)))
         self.say(f"{total} runs, {total - len(waiting)} of them done, {self.jobs} at once")
+        # A set is deleted after the last run that needs it, to bound the space on the disk.
         open_runs = Counter(map(self.sets.key, waiting))
         for part in batches(waiting, self.sets.key, SETS_AT_ONCE):
             keys = list(dict.fromkeys(map(self.sets.key, part)))
@@ -66,19 +75,24 @@ class Runner:
         self._drop({self.sets.key(run) for run in runs})
         if not self.keep_sets:
             self.sets.drop_datasets()
-        shutil.rmtree(self.root / RUNS, ignore_errors=True)  # what a study left that was killed behind a run's line
-        with suppress(OSError):  # not there, or kept
+        # A study that was killed after it wrote a run's line leaves its folder.
+        shutil.rmtree(self.root / RUNS, ignore_errors=True)
+        with suppress(OSError):  # missing, or not empty
             (self.root / SETS).rmdir()
 
     def _check_ready(self, waiting: Sequence[Run]) -> None:
-        """Those that the study makes are of one data set; of a ready one, only the images tell."""
+        """Raise DataError if a ready set was made from other images.
+
+        The sets that the study makes are known to share one data set."""
         for cell in dict.fromkeys(run.cell for run in waiting):
             if READY in self.plan.shardings[cell.sharding]:
                 found = identity_of(open_ready(self.plan, cell.sharding))
                 self.contents.add({"run": str(Run(cell, self.plan.seeds[0])), **found})
 
     def _train(self, part: Sequence[Run], open_runs: Counter[SetKey], waiting: Sequence[Run], total: int) -> None:
-        """open_runs: those that still need a set, which goes with the last of them."""
+        """Do runs in parallel.
+
+        open_runs: number of runs that still need each set, which is deleted after the last of them."""
         pool = ThreadPoolExecutor(self.jobs)
         try:
             futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in part}
@@ -88,7 +102,8 @@ class Runner:
                 if not done:
                     under_way = self._under_way()
                     self.say(under_way_line(list(under_way.values()), self._left_s(waiting, under_way)))
-                for future in sorted(done, key=lambda future: future.exception() is not None):  # keep what was done
+                # Record finished runs before an error is raised.
+                for future in sorted(done, key=lambda future: future.exception() is not None):
                     run, error = futures[future], future.exception()
                     self.began.pop(run, None)
                     if isinstance(error, JobError):
@@ -99,7 +114,7 @@ class Runner:
                     self.ledger.append(record)
                     shutil.rmtree(self._folder(run), ignore_errors=True)
                     self.left -= 1
-                    if not record["failed"]:  # what diverges ends early
+                    if not record["failed"]:  # diverged runs are shorter
                         self.took.setdefault(cost_class(run), []).append(record["wall_s"])
                     self.say(self._line(run, record, total, waiting))
                     key = self.sets.key(run)
@@ -115,7 +130,7 @@ class Runner:
             pool.shutdown(cancel_futures=True)
 
     def _failed(self, run: Run, error: JobError) -> None:
-        """Raises the first error once too many runs could not be done."""
+        """Note a failed run. Raises the first error once MAX_FAILURES runs have failed."""
         self.failures[run] = error
         self.say(f"not done: {error}")
         if len(self.failures) >= MAX_FAILURES:
@@ -127,12 +142,12 @@ class Runner:
                 self.sets.drop(key)
 
     def _measure(self, run: Run) -> Record:
-        """The record of one run, made by a process of its own. Raises JobError."""
+        """Return the record of one run, made by a process of its own. Raises JobError."""
         folder = self._folder(run)
         record = folder.with_name(f"{folder.name}.json")
         folder.parent.mkdir(exist_ok=True)
         record.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)  # of a study that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed study
         self.began[run] = time.monotonic()
         plan = asdict(self.plan) | {"seeds": [run.seed]}
         task = {"plan": plan, "cell": run.cell, "seed": run.seed, "shards": self.sets.uri(self.sets.key(run))}
@@ -151,18 +166,21 @@ class Runner:
                 return found
             if self.stopped:
                 break
+            # The process reported an error, so that a second try would fail too.
             if code > 0:
                 kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
                 raise kinds.get(code, JobError)(f"{run}: {said or 'failed without a word'}{self._advice(code, run)}")
         raise JobError(f"{run}: its process was killed {TRIES} times; fewer --jobs need less memory")
 
     def _environment(self) -> Mapping[str, str]:
-        """In virtual time a run computes in one thread, and the cores do several runs."""
+        """Return the environment of a run's process.
+
+        In virtual time a run uses one thread, so that the cores do several runs."""
         return os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
 
     def _started(self, child: Child) -> None:
         self.children.add(child)
-        if self.stopped:  # since this thread began it
+        if self.stopped:  # while this thread started it
             child.kill()
 
     def _advice(self, code: int, run: Run) -> str:
@@ -179,7 +197,7 @@ class Runner:
         return self.root / RUNS / str(run).replace("/", ",")
 
     def _under_way(self) -> dict[Run, UnderWay]:
-        began = dict(self.began)  # the runs' threads change it
+        began = dict(self.began)  # a copy, because the threads of the runs change it
         now = time.monotonic()
         return {run: UnderWay(now - start, done_of(self._folder(run))) for run, start in began.items()}
 
@@ -189,7 +207,7 @@ class Runner:
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:
-    """Runs in their order, as many at a time as need no more than ``size`` sets."""
+    """Yield runs in their order, in groups that need at most ``size`` sets."""
     part: list[Run] = []
     keys: set[Hashable] = set()
     for run in runs:

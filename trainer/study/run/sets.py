@@ -1,4 +1,4 @@
-"""The shard sets of a study: which there are, where they lie, and the process that makes them with Spark."""
+"""The shard sets of a study: their names and places, and the process that makes them with Spark."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from trainer.data.shards import Shards
 
 SETS, DATASETS = "sets", "datasets"
-GONE = ",gone"  # behind the name of a folder that is being deleted; no name has a comma
-QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # the least, the quartiles and the most of what shards have of the classes
+GONE = ",gone"  # suffix of a folder that is being deleted; no name contains a comma
+QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # minimum, quartiles and maximum of the rows of a class in a shard
 
 
 class SetKey(NamedTuple):
-    """One shard set of a study. seed: None where it does not change the shards."""
+    """One shard set of a study. seed: None if the shards do not depend on it."""
 
     dataset: str
     sharding: str
@@ -32,11 +32,11 @@ class SetKey(NamedTuple):
     def __str__(self) -> str:
         return ",".join(
             [self.dataset, self.sharding, "all" if self.seed is None else str(self.seed)]
-        )  # none is in a name
+        )  # no name contains a comma
 
 
 class Sets:
-    """Makes the sets of runs when they are asked for, in one process with one Spark, and finds those that are there."""
+    """The shard sets of a study, made on demand in one process with one Spark. Existing sets are reused."""
 
     def __init__(self, plan: StudyPlan, root: Path) -> None:
         self.plan, self.root = plan, root
@@ -55,33 +55,36 @@ class Sets:
         return str(ready) if ready else str(self.root / SETS / str(key))
 
     def missing(self, keys: Iterable[SetKey]) -> list[SetKey]:
-        """Those that are not known to be made, and of the plan's data: a study that was killed left sets of what these held
-        then."""
+        """Return the sets that this process has not made.
+
+        Sets on the disk are not trusted: a killed study may have made them from earlier contents of the data sets."""
         own = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
         return [key for key in own if key not in self.made]
 
     def make(self, keys: Iterable[SetKey]) -> None:
-        """Make sets, or find that they are there as they would be made. Raises the error of the job that failed."""
+        """Make sets, or verify that existing ones are as they would be made.
+
+        Raises the error of the job that failed."""
         tasks = {key: self._task(key) for key in keys}
         if not tasks:
             return
         code, said = run_child("trainer.study.run.make_sets", list(tasks.values()))
         if code:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-            if code == UsageError.exit_code:  # what is there is of other data; the job's own advice is about its flags
+            if code == UsageError.exit_code:  # existing sets have other data; the job's advice is about its own flags
                 folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
                 said = f"{said.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
             raise kinds.get(code, JobError)(f"the shard sets could not be made: {said or 'failed without a word'}")
         self.made |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, int | None]:
-        """Whose rows a run's are (those of a ready set are its own), and the seed of its shards."""
+        """Return the order of a run's rows, or the name of its ready set, and the seed of its shards."""
         keys = self.plan.shardings[run.cell.sharding]
         rows = f"ready {run.cell.sharding}" if READY in keys else str(keys.get(ORDER, "given"))
         return rows, self.key(run).seed
 
     def drop(self, key: SetKey) -> None:
-        """Delete a set that no run needs any more; a ready one stays."""
+        """Delete a set that no run needs any more. Ready sets stay."""
         if READY not in self.plan.shardings[key.sharding]:
             self.made.discard(key)
             _delete(self.root / SETS / str(key))
@@ -91,7 +94,7 @@ class Sets:
         _delete(self.root / DATASETS)
 
     def _task(self, key: SetKey) -> dict[str, Any]:
-        """What make_sets is to do: derive a data set where the plan changes it, then shard it."""
+        """Return a task of make_sets: derive a data set if the plan changes it, then shard it."""
         given = self.plan.datasets[key.dataset]
         source, evaluation = str(given["input"]), str(given.get("eval_input", given["input"]))
         order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
@@ -107,7 +110,7 @@ class Sets:
 
 
 def _delete(folder: Path) -> None:
-    """As a whole: one that is half deleted when this process is killed no longer looks made."""
+    """Delete a folder under another name, so that a folder that is only partly deleted never looks complete."""
     gone = folder.with_name(f"{folder.name}{GONE}")
     shutil.rmtree(gone, ignore_errors=True)
     if folder.is_dir():
@@ -116,7 +119,7 @@ def _delete(folder: Path) -> None:
 
 
 def identity_of(shards: Shards) -> dict[str, Any]:
-    """Which images a set is of, and which set it is: equal names must mean equal ones."""
+    """Return fingerprints of a set's images and of the set itself."""
     from trainer.runlog.run_folder import digest
 
     manifest = shards.manifest
@@ -125,7 +128,9 @@ def identity_of(shards: Shards) -> dict[str, Any]:
 
 
 def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[str, Any]:
-    """What the ledger keeps of a set: how even it is, whatever the measure, and what it took."""
+    """Return the facts about a set that the ledger keeps: evenness by every measure, sizes, and the seconds to make it.
+
+    quality: the set's quality.json, None if it has none."""
     near = manifest["neighbourhoods"] or []
     rows = [worker["rows"] for worker in manifest["workers"]]
     facts: dict[str, Any] = {
@@ -139,5 +144,6 @@ def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[s
     if quality:
         facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
         facts |= {"chi_square": quality["classes"]["statistic"], "cramers_v": quality["classes"]["cramers_v"]}
+        # Quantiles instead of the table, which would make the ledger's lines long.
         facts["class_counts"] = np.quantile(quality["class_table"], QUARTERS).tolist()
     return facts
