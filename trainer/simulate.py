@@ -52,7 +52,7 @@ def simulate(config: Config, simulated: Simulated, options: Options | None = Non
 def parser() -> Parser:
     """Return the parser of the trainer's flags and the flags of virtual time."""
     made = flags(PROG, DESCRIPTION, EPILOG)
-    for action in made._actions:
+    for action in set(command_line.actions_by_flag(made).values()):
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required, action.default = False, ""
     group = made.add_argument_group("virtual time")

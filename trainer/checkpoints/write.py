@@ -47,7 +47,9 @@ def write_slice(
 
 
 def write_state(folder: Place, state: State) -> None:
-    """Write the state; an evaluation of what the folder held before is of another generation. Raises OSError."""
+    """Write the state of a checkpoint. Raises OSError.
+
+    An evaluation that the folder still contains belongs to another generation."""
     if isinstance(folder, Path):  # elsewhere the slices have made it
         make(folder)
     write_whole(folder / STATE, state.to_bytes())

@@ -327,7 +327,7 @@ class Leader:
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
     def _state(self, snapshot: Snapshot, seconds: float) -> State:
-        """Return the state of a checkpoint: its progress, and what the coordinator does not know of it."""
+        """Return the state of a checkpoint, from its progress and the properties of the run."""
         return State(
             **vars(snapshot.position),
             epoch=snapshot.epoch,

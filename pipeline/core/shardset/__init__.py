@@ -1,1 +1,1 @@
-"""What a shard set is: its manifest, its columns, its commit. No Spark, no torch."""
+"""The contract of a shard set: its manifest, columns and commit. No Spark, no torch."""

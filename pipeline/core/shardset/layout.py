@@ -1,4 +1,4 @@
-"""What one image is: its shape and its numbers."""
+"""The layout of images: their shape, type and labels."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ Dtype = Literal["uint8", "float32"]
 
 @dataclass(frozen=True)
 class Layout:
-    """shape: (channels, height, width); d real-valued features are (d, 1, 1) in float32. num_classes: labels lie in
-    [0, num_classes); None means any label >= 0. targets: rows carry a real number to be predicted. labelled: whether rows
-    carry a label; where they do not, all count as class 0."""
+    """The layout of the rows of a data set.
+
+    Attributes:
+        shape: (channels, height, width); d real-valued features are (d, 1, 1) in float32.
+        num_classes: labels are in [0, num_classes); None: any label >= 0.
+        coarse: number of coarse classes if rows have a coarse label beside the fine one, else None.
+        dtype: type of the numbers of an image.
+        targets: whether rows have a real number to be predicted.
+        labelled: whether rows have a label; without labels all rows count as class 0.
+        column: column of vectors that are read instead of images (input/vectors.py), or None.
+    """
 
     shape: tuple[int, int, int]
     num_classes: int | None = None
-    coarse: int | None = None  # number of coarse classes, where rows carry a coarse label beside the fine one
+    coarse: int | None = None
     dtype: Dtype = "uint8"
     targets: bool = False
     labelled: bool = True
-    column: str | None = None  # of vectors that are read for images (input/vectors.py)
+    column: str | None = None
 
     @property
     def record_bytes(self) -> int:
-        """Of one image."""
+        """The size of an image in bytes."""
         return math.prod(self.shape) * (4 if self.dtype == "float32" else 1)
 
     def describe(self) -> str:
