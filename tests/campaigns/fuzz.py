@@ -224,8 +224,8 @@ def _data_bytes() -> int:
 def main(argv: list[str] | None = None) -> int:
     assert __doc__
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.fuzz", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--files", type=int, default=10_000, help="damaged files in all (default %(default)s)")
-    parser.add_argument("--kind", choices=sorted(KINDS), help="of this kind alone (default: of every kind as many)")
+    parser.add_argument("--files", type=int, default=10_000, help="damaged files of each kind (default %(default)s)")
+    parser.add_argument("--kind", choices=sorted(KINDS), help="this kind alone (default: all)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the damage (default: the clock's)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="the file of this number alone; it is kept")
     args = parser.parse_args(argv)
@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     failures = []
     for name in names:
         began = time.monotonic()
-        outcome = fuzz(name, range(-(-args.files // len(names))), args.seed)
+        outcome = fuzz(name, range(args.files), args.seed)
         counts = ", ".join(f"{count} {end}" for end, count in sorted(outcome.counts.items()))
         print(f"{name}: {counts} in {time.monotonic() - began:.0f} s", flush=True)
         for failure in outcome.failures:
