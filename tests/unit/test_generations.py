@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.core.shardset import versions
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish
 from pipeline.core.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
-from pipeline.core.shardset.manifest import missing_file, open_committed, read_committed
+from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.storage.store import Store
 from tests.support.commits import FatalStore, assert_nothing_else, staged, was_killed
 from tests.support.places import STORE, elsewhere
@@ -222,6 +223,25 @@ def test_a_set_as_of_a_generation_is_the_set_that_was_committed_then(tmp_path: P
         assert generations(seen) == generations(older)
     with pytest.raises(IndexError):
         as_of(newest, 4)
+
+
+@pytest.mark.parametrize("part", ["input", "image", "assignment"])
+def test_a_growing_set_without_a_part_is_damaged(part: str, tmp_path: Path) -> None:
+    entry = {
+        "version": 1,
+        "batch": 0,
+        "source": "s",
+        "rows": 1,
+        "copies": 0,
+        "total": 1,
+        "fingerprint": "1-0",
+        "mean": [],
+    }
+    manifest = {"input": {}, "image": {}, "assignment": {"files": []}, "workers": [], "generations": [entry]}
+    assert len(generations(ShardSet(STORE, "set", manifest))) == 1
+    del manifest[part]
+    with pytest.raises(DataError, match=rf"set/manifest\.json is damaged: it has generations and no {part}; restore"):
+        generations(ShardSet(STORE, "set", manifest))
 
 
 def test_of_two_that_append_at_once_one_commits_and_the_other_is_told(tmp_path: Path) -> None:

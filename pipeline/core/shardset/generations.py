@@ -66,10 +66,15 @@ def generations(shards: ShardSet) -> list[Generation]:
 
     Raises DataError if their entries in the manifest are malformed."""
     known = Generation.__dataclass_fields__
+    entries = shards.manifest.get(KEY) or []
+    # as_of() needs these parts, which a set that was made at once may lack.
+    parts = ("input", "image", "assignment") if entries else ()
+    if missing := next((name for name in parts if not isinstance(shards.manifest.get(name), dict)), None):
+        raise DataError(f"{shards.uri}/{NAME} is damaged: it has {KEY} and no {missing}; restore it")
     try:
         return [
             build(Generation, {name: value for name, value in entry.items() if name in known} | {"number": number})
-            for number, entry in enumerate(shards.manifest.get(KEY) or [])
+            for number, entry in enumerate(entries)
         ]
     except ValueError as error:
         raise DataError(f"{shards.uri}/{NAME} is damaged: {KEY}: {error}; restore it") from None
