@@ -149,7 +149,7 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
     except (ValueError, KeyError):
         raise DataError(f"{uri}/{name} is not a shard manifest; move it away or choose another --output") from None
     if version != FORMAT_VERSION:
-        raise DataError(f"{uri}/{name} has format version {version}; this version reads {FORMAT_VERSION}")
+        raise DataError(f"{uri}/{name} has format version {str(version)[:80]}; this version reads {FORMAT_VERSION}")
     if fault := _fault(manifest):
         raise DataError(f"{uri}/{name} is damaged: {fault}; restore it, or make the set again with --overwrite")
     return ShardSet(store, uri, manifest)
