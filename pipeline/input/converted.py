@@ -29,7 +29,8 @@ def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple
 
 def stored_layout(file: DataFile, layout: Layout) -> Layout:
     """Return the layout of a file's rows before their conversion. layout: the layout after it."""
-    return _of(layout, file.channels) if file.channels else layout
+    # A column of vectors (input/vectors.py) is read instead of the images, and has no channels.
+    return _of(layout, file.channels) if file.channels and not layout.column else layout
 
 
 def read_converted(

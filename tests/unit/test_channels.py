@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,16 @@ def test_raw_records_become_grey_and_an_error_still_names_their_offset(tmp_path:
     (some,) = dataset.read_some(0, 4, lambda ids: ids == 2)
     assert np.array_equal(some.reshape(1, 32, 32), expected[2])
     assert "offset 6146 (record 2)" in dataset.where(2)
+
+
+def test_vectors_beside_converted_images_stay_as_they_are(tmp_path: Path) -> None:
+    vectors = [[0.5, 1.0, 2.0, 4.0], [1.0, 0.0, 0.0, 3.0]]
+    table = {"image": [image_file(GREY), image_file(RGB)], "label": [0, 0], "vector": vectors}
+    pq.write_table(pa.table(table), tmp_path / "p.parquet")
+    dataset = find(tmp_path / "p.parquet", 3)
+    layout = replace(dataset.layout, shape=(4, 1, 1), dtype="float32", column="vector")
+    (block,) = replace(dataset, layout=layout).read(0, 2)
+    assert np.array_equal(block.numbers(layout).reshape(2, 4), np.array(vectors, np.float32))
 
 
 def test_what_has_no_colours_is_not_converted(tmp_path: Path) -> None:
