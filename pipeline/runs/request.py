@@ -187,7 +187,10 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "interval": manifest.get("interval"),
         "evaluation rows": "yes" if manifest.get("eval") else "none",
         "assignment only": manifest.get("assignment_only", False),
+        "channels": manifest["image"]["shape"][0],
     }
+    if request.channels:
+        asked["channels"] = request.channels
     asked = json.loads(json.dumps(asked))  # tuples become lists, as in a manifest
     found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
     return "; ".join(found) or "its input"

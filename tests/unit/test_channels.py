@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.channels import to_channels
 from pipeline.input.dataset import Dataset, discover, serial
-from pipeline.runs.request import Request, identity
+from pipeline.runs.request import Request, difference, identity
 from pipeline.strategies.stratified import Stratified
 
 GREY = np.random.default_rng(1).integers(0, 256, (6, 5)).astype(np.uint8)
@@ -113,3 +114,11 @@ def test_what_has_no_colours_is_not_converted(tmp_path: Path) -> None:
 def test_a_converted_set_is_another_one() -> None:
     plain, grey = Request("a", "b", 2), Request("a", "b", 2, channels=1)
     assert identity(plain, Stratified()) != identity(grey, Stratified())
+    held = {
+        "strategy": "stratified",
+        "params": Stratified().params(),
+        "seed": 0,
+        "num_workers": 2,
+        "image": {"shape": [3, 8, 8]},
+    }
+    assert difference(ShardSet(Store(), "b", held), grey, Stratified()) == "channels 3, not 1"
