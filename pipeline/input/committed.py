@@ -64,7 +64,8 @@ class CommittedDataset(Dataset):
         their statistics. Raises DataError if an id is missing or occurs twice."""
         window = WINDOW_ROWS * self.num_workers
         for chunk, (first, last) in enumerate(self.chunks):
-            low, high = max(start, first), min(stop, last)
+            low = max(start, first)
+            high = min(stop, last)
             if low >= high:
                 continue
             files = [file for file, at in zip(self.files, self.file_chunks, strict=True) if at == chunk]
@@ -170,8 +171,13 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
 def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
     """Return the dataset of a manifest. Raises KeyError or ValueError if the manifest is of another kind."""
     listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
-    if not all(len(chunk) == 2 and 0 <= chunk[0] <= chunk[1] for chunk in manifest["chunks"]):
+    chunks = manifest["chunks"]
+    if not all(len(chunk) == 2 and chunk[0] <= chunk[1] for chunk in chunks):
         raise ValueError("chunks are not ranges of ids")
+    # Rows that no chunk covers would be left out of every set that is made of this one.
+    ends = [0, *(last for _, last in chunks)]
+    if ends[:-1] != [first for first, _ in chunks] or ends[-1] != manifest["rows"]:
+        raise ValueError(f"chunks do not cover the ids from 0 to {manifest['rows']}")
     return CommittedDataset(
         store=shards.store,
         uri=shards.uri,
@@ -181,7 +187,7 @@ def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
         generation=manifest["generation"],
         total=manifest["rows"],
         num_workers=shards.num_workers,
-        chunks=tuple((low, high) for low, high in manifest["chunks"]),
+        chunks=tuple((low, high) for low, high in chunks),
         file_chunks=tuple(chunk for _, chunk in listed),
         neighbourhoods=manifest["neighbourhoods"] is not None,
     )
@@ -189,7 +195,8 @@ def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
 
 def layout_of(manifest: dict[str, Any]) -> Layout:
     """Return the layout of a committed set's rows. Raises KeyError or ValueError if the manifest is of another kind."""
-    columns, image = manifest["labels"]["columns"], manifest["image"]
+    columns = manifest["labels"]["columns"]
+    image = manifest["image"]
     if len(image["shape"]) != 3 or min(image["shape"]) < 1 or image["dtype"] not in DTYPES:
         raise ValueError(f"images of {image['dtype']} in the shape {image['shape']}")
     if math.prod(image["shape"]) > MAX_IMAGE_BYTES:

@@ -107,10 +107,12 @@ class Dataset:
     def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
         """Yield the spans of rows start <= id < stop: a file, its records low <= r < high, and the first id."""
         for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.files)):
-            file, first = self.files[number], self.firsts[number]
+            file = self.files[number]
+            first = self.firsts[number]
             if first >= stop:
                 break
-            low, high = max(start - first, 0), min(stop - first, file.rows)
+            low = max(start - first, 0)
+            high = min(stop - first, file.rows)
             if low < high:
                 yield file, low, high, first + low
 
@@ -197,7 +199,8 @@ def discover(
     kind: Format = FORMATS[name]
     # Formats whose files must be opened are surveyed by tasks, so that the driver does not read them one by one.
     surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape), entries)
-    files, layouts = [], []
+    files = []
+    layouts = []
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
         if error:
             raise DataError(error)

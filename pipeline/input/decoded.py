@@ -121,7 +121,8 @@ def _mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
     at = 0
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
-        low, high = max(start - at, 0), min(stop - at, len(batch))
+        low = max(start - at, 0)
+        high = min(stop - at, len(batch))
         if low < high:
             part = batch.slice(low, high - low)
             beside = {name: part.column(name).to_numpy() for name in part.schema.names if name != "image"}

@@ -23,9 +23,12 @@ from pipeline.input.dataset import Block, Dataset
 from pipeline.input.files import named, plain_files
 from pipeline.input.formats.parquet import vectors_of
 
-ID, VECTOR = "id", "embedding"
+ID = "id"
+VECTOR = "embedding"
 PART_BYTES = 64 << 20  # the part of a file that a task reads
-BATCH_ROWS, BATCH_BYTES = 1 << 16, 256 << 10  # small batches, because a shuffle holds a thousand of them
+# small batches, because a shuffle holds a thousand of them
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 256 << 10
 
 Vectors = npt.NDArray[np.float32]
 
@@ -65,7 +68,8 @@ class EmbeddingTable:
         with self.store.open(part.path) as file, broken_is_data_error(part.path):
             parquet = _opened(file, part.path)
             # Skipped row groups still count for the row numbers in error lines.
-            first, rows = 0, max(1, min(BATCH_ROWS, BATCH_BYTES // (4 * self.length)))
+            first = 0
+            rows = max(1, min(BATCH_ROWS, BATCH_BYTES // (4 * self.length)))
             for group in range(parquet.num_row_groups):
                 if group % part.parts == part.part:
                     at = first
@@ -170,12 +174,14 @@ class Embedded(Dataset):
             yield Block(block.ids, replace(block.columns, images=vectors))
 
     def _vectors(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        size, found = self.record_bytes, bytearray()
+        size = self.record_bytes
+        found = bytearray()
         first = bisect_right(self.kept, start, key=lambda kept: kept.low) - 1
         for kept in self.kept[first:]:
             if kept.low >= stop:
                 break
-            low, high = max(start, kept.low), min(stop, kept.high)
+            low = max(start, kept.low)
+            high = min(stop, kept.high)
             found += self.store.read_range(kept.path, (low - kept.low) * size, (high - low) * size)
         return np.frombuffer(found, np.uint8).reshape(stop - start, size)
 

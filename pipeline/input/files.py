@@ -101,7 +101,8 @@ def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
 
     Names that begin with a dot or, as in Spark, an underscore match only patterns that begin with the same
     character."""
-    folders, parts = [fixed_part(uri)], uri.removeprefix(fixed_part(uri)).strip("/").split("/")
+    folders = [fixed_part(uri)]
+    parts = uri.removeprefix(fixed_part(uri)).strip("/").split("/")
     for depth, part in enumerate(parts, 1):
         entries = [
             entry
@@ -119,7 +120,8 @@ def entries_below(store: Store, folder: str) -> list[FileInfo]:
 
     Raises DataError for a folder that may not be listed.
     """
-    found, level = [], [folder]
+    found = []
+    level = [folder]
     with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
         while level:
             entries = [entry for listed in pool.map(lambda path: _listed(store, path), level) for entry in listed]
@@ -160,7 +162,8 @@ def _refuse_table(folder: str, log: str) -> None:
 
 def may_match(uri: str, path: str) -> bool:
     """True if a pattern matches a path or a folder above it, or would if they existed."""
-    parts, ours = uri.rstrip("/").split("/"), path.split("/")
+    parts = uri.rstrip("/").split("/")
+    ours = path.split("/")
     return len(ours) >= len(parts) and all(map(fnmatchcase, ours, parts))
 
 

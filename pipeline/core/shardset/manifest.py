@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "labels": {"num_classes": int, "columns": list[str]},
 }
 FINGERPRINT = re.compile(r"\d+-[0-9a-f]{16}")
+MOST_TEXT = 1024  # characters of a path or a name, so that a message that quotes it stays one readable line
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _fault(manifest: dict[str, Any]) -> str | None:
         for file in files:
             path = file.get("path")
             if not isinstance(path, str) or not _stays_inside(path):
-                return f"{name} lists the path {path!r}, which is not one inside the set's folder"
+                return f"{name} lists the path {str(path)[:80]!r}, which is not one inside the set's folder"
             counted = _is_count(file.get("rows")) and _is_count(file.get("bytes"))
             if name != "model" and not (counted and isinstance(file.get("sha256"), str) and file["sha256"]):
                 return f"{name} lists {path} without its rows, bytes and sha256"
@@ -190,8 +191,13 @@ def _mistyped(manifest: dict[str, Any]) -> str | None:
     places = {"": manifest} | {f"{name}.": manifest[name] for name in PARTS if isinstance(manifest.get(name), dict)}
     for place, part in places.items():
         for key, hint in (PARTS[place.rstrip(".")] if place else TYPES).items():
-            if key in part and not fits(part[key], hint):
-                return f"{place}{key} is {str(part[key])[:80]!r}"
+            if key not in part:
+                continue
+            value = part[key]
+            # The URI of an input is as long as its user made it.
+            too_long = key != "uri" and isinstance(value, str) and len(value) > MOST_TEXT
+            if too_long or not fits(value, hint):
+                return f"{place}{key} is {str(value)[:80]!r}"
     found = (manifest.get("input") or {}).get("fingerprint")
     if found is not None and not FINGERPRINT.fullmatch(found):
         return f"input.fingerprint is {found[:80]!r}"
@@ -203,8 +209,12 @@ def _is_count(value: object) -> bool:
 
 
 def _stays_inside(path: str) -> bool:
-    """True if a path is relative and cannot leave its folder."""
-    return all(part not in ("", ".", "..") for part in path.split("/")) and not set(path) & set("\\\0\n:*?")
+    """True if a path is relative, cannot leave its folder and is no longer than a store's."""
+    return (
+        len(path) <= MOST_TEXT
+        and all(part not in ("", ".", "..") for part in path.split("/"))
+        and not set(path) & set("\\\0\n:*?")
+    )
 
 
 def open_committed(store: Store, uri: str) -> ShardSet:

@@ -190,7 +190,8 @@ class ParquetImages(Format):
 
     def _survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
         parquet = _open(store, file.path)
-        schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+        schema = parquet.schema_arrow
+        rows = parquet.metadata.num_rows
         image = _pick(schema, IMAGE_COLUMNS, file.path)
         _check_type(schema.field(image), file.path)
         data = DataFile(file.path, file.bytes, file.modified_ms, rows, change=file.change)
@@ -232,10 +233,12 @@ class ParquetImages(Format):
         image = _pick(parquet.schema_arrow, (layout.column,) if layout.column else IMAGE_COLUMNS, file.path)
         beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
         names = [*([label] if label else []), *beside, *([image] if images else [])]
-        first, step = 0, block_rows(layout.record_bytes)
+        first = 0
+        step = block_rows(layout.record_bytes)
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
-            low, high = max(start - first, 0), min(stop - first, rows)
+            low = max(start - first, 0)
+            high = min(stop - first, rows)
             if low < high:
                 # One row group at a time: groups outside of the range are never read.
                 batches = parquet.iter_batches(step, [group], columns=names)
@@ -376,7 +379,8 @@ def _between(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator
     Rows before ``low`` are decoded, rows after ``high`` are not read, and only one batch is held at a time."""
     at = 0
     for batch in batches:
-        start, stop = max(low - at, 0), min(high - at, len(batch))
+        start = max(low - at, 0)
+        stop = min(high - at, len(batch))
         if start < stop:
             yield at + start, pa.Table.from_batches([batch.slice(start, stop - start)])
         at += len(batch)
