@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_flags(parser.add_argument_group("cluster", "the same command, given once"), Hosts)
     args = command_line.parse(parser, argv)
     require("trainer", "training")
-    hosts, options = from_flags(Hosts, args), options_of(args)
+    hosts = from_flags(Hosts, args)
+    options = options_of(args)
     if hosts.launcher and options.roles:
         raise UsageError("--roles is for hosts that are started by hand: leave it out, --launcher starts them")
     train(config_of(args), options, launcher=hosts.make(), hosts=hosts.hosts)

@@ -114,7 +114,8 @@ def _settled(
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
-    record, check = RunRecord.of(config, shards), check or partial(_check, options)
+    record = RunRecord.of(config, shards)
+    check = check or partial(_check, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")

@@ -204,9 +204,11 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
-        rate, coefficient = self.model.stale_learning_rate, self.model.stale_momentum
+        rate = self.model.stale_learning_rate
+        coefficient = self.model.stale_momentum
         if self.protocol.synchronous:
-            rate, coefficient = self.model.learning_rate, FRESH_MOMENTUM
+            rate = self.model.learning_rate
+            coefficient = FRESH_MOMENTUM
         given = self.optimiser
         filled = replace(
             given,
@@ -252,7 +254,8 @@ class Config:
 
     def momentum_of(self, num_workers: int) -> Momentum:
         """Return the momentum rule for ``num_workers`` workers."""
-        coefficient, rule = self.coefficient, self.optimiser.momentum_rule
+        coefficient = self.coefficient
+        rule = self.optimiser.momentum_rule
         if rule == "heavy-ball" or (rule == "auto" and (self.protocol.synchronous or num_workers == 1)):
             return heavy_ball(coefficient)
         return look_ahead(coefficient, self.protocol.update_size(num_workers), num_workers)

@@ -27,7 +27,9 @@ on the number of workers. --output is local, hdfs:// or s3://: metrics.jsonl, pu
 result.json and report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an
 interruption (Ctrl-C, SIGTERM) included: it leaves a checkpoint, and the same command with --resume goes on.
 python -m trainer embed --help: vectors of images, for the sharding jobs."""
-LENGTH, BEFORE, HOSTS = ("epochs", "steps"), ("resume", "overwrite"), ("roles", "addresses", "token_file")
+LENGTH = ("epochs", "steps")
+BEFORE = ("resume", "overwrite")
+HOSTS = ("roles", "addresses", "token_file")
 
 
 def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
@@ -72,7 +74,8 @@ def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration of a command line. Raises UsageError.
 
     Its paths are absolute, so that they mean the same in every process."""
-    data, run = from_flags(Data, args), from_flags(RunSpec, args)
+    data = from_flags(Data, args)
+    run = from_flags(RunSpec, args)
     is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
         data=replace(data, shards=Store().resolve(data.shards)) if is_local else data,

@@ -44,7 +44,8 @@ def _parse_part(part: str) -> list[Role]:
         raise UsageError(f"--roles: {part!r} is none of server:N, server:A-B, worker:N, worker:A-B, evaluator")
     if part == "evaluator":
         return [Role("evaluator")]
-    first, last = int(match[2]), int(match[3] or match[2])
+    first = int(match[2])
+    last = int(match[3] or match[2])
     if last < first:
         raise UsageError(f"--roles: {part} ends before it begins; write {match[1]}:{last}-{first}")
     return [Role(cast(Kind, match[1]), index) for index in range(first, last + 1)]

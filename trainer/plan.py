@@ -93,7 +93,8 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
     synchronous = config.protocol.synchronous
     # The sum of these can be less than batch_size: each worker's share is rounded down.
     batches = config.worker_batches(workers, facts.ratios)
-    steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
+    steps = config.steps_per_worker(facts.rows)
+    steps_per_epoch = config.steps_per_epoch(facts.rows)
     epochs = steps / steps_per_epoch
     return Plan(
         model=config.model.name,
@@ -177,7 +178,8 @@ def describe(plan: Plan) -> str:
 
 
 def _batches(plan: Plan) -> str:
-    least, most = min(plan.worker_batches), max(plan.worker_batches)
+    least = min(plan.worker_batches)
+    most = max(plan.worker_batches)
     larger = plan.worker_batches.count(most)
     if list(plan.worker_batches) == sorted(plan.worker_batches, reverse=True) and most - least == 1:
         each = f"{most} for the first {larger} and {least} for the others"

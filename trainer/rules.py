@@ -36,7 +36,8 @@ def build_coordinator(config: Config, facts: Facts, state: State) -> Coordinator
         state.passes,
         dict(state.epoch_sums),
     )
-    steps, steps_per_epoch = config.steps_per_worker(facts.rows), config.steps_per_epoch(facts.rows)
+    steps = config.steps_per_worker(facts.rows)
+    steps_per_epoch = config.steps_per_epoch(facts.rows)
     return Coordinator(
         config.protocol,
         Budget(facts.num_workers, steps, steps_per_epoch, config.run.stop, position),

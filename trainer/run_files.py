@@ -6,7 +6,9 @@ PUSHES = "pushes.csv"  # a pushed gradient a line
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 TENSORBOARD = "tensorboard"
-MODEL, BEST = "model.safetensors", "best.safetensors"  # of the end, and of the best evaluation
+# of the end, and of the best evaluation
+MODEL = "model.safetensors"
+BEST = "best.safetensors"
 BEST_OF = "best.json"  # which evaluation BEST is of
 RESULT = "result.json"
 REPORT = "report.html"

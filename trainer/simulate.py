@@ -54,7 +54,8 @@ def parser() -> Parser:
     made = flags(PROG, DESCRIPTION, EPILOG)
     for action in set(command_line.actions_by_flag(made).values()):
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
-            action.required, action.default = False, ""
+            action.required = False
+            action.default = ""
     group = made.add_argument_group("virtual time")
     add_flags(group, Simulated)
     group.add_argument(
@@ -87,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return replay(place_of(args.replay), quiet=args.quiet)
     if not args.output:
         raise UsageError(f"--output is required: a folder for the run; see {as_typed(PROG)} --help")
-    config, simulated = config_of(args), from_flags(Simulated, args)
+    config = config_of(args)
+    simulated = from_flags(Simulated, args)
     if args.loss is not None and not args.compare:
         raise UsageError(f"--loss {args.loss:g} is what runs of --compare are to reach: give --compare LIST too")
     # Also refuses NaN, which no loss can reach.

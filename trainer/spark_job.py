@@ -44,7 +44,8 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     require("trainer", PROG)
     from trainer.cluster.spark import SparkLauncher  # loads ZeroMQ
 
-    config, options = config_of(args), options_of(args)
+    config = config_of(args)
+    options = options_of(args)
     given = next((name for name in BY_HAND if getattr(args, name)), None)
     if given:
         raise UsageError(f"--{given.replace('_', '-')} is for hosts that are started by hand; here --hosts is enough")

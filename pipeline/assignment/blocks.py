@@ -79,7 +79,9 @@ class FacilityLocationBlocks(Blocks):
         self._scratch = np.empty(rows, np.int32)
 
     def take(self, block: int) -> int:
-        bounds, nearest, value = self._bounds[block], self._nearest[block], self.values[block]
+        bounds = self._bounds[block]
+        nearest = self._nearest[block]
+        value = self.values[block]
         fresh = set()
         while True:
             bound, point = bounds[0]

@@ -110,7 +110,8 @@ class ChunkCounts:
         return int(self.table.shape[1])
 
     def __add__(self, other: ChunkCounts) -> ChunkCounts:
-        first, stop = min(self.first, other.first), max(self.stop, other.stop)
+        first = min(self.first, other.first)
+        stop = max(self.stop, other.stop)
         table = np.zeros((stop - first, max(self.num_groups, other.num_groups)), np.int64)
         for part in (self, other):
             table[part.first - first : part.stop - first, : part.num_groups] += part.table
@@ -130,7 +131,8 @@ def count_by_chunk(
     """
     starts = np.array([low for low, _ in bounds], np.int64)
     chunk = np.searchsorted(starts, ids, side="right") - 1
-    first, chunks = int(chunk.min()), int(np.ptp(chunk)) + 1
+    first = int(chunk.min())
+    chunks = int(np.ptp(chunk)) + 1
     flat = np.bincount((chunk - first) * num_groups + groups, minlength=chunks * num_groups)
     return ChunkCounts(first, flat.reshape(chunks, num_groups).astype(np.int64))
 

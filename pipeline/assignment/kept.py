@@ -56,7 +56,8 @@ class KeptGroups:
 
     def __call__(self, ids: Ints) -> Ints:
         """Return the groups of rows, int64 [rows]. ids: consecutive, at least one."""
-        low, high = int(ids[0]), int(ids[-1]) + 1
+        low = int(ids[0])
+        high = int(ids[-1]) + 1
         first = bisect_right(self.ranges, low, key=lambda kept: kept.low) - 1
         parts = []
         for kept in self.ranges[first:]:

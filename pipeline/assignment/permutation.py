@@ -19,7 +19,8 @@ def keyed_permutation(values: Ints, size: int, key: int) -> Ints:
     pending = np.arange(len(result))
     current = result.copy()
     while len(pending):
-        left, right = current >> np.uint64(half), current & mask
+        left = current >> np.uint64(half)
+        right = current & mask
         for turn in range(8):
             mixed = keyed_hash((right | np.uint64(turn) << np.uint64(48)).astype(np.int64), key) & mask
             left, right = right, left ^ mixed
@@ -27,5 +28,6 @@ def keyed_permutation(values: Ints, size: int, key: int) -> Ints:
         # Cycle walking: values outside the range are permuted again until they fall inside.
         done = current < size
         result[pending[done]] = current[done]
-        pending, current = pending[~done], current[~done]
+        pending = pending[~done]
+        current = current[~done]
     return result.astype(np.int64)

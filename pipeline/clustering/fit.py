@@ -24,7 +24,8 @@ from pipeline.clustering.passes import Pass
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
 
-ROUGH_ITERATIONS, ROUGH_CLUSTERS = 20, 256
+ROUGH_ITERATIONS = 20
+ROUGH_CLUSTERS = 256
 PRICE = 1.25  # the largest accepted growth of the ordinary rows' inertia
 SETTLING_ROWS = 1 << 18
 MANY_ROWS = 4 * SETTLING_ROWS
@@ -54,7 +55,8 @@ def fit(
             where a pass is expensive and a good start needs fewer passes.
         report: report(iteration, inertia) after each pass.
     """
-    ordinary, groups = drawn.points, np.empty((0, drawn.points.shape[1]), np.int64)
+    ordinary = drawn.points
+    groups = np.empty((0, drawn.points.shape[1]), np.int64)
     if drawn.count > len(drawn.points) and settings.k > 1:  # else the sample is all rows
         rough = rough_centres(drawn, settings)
         groups = find_far_groups(rows, drawn.count, rough, settings.k // 2)

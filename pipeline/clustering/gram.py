@@ -28,7 +28,9 @@ SYRK_ROWS = 2048
 FIT_ROWS = 10_000
 MAX_PIXELS = 12_288  # 64x64x3: the state of a task is 12 d^2 bytes, here 1.8 GB; dual.py fits larger images
 LARGE_ROWS = 2000  # the default number of rows for larger images
-MOST_ROWS, MOST_BYTES = 10_000, 512 << 20  # images that one task may hold
+# images that one task may hold
+MOST_ROWS = 10_000
+MOST_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def _gathered(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[n
         rows += len(block)
         if rows >= SYRK_ROWS:
             yield np.concatenate(held) if len(held) > 1 else block
-            held, rows = [], 0
+            held = []
+            rows = 0
     if held:
         yield np.concatenate(held)
 

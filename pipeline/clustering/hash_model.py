@@ -27,10 +27,14 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
     def __init__(self, hashes: Hashes, grid: Grid | None, keys: Ints) -> None:
         super().__init__()
         self._setDefault(inputCol="image", predictionCol="neighbourhood")
-        self.hashes, self.grid, self.keys = hashes, grid, keys
+        self.hashes = hashes
+        self.grid = grid
+        self.keys = keys
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        hashes, grid, name = self.hashes, self.grid, self.getInputCol()
+        hashes = self.hashes
+        grid = self.grid
+        name = self.getInputCol()
         # Keys are stored by bucket number, and searched in ascending order.
         order = np.argsort(self.keys)
         ascending = self.keys[order]
@@ -54,7 +58,8 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> HashModel:
         rest = dict(arrays)
-        keys, grid = rest.pop("keys"), rest.pop("grid").tolist()
+        keys = rest.pop("keys")
+        grid = rest.pop("grid").tolist()
         if len(grid) not in (0, 2) or keys.ndim != 1 or keys.dtype != np.int64:
             raise ValueError(f"keys is {keys.dtype} of shape {keys.shape}, and grid has {len(grid)} numbers")
         if grid:

@@ -201,9 +201,11 @@ def _steps(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
     steps = max(1, min(SIDES, round(width * 2.0**exponent)))
     offset = int(draw.integers(steps))
     if sample.dtype == np.uint8:
-        low, high = 255 * int(weights[weights < 0].sum()), 255 * int(weights[weights > 0].sum())
+        low = 255 * int(weights[weights < 0].sum())
+        high = 255 * int(weights[weights > 0].sum())
     else:
-        low, high = -(1 << EXACT), 1 << EXACT
+        low = -(1 << EXACT)
+        high = 1 << EXACT
     first = (low + offset) // steps
     return _Function(weights, offset, steps, first, (high + offset) // steps - first + 1)
 

@@ -214,7 +214,8 @@ def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 
 def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield one row per partition: the largest absolute value of each feature, and the number of values."""
-    bounds, values = [], 0
+    bounds = []
+    values = 0
     for batch in batches:
         if len(batch):
             features = matrix(batch.column(1), FEATURES).astype(np.float64)
@@ -248,7 +249,8 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         return math.ldexp(self.fitted.inertia, -2 * self.exponent)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        centres, exponent = self.fitted.centres, self.exponent
+        centres = self.fitted.centres
+        exponent = self.exponent
 
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             return lloyd.nearest(np.rint(values * 2.0**exponent).astype(np.int32), centres)[0]

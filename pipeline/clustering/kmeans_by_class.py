@@ -31,7 +31,9 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
     def __init__(self, fits: dict[int, Fit], classes: int, exponent: int) -> None:
         super().__init__()
         self._setDefault(featuresCol="point", labelCol="label", predictionCol="neighbourhood")
-        self.fits, self.classes, self.exponent = fits, classes, exponent
+        self.fits = fits
+        self.classes = classes
+        self.exponent = exponent
 
     def centres(self) -> tuple[Ints, ...]:
         """Return the centres of each class, int64 [clusters, p], on the grid 2^-exponent.
@@ -41,7 +43,8 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         return tuple(self.fits[label].centres if label in self.fits else none for label in range(self.classes))
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        centres, exponent = self.centres(), self.exponent
+        centres = self.centres()
+        exponent = self.exponent
 
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             # Column 0 is the label, because a pandas UDF here takes one column.

@@ -63,7 +63,8 @@ class Pass:
         """Return the nearest centre of each given row, ties to the lower index, and make the bounds exact."""
         index = np.empty(len(rows), np.int64)
         c = centres.astype(np.float64)
-        minus_2c, c_squared = -2 * c.T, np.einsum("kp,kp->k", c, c)
+        minus_2c = -2 * c.T
+        c_squared = np.einsum("kp,kp->k", c, c)
         step = block_rows(len(centres))
         for low in range(0, len(rows), step):
             block = rows[low : low + step]
@@ -82,7 +83,8 @@ class Pass:
         """Return the sum of |x - c|^2 from the sums by cluster, as |x|^2 - 2 x c + |c|^2, exact.
 
         A sum is split in two, because a coordinate times a sum of many coordinates can exceed 63 bits."""
-        high, low = self.sums >> 24, self.sums & ((1 << 24) - 1)
+        high = self.sums >> 24
+        low = self.sums & ((1 << 24) - 1)
         products = (whole_sum(centres * high) << 24) + whole_sum(centres * low)
         squares = sum(int(n) * int(q) for n, q in zip(counts, (centres**2).sum(axis=1), strict=True))
         return self.summed_squares - 2 * products + squares

@@ -161,7 +161,8 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
 
 def limited(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the same blocks. Raises DataError before there are more images than one task should hold."""
-    rows, most = 0, gram.rows_at_most(pixels)
+    rows = 0
+    most = gram.rows_at_most(pixels)
     for block in blocks:
         rows += len(block)
         if rows > most:

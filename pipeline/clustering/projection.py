@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
 MOST_EXPONENT = 1000  # the largest absolute exponent of a grid, so that 2^-exponent is a float64
-BLOCK_ROWS, BLOCK_VALUES = 2048, 8 << 20  # the part of the images that is float64 at a time
+# the part of the images that is float64 at a time
+BLOCK_ROWS = 2048
+BLOCK_VALUES = 8 << 20
 
 
 def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:

@@ -74,11 +74,14 @@ class Parser(argparse.ArgumentParser):
         choices = [str(choice) for action in self._actions for choice in action.choices or ()]
         if message.startswith("the following arguments are required"):
             # argparse checks required flags first, and would not report that one of them is misspelt.
-            given, known = self._first_unknown(flags), flags
+            given = self._first_unknown(flags)
+            known = flags
         elif match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
-            given, known = match[1], flags
+            given = match[1]
+            known = flags
         elif match := re.search(r"invalid choice: '([^']*)'", message):
-            given, known = match[1], choices
+            given = match[1]
+            known = choices
         else:
             return ""
         if hint := self.hints.get(given):

@@ -88,14 +88,16 @@ def hiding_file(error: BaseException) -> str | None:
 
     Such a file is imported in place of the module, so that an import or an attribute of the module fails."""
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-        name, file = error.obj.__name__, getattr(error.obj, "__file__", None)
+        name = error.obj.__name__
+        file = getattr(error.obj, "__file__", None)
     elif isinstance(error, ImportError) and error.name:
         name = error.name
         file = error.path or getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
     else:
         return None
     # Only a module that another folder of the path would have provided is hidden.
-    name, here = name.partition(".")[0], os.path.realpath(os.getcwd())
+    name = name.partition(".")[0]
+    here = os.path.realpath(os.getcwd())
     beside = {os.path.join(here, f"{name}.py"), os.path.join(here, name, "__init__.py")}
     others = [entry for entry in sys.path if os.path.realpath(entry) != here]
     if not file or os.path.realpath(file) not in beside or PathFinder.find_spec(name, others) is None:

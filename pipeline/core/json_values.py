@@ -33,7 +33,8 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
 def fits(value: object, hint: Any) -> bool:
     """True if a value has the type of an annotation. Numbers must be finite, and integers must fit into int64."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if hint is Any:
         return True
     if hint is None or hint is types.NoneType:

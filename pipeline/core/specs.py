@@ -263,7 +263,8 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: s
     about: Option = item.metadata[OPTION]
     settings: dict[str, Any] = {"help": text, "dest": item.name}
     settings |= {"required": True} if default is MISSING else {"default": default}
-    kind, choices = _plain(hint), _choices(hint)
+    kind = _plain(hint)
+    choices = _choices(hint)
     if kind is bool:
         settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
     elif choices:

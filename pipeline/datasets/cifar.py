@@ -34,7 +34,9 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.webhdfs import user_name
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
-RECORD, UNFINISHED = "_fetched.json", "_fetching"  # Spark and Hadoop ignore names that begin with _ or .
+# Spark and Hadoop ignore names that begin with _ or .
+RECORD = "_fetched.json"
+UNFINISHED = "_fetching"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD, fingerprint
 
 RECORD = "_derived.json"  # the sources of the folder, so that a rerun can skip finished work
-TRAIN, TEST = "train.parquet", "test.parquet"
+TRAIN = "train.parquet"
+TEST = "test.parquet"
 
 Pixels = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -165,7 +166,9 @@ def _refuse_other(target: Path, said: dict[str, object]) -> bool:
 
 def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Columns]:
     layout = dataset.layout
-    labels, coarse, images = [], [], []
+    labels = []
+    coarse = []
+    images = []
     for block in dataset.read(0, count):
         labels.append(block.labels)
         if block.columns.coarse_labels is not None:
@@ -182,8 +185,10 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
 
 def _write(path: Path, layout: Layout, rows: Columns, order: Ints | None = None) -> None:
     """Write all rows in the given order; default: their own."""
-    schema, count = record_schema(layout, neighbourhood=False, copy=False), len(rows.labels)
-    whole, step = Block(np.arange(count), rows), block_rows(layout.record_bytes)
+    schema = record_schema(layout, neighbourhood=False, copy=False)
+    count = len(rows.labels)
+    whole = Block(np.arange(count), rows)
+    step = block_rows(layout.record_bytes)
     order = whole.ids if order is None else order
     with pq.ParquetWriter(path, schema, compression="none") as writer:
         for low in range(0, count, step):

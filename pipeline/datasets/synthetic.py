@@ -37,7 +37,9 @@ Pixels = npt.NDArray[np.int16]  # grey levels before clipping to 0..255
 
 SIDE = 32
 BATCHES = 5
-CAMERA_BATCH, CAMERAS = 2, 4  # data_batch_3.bin
+# data_batch_3.bin
+CAMERA_BATCH = 2
+CAMERAS = 4
 OBJECT_SIDE = 9
 # Percent of a class's rows in each of its scenes.
 SHARES = {2: (72, 28), 3: (60, 28, 12), 4: (50, 27, 15, 8)}
@@ -141,7 +143,8 @@ def scene_image(scene: int) -> Pixels:
     """Return the undisturbed image of one scene, int16 [3, 32, 32]."""
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.int64)
     scale = 28 + 8 * (scene // 7 % 3)
-    cy, cx = 8 + 5 * (scene % 4), 24 - 4 * (scene % 5)
+    cy = 8 + 5 * (scene % 4)
+    cx = 24 - 4 * (scene % 5)
     distance = (y - cy) ** 2 + (x - cx) ** 2
     textures = (
         _wave(y, scale),
@@ -203,7 +206,8 @@ def _object_colour(label: int) -> Ints:
 
 def subgroups(spec: SampleSpec) -> list[tuple[int, int, int]]:
     """Return (class, scene, percent of the class) of every hidden sub-group; a class's percentages add up to 100."""
-    groups, scene = [], 0
+    groups = []
+    scene = 0
     for label in range(spec.classes):
         count = min(2 + label % 3, spec.scenes)
         for percent in SHARES.get(count, (100,)):
@@ -274,7 +278,8 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
         chosen = np.flatnonzero((labels == label) & (groups < spec.scenes))
         dy, dx = np.nonzero(object_mask(label))
         for channel, tint in enumerate(_object_colour(label)):
-            rows_y, rows_x = corners[0, chosen][:, None] + dy, corners[1, chosen][:, None] + dx
+            rows_y = corners[0, chosen][:, None] + dy
+            rows_x = corners[1, chosen][:, None] + dx
             images[chosen[:, None], channel, rows_y, rows_x] += np.int16(tint)
     noise = dice.bytes(rows, 3, SIDE, SIDE)
     images += (noise & 15).astype(np.int16) - (noise >> 4).astype(np.int16)  # a triangle over -15..15

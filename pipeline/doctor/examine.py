@@ -82,7 +82,8 @@ class Examination:
         """Add the checks of the driver, of executors if there is a Spark, and of the paths.
 
         java: the driver's version."""
-        facts, readings = [look(DRIVER, java)], list[Reading]()
+        facts = [look(DRIVER, java)]
+        readings = list[Reading]()
         if context is not None:
             try:
                 executors, readings = facts_of_executors(context, self.wait_s)
@@ -112,7 +113,8 @@ class Examination:
 
     def _judge_places(self, store: Store, context: SparkContext | None) -> list[Reading]:
         """Add the checks of --input and --output. Return the reading of the output's clock, if it can be written."""
-        source, readings = None, list[Reading]()
+        source = None
+        readings = list[Reading]()
         if self.source:
             self.checks.append(self._check_input(store, self.source))
             source = None if has_failed(self.checks[-1:]) else store.resolve(self.source)

@@ -67,7 +67,8 @@ class AssignmentWriter:
     """A writer of the assignment lines of one chunk, which buffers up to one row group."""
 
     def __init__(self, store: Store, staged: str, chunk: int) -> None:
-        self.staged, self.path = staged, f"{FOLDER}/part-{chunk:05d}.parquet"
+        self.staged = staged
+        self.path = f"{FOLDER}/part-{chunk:05d}.parquet"
         self.file = HashingFile(store.create(staged))
         self.writer = pq.ParquetWriter(
             self.file,
@@ -88,7 +89,8 @@ class AssignmentWriter:
 
     def _write(self) -> None:
         self.writer.write_table(pa.Table.from_batches(self.batches, SCHEMA), row_group_size=self.buffered)
-        self.batches, self.buffered = [], 0
+        self.batches = []
+        self.buffered = 0
 
     def close(self) -> AssignmentFile:
         if self.buffered:

@@ -103,7 +103,8 @@ def delivered(
     others = np.tile(np.arange(num_workers), len(everywhere))
     # The owner has copy 0 already.
     kept = others != owners[beside]
-    beside, others = beside[kept], others[kept]
+    beside = beside[kept]
+    others = others[kept]
     rows = np.concatenate([np.arange(len(owners)), beside])
     workers = np.concatenate([owners, others])
     copies = np.concatenate([np.zeros(len(owners), np.int64), others + (others < owners[beside])])

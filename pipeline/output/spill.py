@@ -65,7 +65,8 @@ class SpillJob:
 
     def spill(self, piece: int, task: str) -> Spilled:
         """Write the rows of a piece to the files of their ranges. task: a name unique to this try."""
-        folder, store = f"{self.job.staging}/{task}", self.job.dataset.store
+        folder = f"{self.job.staging}/{task}"
+        store = self.job.dataset.store
         task_folder(store, folder)
         schema = self.job.schema.append(WORKER)
         lines = self.job.open_assignment(piece, task) if self.job.keeps_assignment else None
@@ -136,7 +137,8 @@ def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa
         size += len(batch) * record_bytes
         if size >= WINDOW_BYTES:
             yield pa.Table.from_batches(held)
-            held, size = [], 0
+            held = []
+            size = 0
     if held:
         yield pa.Table.from_batches(held)
 

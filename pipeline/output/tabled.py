@@ -48,7 +48,8 @@ class Tabled:
         for block in blocks:
             first, last = np.searchsorted(lines[ID], [block.ids[0], block.ids[-1] + 1])
             mine = lines[:, first:last]
-            rows, workers = mine[ID] - block.ids[0], mine[WORKER]
+            rows = mine[ID] - block.ids[0]
+            workers = mine[WORKER]
             # Lines are sorted by id; writers expect deliveries by worker.
             order = np.lexsort((rows, workers))
             groups = mine[GROUP][mine[COPY] == 0]
@@ -69,7 +70,8 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
     """
     lines = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
     lines = lines[:, np.lexsort((lines[WORKER], lines[COPY], lines[ID]))]
-    ids, workers = lines[ID], lines[WORKER]
+    ids = lines[ID]
+    workers = lines[WORKER]
     if len(missing := np.setdiff1d(np.arange(low, high), ids)):
         more = f", nor have {len(missing) - 1:,} others up to row {high - 1}" if len(missing) > 1 else ""
         return lines, f"row {missing[0]} has no worker{more}; a table needs every row once at least"

@@ -197,7 +197,8 @@ class ChunkJob:
 
     def write(self, chunk: int, task: str) -> WrittenChunk:
         """Write one chunk. task: a name unique to this try, so that retried or speculative tasks do not share files."""
-        schema, writers = self.schema, dict[int, ShardWriter]()
+        schema = self.schema
+        writers = dict[int, ShardWriter]()
         lines = self.open_assignment(chunk, task) if self.keeps_assignment else None
         for placed in self.placed(chunk):
             block, groups, rows, workers, copies = placed
@@ -217,8 +218,10 @@ class ChunkJob:
 
     def assign(self, chunk: int, task: str) -> AssignedChunk:
         """Write only the assignment of one chunk. Images are read only if the grouping needs them."""
-        lines, total = self.open_assignment(chunk, task), None
-        workers, layout = self.placement.num_workers, self.dataset.layout
+        lines = self.open_assignment(chunk, task)
+        total = None
+        workers = self.placement.num_workers
+        layout = self.dataset.layout
         for placed in self.placed(chunk, images=self.placement.reads_images):
             lines.append(placed)
             found = tally(placed, workers, self.num_classes, layout)
@@ -236,7 +239,8 @@ class ChunkJob:
 
     def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
         """Return the writer of a worker's file of a chunk."""
-        size, store = self.dataset.record_bytes, self.dataset.store
+        size = self.dataset.record_bytes
+        store = self.dataset.store
         path = f"{self.folder.format(worker=worker)}/part-{self.first + chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
         task_folder(store, f"{self.staging}/{task}")

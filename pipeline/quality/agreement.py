@@ -52,7 +52,8 @@ class PairSums:
     def of(cls, cells: Cells, right_groups: int) -> PairSums:
         left, right = np.divmod(cells.keys, right_groups)
         _, places = np.unique(left, return_inverse=True)
-        left_sizes, right_sizes = np.zeros(len(left), np.int64), np.zeros(right_groups, np.int64)
+        left_sizes = np.zeros(len(left), np.int64)
+        right_sizes = np.zeros(right_groups, np.int64)
         np.add.at(left_sizes, places, cells.counts)
         np.add.at(right_sizes, right, cells.counts)
         return cls(pairs(cells.counts), pairs(left_sizes), right_sizes)
@@ -64,7 +65,8 @@ class PairSums:
 
     def adjusted_rand(self) -> float:
         """Return the adjusted Rand index (Hubert and Arabie 1985): 1 for equal groups, about 0 for independent ones."""
-        same_right, rows = pairs(self.right_sizes), int(self.right_sizes.sum())
+        same_right = pairs(self.right_sizes)
+        rows = int(self.right_sizes.sum())
         expected = Fraction(self.same_left * same_right, max(1, rows * (rows - 1) // 2))
         most = Fraction(self.same_left + same_right, 2)
         return float((self.same_cell - expected) / (most - expected)) if most != expected else 1.0

@@ -45,7 +45,8 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
     standard deviations, 0 if the standard deviation is 0."""
     total = table.sum()
     mean = expected_counts(table)
-    shards, classes = table.sum(axis=1, keepdims=True), table.sum(axis=0, keepdims=True)
+    shards = table.sum(axis=1, keepdims=True)
+    classes = table.sum(axis=0, keepdims=True)
     deviation = np.sqrt(mean * (1 - classes / total) * (total - shards) / max(total - 1, 1))
     off = np.divide(table - mean, deviation, out=np.zeros(table.shape), where=deviation > 0)
     return mean, deviation, off
@@ -94,7 +95,8 @@ def class_boxes(table: Ints) -> Figure:
     Like Provatas et al. 2021, Fig. 7. Of more than BOXES classes, those with the largest deviations are shown."""
     mean, deviation, off = against_chance(table)
     shown = np.sort(np.argsort(-np.abs(off).max(axis=0), kind="stable")[:BOXES])
-    centre, spread = mean[:, shown].mean(axis=0), deviation[:, shown].mean(axis=0)
+    centre = mean[:, shown].mean(axis=0)
+    spread = deviation[:, shown].mean(axis=0)
     positions = np.arange(len(shown))
     figure, (ax,) = canvas(3.6)
     low = np.maximum(centre - 2 * spread, 0)  # counts cannot be negative
@@ -184,7 +186,8 @@ def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
     widest = max(sum(seconds.values()) for seconds in rows.values())
     for index, phase in enumerate(phases):
         width = np.array([seconds.get(phase, 0.0) for seconds in rows.values()])
-        colour, hatch = PALETTE[index % len(PALETTE)], (None, "///", "...")[index // len(PALETTE) % 3]
+        colour = PALETTE[index % len(PALETTE)]
+        hatch = (None, "///", "...")[index // len(PALETTE) % 3]
         label = short(phase, 18) + (f" {width[0]:.2f} s" if len(rows) == 1 else "")
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.5}
         ax.barh(range(len(rows)), width, 0.6, left=left, label=label, **look)

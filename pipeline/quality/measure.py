@@ -71,7 +71,8 @@ class Reader:
                 parquet = pq.ParquetFile(handle)
             except pa.ArrowInvalid as error:
                 raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from None
-            rows, columns = parquet.metadata.num_rows, parquet.schema_arrow.names
+            rows = parquet.metadata.num_rows
+            columns = parquet.schema_arrow.names
             if rows != file.rows or not set(names) <= set(columns):
                 raise DataError(
                     f"{path} has {rows} rows of {', '.join(columns)}, the manifest says {file.rows} of {', '.join(names)}; "
@@ -143,9 +144,11 @@ def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> 
         sparse: the numbers of the sparse neighbourhoods.
         file: the file.
     """
-    samples, images = [], []
+    samples = []
+    images = []
     for block in reader.owners(file):
-        near, planes = block.columns.neighbourhoods, reader.planes(block.images)
+        near = block.columns.neighbourhoods
+        planes = reader.planes(block.images)
         chosen = np.isin(block.ids, wanted)
         groups = block.labels if near is None else near
         samples.append(ImageSample(block.ids[chosen], groups[chosen], thumbnails(planes[chosen])))
@@ -199,7 +202,9 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     Reads every file twice, because the sums need the kernel's bandwidth. Raises DataError if a file disagrees with the
     manifest."""
     manifest = shards.manifest
-    rows, workers, groups = manifest["rows"], manifest["workers"], manifest["neighbourhoods"] or []
+    rows = manifest["rows"]
+    workers = manifest["workers"]
+    groups = manifest["neighbourhoods"] or []
     limits = {"id": rows, "copy": len(workers)}
     if "label" in manifest["labels"]["columns"]:
         limits["label"] = manifest["labels"]["num_classes"]

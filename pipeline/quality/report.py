@@ -37,12 +37,14 @@ def draw_figures(
         sample: the sample of its images.
         sparse: images of sparse neighbourhoods.
     """
-    shards, groups = measured.shards, manifest["neighbourhoods"]
+    shards = measured.shards
+    groups = manifest["neighbourhoods"]
     labelled = "label" in manifest["labels"]["columns"]
     drawn: dict[str, EmbeddedFigure] = {}
     with plots.style():
         if len(shards) > 1:
-            owners, copies = [shard.owners for shard in shards], [shard.rows - shard.owners for shard in shards]
+            owners = [shard.owners for shard in shards]
+            copies = [shard.rows - shard.owners for shard in shards]
             drawn["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
             if labelled:
                 heat = figures.class_heat_map(measured.class_table)

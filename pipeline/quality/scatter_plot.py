@@ -44,7 +44,8 @@ def projection(
         num_groups: the number of groups; 0 draws all points in one colour.
         sparse: images of sparse neighbourhoods.
     """
-    mean, axes = sample.features.mean(axis=0), principal_axes(sample.features)
+    mean = sample.features.mean(axis=0)
+    axes = principal_axes(sample.features)
     points = (sample.features - mean) @ axes
     workers = len(measured.shards)
     figure, panels = canvas(4.9, 2, width_ratios=(1.25, 1)) if workers > 1 else canvas(4.9)
@@ -92,7 +93,8 @@ def scatter_groups(ax: Any, points: Floats, groups: Ints, by: str, num_groups: i
         bar.outline.set_visible(False)
         return
     for group in np.unique(groups):
-        colour, marker = PALETTE[group % len(PALETTE)], MARKERS[group // len(PALETTE) % len(MARKERS)]
+        colour = PALETTE[group % len(PALETTE)]
+        marker = MARKERS[group // len(PALETTE) % len(MARKERS)]
         look = {"s": 11, "color": colour, "marker": marker, "alpha": 0.75, "lw": 0, "rasterized": True}
         ax.scatter(*points[groups == group].T, label=str(group), **look)
 

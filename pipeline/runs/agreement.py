@@ -40,7 +40,8 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> A
     Returns None if one has no assignment, or the reference has no neighbourhoods. Counts go through one shuffle, by
     group of the set; the driver holds workers x neighbourhoods numbers. Raises DataError if the sets contain different
     rows."""
-    left, right = shards.assignment_files(), reference.assignment_files()
+    left = shards.assignment_files()
+    right = reference.assignment_files()
     near = reference.manifest["neighbourhoods"]
     if not left or not right or not near:
         return None

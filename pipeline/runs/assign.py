@@ -163,7 +163,8 @@ def _ids(dataset: Dataset, places: Ints) -> Ints:
     """Return a DataFrame's own ids of consecutive rows, from their positions."""
     parts = []
     for first, file in zip(dataset.firsts, dataset.files, strict=True):
-        low, high = max(int(places[0]), first) - first, min(int(places[-1]) + 1, first + file.rows) - first
+        low = max(int(places[0]), first) - first
+        high = min(int(places[-1]) + 1, first + file.rows) - first
         if low < high:
             parts.append(_id_column(dataset.store, file.path)[low:high])
     return np.concatenate(parts)

@@ -89,7 +89,8 @@ def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
 def split_variants(text: str) -> list[list[str]]:
     """Return the words of each variant, with quotes as in a shell. Raises UsageError."""
     words = shlex.shlex(text, posix=True, punctuation_chars=";")
-    words.whitespace_split, words.commenters = True, ""
+    words.whitespace_split = True
+    words.commenters = ""
     variants: list[list[str]] = [[]]
     try:
         for word in words:

@@ -212,7 +212,8 @@ def fill_embedding(args: argparse.Namespace) -> None:
 
 def _ratios(args: argparse.Namespace) -> Ratios | None:
     """Return the ratios from the flags, or from the measurements of a training run. Raises UsageError."""
-    given, run = getattr(args, "ratios", None), getattr(args, "ratios_from", None)
+    given = getattr(args, "ratios", None)
+    run = getattr(args, "ratios_from", None)
     if given is not None and run is not None:  # argparse does not see one that comes from the configuration file
         raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; give one")
     if run is None:

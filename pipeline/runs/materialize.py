@@ -151,7 +151,8 @@ def _place(
         check_rows(context, shards, source)
     with progress.phase("assign"):
         settled = _settle(context, table, fitting.bounds, fitting.scratch, num_workers)
-        paths, copies = tuple(each.path for each in settled), sum(each.copies for each in settled)
+        paths = tuple(each.path for each in settled)
+        copies = sum(each.copies for each in settled)
         progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
     # Only the assignment of a set contains neighbourhoods.
     if not shards:
@@ -183,7 +184,9 @@ def check_rows(context: SparkContext, shards: ShardSet, source: Source) -> None:
 def _settle(
     context: SparkContext, table: AssignmentTable, bounds: list[tuple[int, int]], scratch: str, num_workers: int
 ) -> list[Settled]:
-    store, uri, rows = table.store, table.uri, bounds[-1][1]
+    store = table.store
+    uri = table.uri
+    rows = bounds[-1][1]
     starts = np.array([low for low, _ in bounds], np.int64)
 
     def look(path: str) -> Iterator[tuple[int, Ints | str]]:

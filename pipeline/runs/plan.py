@@ -32,7 +32,10 @@ from pipeline.strategies.hash import MOST_BUCKETS, rows_to_sample
 
 RESULT = 560  # bytes of a small result object on its way to the driver
 FILE = 430  # bytes of a written file's entry, without its label counts
-MANIFEST_FILE, MANIFEST_WORKER, MANIFEST_GROUP = 200, 260, 45  # bytes per entry of the manifest
+# bytes per entry of the manifest
+MANIFEST_FILE = 200
+MANIFEST_WORKER = 260
+MANIFEST_GROUP = 45
 ITERATIONS = 50  # of k-means, an estimate; --max-iter is the limit
 RESULT_LIMIT = 1 << 30  # Spark's default for all results of a stage together
 MANY_FILES = 1_000_000
@@ -128,7 +131,8 @@ class Plan:
 
 def plan(shape: Shape) -> Plan:
     """Return the plan for a shape. O(chunks)."""
-    n, size = shape.rows, shape.record_bytes
+    n = shape.rows
+    size = shape.record_bytes
     parts = chunk_bounds(n, shape.workers, size)
     at_once = workers_a_task(shape.workers, size)
     spills = shape.workers > at_once
@@ -160,7 +164,9 @@ def plan(shape: Shape) -> Plan:
 
 
 def _embedding(shape: Shape, pieces: int) -> Iterator[Phase]:
-    n, d, p = shape.rows, shape.record_bytes, shape.components
+    n = shape.rows
+    d = shape.record_bytes
+    p = shape.components
     received = arrivals(pieces)
     fitted = rows_to_fit(shape.fit_rows, n, d)
     read = min(n * d, fitted * (d + NEAR_BYTES))
@@ -184,14 +190,17 @@ def _blocks(shape: Shape) -> Phase:
     memory."""
     of_class = -(-shape.rows // shape.classes)
     parts = -(-of_class // PART_ROWS)
-    rows, groups = -(-of_class // parts), shape.classes * parts
+    rows = -(-of_class // parts)
+    groups = shape.classes * parts
     held = held_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
     flop = groups * float(rows) ** 2 * (2 * shape.components + PAIR_FLOP)
     return Phase("blocks", groups, RESULT * groups, PYTHON_TASK + held, 0, 0, flop)
 
 
 def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
-    n, p, k = shape.rows, shape.components, shape.clusters
+    n = shape.rows
+    p = shape.components
+    k = shape.clusters
     yield from _embedding(shape, pieces)
     points = 4 * n * p
     counted += point_pieces(pieces, points) - pieces
@@ -218,7 +227,10 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
 
 def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     """Yield the phases of ``dsh``, the hash family with the most expensive fit."""
-    n, d, m, k = shape.rows, shape.record_bytes, shape.functions, shape.clusters
+    n = shape.rows
+    d = shape.record_bytes
+    m = shape.functions
+    k = shape.clusters
     fitted = rows_to_sample(shape.fit_rows, n, d)
     small = rows_are_fewer(fitted, d)
     held = 3 * fitted * d + (20 * fitted**2 if small else 12 * d * d)
@@ -237,7 +249,8 @@ def warnings(made: Plan, memory_a_task: int) -> list[str]:
     """Return one line per problem that the run would have.
 
     memory_a_task: bytes that an executor has for each task."""
-    shape, lines = made.shape, []
+    shape = made.shape
+    lines = []
     if shape.functions and shape.clusters > MOST_BUCKETS:
         lines.append(f"{shape.clusters:,} buckets are more than are dealt: {MOST_BUCKETS:,}")
     if not shape.functions and shape.clusters > MOST_CLUSTERS:

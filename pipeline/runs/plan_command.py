@@ -22,7 +22,9 @@ from pipeline.strategies.hash import FUNCTIONS, Hash
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows
 from pipeline.strategies.submodular import Submodular
 
-START_S, STAGE_S = 4.0, 0.1  # Spark's start; minimum of a stage
+# Spark's start; minimum of a stage
+START_S = 4.0
+STAGE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class Rates:
 def measure_rates() -> Rates:
     """Measure the rates of this machine. Takes about a second."""
     rng = np.random.default_rng(0)
-    single, double = rng.random((1024, 1024), np.float32), rng.random((2048, 64))
-    other, data = rng.random((64, 256)), rng.bytes(32 << 20)
+    single = rng.random((1024, 1024), np.float32)
+    double = rng.random((2048, 64))
+    other = rng.random((64, 256))
+    data = rng.bytes(32 << 20)
 
     def best(work: Callable[[], object], amount: float) -> float:
         seconds = []

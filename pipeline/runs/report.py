@@ -51,7 +51,8 @@ def replace_below(shards: ShardSet, path: str, data: bytes) -> None:
 
     Another run that cleans up may delete the draft, because it does not know its owner. The file is then written again,
     as long as this set is the committed one. Raises JobError once it is not."""
-    store, uri = shards.store, shards.uri
+    store = shards.store
+    uri = shards.uri
     while True:
         fresh = f"{uri}/_{path}-{uuid.uuid4().hex[:8]}"
         store.write_new(fresh, data)

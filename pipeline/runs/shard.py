@@ -297,7 +297,9 @@ class ShardingRun:
 
     def _deal(self, inputs: Inputs, staging: str) -> Dealt:
         """Fit, and write every row to the staging folder."""
-        source, progress, num_workers = inputs.source, self.progress, self.request.num_workers
+        source = inputs.source
+        progress = self.progress
+        num_workers = self.request.num_workers
         images = Images(self.context, self.dataset)
         context = Context(
             images,
@@ -332,7 +334,8 @@ class ShardingRun:
         if self.request.assignment_only:
             written = write_assignment(self.context, staging, source, placed.placement)
             assert written.tally, "of all chunks"
-            total, copies = int(written.tally.rows.sum()), int(written.tally.copies.sum())
+            total = int(written.tally.rows.sum())
+            copies = int(written.tally.copies.sum())
             verify_counts(total, copies, source.scan, placed.copies)
             return written
         written = write_all(self.context, staging, source, placed.placement)
@@ -361,7 +364,9 @@ class ShardingRun:
 
     def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str]) -> dict[str, Any]:
         """Return the manifest."""
-        source, evaluation, placed = inputs.source, inputs.evaluation, dealt.placed
+        source = inputs.source
+        evaluation = inputs.evaluation
+        placed = dealt.placed
         return {
             "format_version": FORMAT_VERSION,
             "strategy": self.strategy.name,
@@ -389,7 +394,8 @@ class ShardingRun:
         }
 
     def _describe_workers(self, dealt: Dealt) -> list[dict[str, Any]]:
-        allowed, histogram = self.request.allow_empty, dealt.placed.histogram
+        allowed = self.request.allow_empty
+        histogram = dealt.placed.histogram
         if dealt.written.tally:
             return describe_assigned_workers(dealt.written.tally, allowed, histogram)
         return describe_workers(dealt.written.chunks, self.request.num_workers, allowed, histogram)

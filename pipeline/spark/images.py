@@ -39,21 +39,24 @@ class Images:
 
     def pieces(self) -> list[tuple[int, int]]:
         """Return the id ranges for expensive passes; see ``pass_pieces``."""
-        rows, record_bytes = self.dataset.rows, self.dataset.record_bytes
+        rows = self.dataset.rows
+        record_bytes = self.dataset.record_bytes
         return ranges(0, rows, pass_pieces(rows, record_bytes, self.context.defaultParallelism))
 
     def blocks(self, kept_bytes: int = 0) -> RDD[Block]:
         """Return the rows in blocks of at most 2,048, read lazily by the task that uses them.
 
         kept_bytes: the size of all data that executors will persist for them; more data give more partitions."""
-        dataset, pieces = self.dataset, self.pieces()
+        dataset = self.dataset
+        pieces = self.pieces()
         if (finer := point_pieces(len(pieces), kept_bytes)) > len(pieces):
             pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
     def some(self, chosen: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
         """Return the images of the rows that are ``chosen(ids)``, uint8 [rows, bytes] in blocks; see ``read_some``."""
-        dataset, pieces = self.dataset, self.pieces()
+        dataset = self.dataset
+        pieces = self.pieces()
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read_some(*piece, chosen))
 
     def frame(self, partitions: int | None = None) -> DataFrame:
@@ -61,7 +64,8 @@ class Images:
 
         The metadata of ``image`` hold its shape, dtype and layout. partitions: their number; default: as for a pass."""
         spark = SparkSession.builder.getOrCreate()
-        dataset, pieces = self.dataset, self.pieces()
+        dataset = self.dataset
+        pieces = self.pieces()
         if partitions is not None:
             pieces = ranges(0, dataset.rows, min(partitions, dataset.rows))
         schema = record_schema(dataset.layout, neighbourhood=False, copy=False)

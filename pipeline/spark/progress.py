@@ -11,12 +11,14 @@ from typing import Any
 
 from pyspark import SparkContext
 
-GROUP, DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
+GROUP = "spark.jobGroup.id"
+DESCRIPTION = "spark.job.description"
 STARVED = (
     "no executor has taken a task yet: see whether the cluster has the memory and cores free that this application asks"
     " for (spark.executor.memory, spark.executor.cores)  "
 )
-FIRST_WORD_S, LONGEST_SILENCE_S = 5.0, 60.0
+FIRST_WORD_S = 5.0
+LONGEST_SILENCE_S = 60.0
 
 
 class PhaseLog:
@@ -27,7 +29,9 @@ class PhaseLog:
     groups its jobs."""
 
     def __init__(self, context: SparkContext | None = None, *, quiet: bool = False, title: str = "sharding") -> None:
-        self.context, self.quiet, self.title = context, quiet, title
+        self.context = context
+        self.quiet = quiet
+        self.title = title
         self.seconds: dict[str, float] = {}
         self._note = ""
         self._begin = time.perf_counter()
@@ -61,7 +65,8 @@ class PhaseLog:
         if context is None:
             yield
             return
-        group, description = context.getLocalProperty(GROUP), context.getLocalProperty(DESCRIPTION)
+        group = context.getLocalProperty(GROUP)
+        description = context.getLocalProperty(DESCRIPTION)
         try:
             # Keep the job group of a notebook, which needs it to cancel jobs.
             context.setLocalProperty(GROUP, group or self.title)
@@ -79,9 +84,11 @@ class PhaseLog:
 
     def _watch(self, name: str, stop: threading.Event) -> None:
         """Print a line after five seconds, and then at growing intervals."""
-        pause, waiting = FIRST_WORD_S, frozenset[int]()
+        pause = FIRST_WORD_S
+        waiting = frozenset[int]()
         while not stop.wait(pause):
-            before, (waiting, tasks) = waiting, self._tasks()
+            before = waiting
+            (waiting, tasks) = self._tasks()
             # Spark may report tasks that began right after their stage a heartbeat (10 s) late: warn the second time.
             self._say(name, f"     ...  {STARVED if before & waiting else tasks}{self._note}")
             pause = min(2 * pause, LONGEST_SILENCE_S)
@@ -93,6 +100,7 @@ class PhaseLog:
         tracker = self.context.statusTracker()
         stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
         known = [stage for stage in stages.values() if stage]
-        total, done = sum(stage.numTasks for stage in known), sum(stage.numCompletedTasks for stage in known)
+        total = sum(stage.numTasks for stage in known)
+        done = sum(stage.numCompletedTasks for stage in known)
         idle = not done and not any(stage.numActiveTasks for stage in known)
         return frozenset(stages if idle else ()), f"{done} of {total} tasks  " if total else ""

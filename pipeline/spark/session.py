@@ -44,7 +44,9 @@ NOISY = (
 
 NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
-DRIVER_MEMORY, UI, PROGRESS = "spark.driver.memory", "spark.ui.enabled", "spark.ui.showConsoleProgress"
+DRIVER_MEMORY = "spark.driver.memory"
+UI = "spark.ui.enabled"
+PROGRESS = "spark.ui.showConsoleProgress"
 
 
 def package_zip(target: Path, *packages: Path) -> Path:

@@ -104,9 +104,12 @@ class DistributionAware(NeighbourhoodStrategy):
             from pipeline.strategies.stock import PARTITIONS, fit_stock
 
             pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
-            space, fitted = pca_space(context, pca), {"partitions": min(PARTITIONS, context.scan.rows)}
+            space = pca_space(context, pca)
+            fitted = {"partitions": min(PARTITIONS, context.scan.rows)}
         else:
-            space, kmeans, fitted = self.space(context), None, {}
+            space = self.space(context)
+            kmeans = None
+            fitted = {}
         with projected(context, space) as points:
             if kmeans is None:
                 kmeans = self._fit_clusters(context, points, wanted, space.projection)

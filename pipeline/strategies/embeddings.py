@@ -111,8 +111,10 @@ def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
     Vectors go through one shuffle, 8 + 4 d bytes per row; images are not read. A task holds three times 64 MiB of
     vectors. Raises DataError if a row of the input has no vector or several, or if the table has ids that the input
     lacks."""
-    spark, dataset = context.images.context, context.images.dataset
-    rows, size = dataset.rows, 4 * table.length
+    spark = context.images.context
+    dataset = context.images.dataset
+    rows = dataset.rows
+    size = 4 * table.length
     # Every task of the shuffle sorts a range of ids, small enough to hold its vectors in memory.
     tasks = point_pieces(pass_pieces(rows, size, spark.defaultParallelism), rows * size)
     pieces = ranges(0, rows, tasks)

@@ -41,7 +41,8 @@ from pipeline.strategies.embeddings import EmbeddingStrategy, seen_layout
 from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, seen_images
 
 FITTED = "rows that hash functions are fitted to: all, or about N, drawn by their ids"
-FUNCTIONS, BUCKET_ROWS = 8, 128
+FUNCTIONS = 8
+BUCKET_ROWS = 128
 MOST_BUCKETS = 1 << 18
 MOST_CELLS = 1 << 26  # counts by bucket, chunk and task that the driver holds, 8 bytes each
 
@@ -62,7 +63,8 @@ class BucketSizes:
         return cls(found[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
 
     def __add__(self, other: BucketSizes) -> BucketSizes:
-        keys, sizes = np.concatenate([self.keys, other.keys]), np.concatenate([self.sizes, other.sizes])
+        keys = np.concatenate([self.keys, other.keys])
+        sizes = np.concatenate([self.sizes, other.sizes])
         found, places = np.unique(keys, return_inverse=True)
         total = np.zeros(len(found), np.int64)
         np.add.at(total, places, sizes)
@@ -196,7 +198,8 @@ class Hash(EmbeddingStrategy):
                 few = int((buckets.sizes <= context.num_workers).sum())
                 context.report(f"{number:,} buckets, {few:,} of at most {context.num_workers:,} rows")
             with context.phase("assign"):
-                keys, numbers = buckets.keys, buckets.numbers()
+                keys = buckets.keys
+                numbers = buckets.numbers()
                 grouping, counts = group_rows(
                     context, rows.map(lambda part: (part.ids, numbers[np.searchsorted(keys, part.keys)])), number
                 )
@@ -231,7 +234,8 @@ class Hash(EmbeddingStrategy):
             # The default leaves 128 rows, and 4 per worker, per combination of bits, so that few buckets are sparse.
             combinations = rows / max(BUCKET_ROWS, 4 * context.num_workers)
             functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, combinations)))))
-            family, seed = self.family, self.seed
+            family = self.family
+            seed = self.seed
 
             def fit(blocks: Iterable[npt.NDArray[np.uint8]]) -> list[Hashes]:
                 found = numbers_of(np.concatenate(list(blocks)), grid)

@@ -288,7 +288,9 @@ def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int)
         num_groups: the number of groups.
     """
     # Local names, because tasks must not pickle the context.
-    bounds, store, scratch = context.bounds, context.images.dataset.store, context.scratch
+    bounds = context.bounds
+    store = context.images.dataset.store
+    scratch = context.scratch
 
     def look(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
         low = -1

@@ -125,7 +125,8 @@ class GroupTask:
         """Yield the rows of each group in some blocks, with the group's position in the order."""
         places = {group: place for place, group in enumerate(self.order)}
         for block in blocks:
-            ids, points = block.points.ids, block.points.points
+            ids = block.points.ids
+            points = block.points.points
             groups = self.parts(block.labels, ids)
             for group in np.unique(groups).tolist():
                 rows = groups == group

@@ -88,10 +88,12 @@ class Arrivals(Dataset):
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
         for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.segments)):
-            (file, begin, end), first = self.segments[number], self.firsts[number]
+            (file, begin, end) = self.segments[number]
+            first = self.firsts[number]
             if first >= stop:
                 break
-            low, high = max(start - first, 0) + begin, min(stop - first + begin, end)
+            low = max(start - first, 0) + begin
+            high = min(stop - first + begin, end)
             if low < high:
                 yield file, low, high, first + low - begin
 
@@ -110,9 +112,12 @@ class Arrivals(Dataset):
 
     def without(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
         """Return the data set without some rows, each (first id, end); later ids move down to close the gaps."""
-        segments, cuts, next_cut = [], sorted(broken), 0
+        segments = []
+        cuts = sorted(broken)
+        next_cut = 0
         for (file, start, stop), first in zip(self.segments, self.firsts, strict=True):
-            at, end = start, first + stop - start
+            at = start
+            end = first + stop - start
             while next_cut < len(cuts) and cuts[next_cut][0] < end:
                 low, high = (min(max(row - first + start, at), stop) for row in cuts[next_cut])
                 segments.append(Segment(file, at, low))
@@ -166,7 +171,8 @@ def survey(
         broken += problems
         if file is None or layout is None:
             continue
-        expected, format = expected or layout, format or name
+        expected = expected or layout
+        format = format or name
         if name != format or not _alike(layout, expected):
             broken.append(
                 Broken(
@@ -260,7 +266,8 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
     broken record."""
     for file, low, high, at in dataset.spans(start, stop):
         # A block that fails is bisected until each undecodable record is isolated.
-        failures, confirmed = 0, False
+        failures = 0
+        confirmed = False
         ranges = [(at, at + high - low)]
         while ranges and failures <= MOST_BROKEN:
             begin, end = ranges.pop()
@@ -327,7 +334,8 @@ def left_out(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
         of_file = list(some)
         broken = [entry for entry in of_file if not entry.decoded]
         if len(broken) > MOST_BROKEN:
-            (_, start, stop), first = dataset.segments[number], dataset.firsts[number]
+            (_, start, stop) = dataset.segments[number]
+            first = dataset.firsts[number]
             words = f"more than {MOST_BROKEN} records cannot be decoded, so all of the file is left out"
             of_file = [Found(first, first + stop - start, f"{broken[0].reason}; {words}")]
         result += of_file

@@ -170,7 +170,8 @@ class Batch:
             tasks: number of tasks that write the batch.
         """
         assert self.dataset
-        request, before = self.request, self.before
+        request = self.request
+        before = self.before
         if counted.old_copies:
             # _write_copies also counts the window's earlier rows by task and bucket.
             tasks += len(bounds_of(window, total_rows(before) - window, request.num_workers, self.dataset)[1])
@@ -190,7 +191,8 @@ class Batch:
         at = len(self.before.manifest["chunks"]) if self.before else 0
         placement = ByBucket(hashes, self.request.num_workers, tuple(counted.chunks))
         written = write_all(self.context, self.staging, source, placement, first=at)
-        chunks, end = list(source.parts), source.parts[-1][1]
+        chunks = list(source.parts)
+        end = source.parts[-1][1]
         if counted.old_copies and self.before:
             # The assignment has one file per task, and there may be more tasks than file ranges.
             chunks += [(end, end)] * (len(source.bounds) - len(chunks))
@@ -211,7 +213,8 @@ class Batch:
         Returns:
             The written files, and the number of chunk numbers that they take.
         """
-        context, num_workers = self.context, self.request.num_workers
+        context = self.context
+        num_workers = self.request.num_workers
         number = len(counted.after)
         dataset = SomeBuckets.of(committed_dataset(before), counted.pending)
         rows = total_rows(before) - window
@@ -246,7 +249,9 @@ class Batch:
         hashes: Hashes,
         models: list[str],
     ) -> dict[str, Any]:
-        request, scan, end = self.request, source.scan, source.dataset.rows + total_rows(self.before)
+        request = self.request
+        scan = source.scan
+        end = source.dataset.rows + total_rows(self.before)
         copies = sum(file.copies for chunk in written.chunks for file in chunk.files)
         # The manifest's mean covers all rows of the set, not only this batch.
         whole = replace(source, scan=replace(scan, rows=end, channel_sums=after.sums))
@@ -262,7 +267,8 @@ class Batch:
             "buckets": len(after.buckets),
         }
         buckets = after.buckets
-        sizes, copied = buckets.by_number(buckets.counts).tolist(), buckets.by_number(buckets.copied).tolist()
+        sizes = buckets.by_number(buckets.counts).tolist()
+        copied = buckets.by_number(buckets.copied).tolist()
         return {
             "format_version": FORMAT_VERSION,
             "strategy": request.strategy.name,

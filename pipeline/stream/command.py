@@ -116,7 +116,8 @@ def stream_parser(prog: str, description: str | None) -> Parser:
 def run_stream(prog: str, description: str | None) -> int:
     """Stream, write the report and print the set. Returns the exit code."""
     args = parse(stream_parser(prog, description))
-    request, trigger = read_request(args), read_trigger(args.trigger)
+    request = read_request(args)
+    trigger = read_trigger(args.trigger)
     if args.batch_limit is not None and args.batch_limit < 1:
         raise UsageError(f"--batch-limit must be at least 1, got {args.batch_limit}")
     options = preflight(args, request)

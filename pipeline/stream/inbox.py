@@ -156,7 +156,8 @@ class Change:
 
     def describe(self) -> str:
         """Return a sentence for the quarantine."""
-        before, now = self.before, self.now
+        before = self.before
+        now = self.now
         what = "was replaced or appended to"
         if (before.bytes, before.modified_ms) == (now.bytes, now.modified_ms):
             what = "may have been replaced (another change mark)"  # or had its mode, owner or links changed

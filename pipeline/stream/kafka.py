@@ -183,13 +183,21 @@ def _land(
         messages: record batches with the columns COLUMNS.
     """
     task = f"{folder}/{uuid.uuid4().hex}"
-    path, size, newest, partition, first, end, ahead = "", 0, newest_ms, -1, -1, -1, 0
+    path = ""
+    size = 0
+    newest = newest_ms
+    partition = -1
+    first = -1
+    end = -1
+    ahead = 0
     aside: list[dict[str, object]] = []
     file = None
     for message in messages:
         columns = [message.column(name) for name in ("partition", "offset", "time_ms", "value")]
         for number, offset, time_ms, value in zip(*(column.to_pylist() for column in columns), strict=True):
-            partition, first, end = number, offset if first < 0 else first, offset + 1
+            partition = number
+            first = offset if first < 0 else first
+            end = offset + 1
             if reason := _problem(value, time_ms, expected, newest_ms, late_after_s):
                 place: dict[str, object] = {
                     "source": f"partition {number}, offset {offset}",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 
-FLAG, FILE_FLAG = "--kafka-option", "--kafka-options"
+FLAG = "--kafka-option"
+FILE_FLAG = "--kafka-options"
 PREFIX = "kafka."  # of options of Spark's source
 # Set by the stream and by Spark's source.
 RESERVED = {

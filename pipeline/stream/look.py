@@ -55,7 +55,8 @@ class LookJob:
     def __call__(self, piece: tuple[int, int, int]) -> Looked:
         """Read one part of a chunk. piece: the number of the chunk, and the first and end id."""
         chunk, start, stop = piece
-        labels, sums = np.zeros(self.num_classes, np.int64), np.zeros(self.dataset.layout.shape[0], np.int64)
+        labels = np.zeros(self.num_classes, np.int64)
+        sums = np.zeros(self.dataset.layout.shape[0], np.int64)
         keys: list[Ints] = [np.empty(0, np.int64)]
         broken: list[Found] = []
         rows = checksum = 0

@@ -23,7 +23,8 @@ from pipeline.strategies import Context
 from pipeline.strategies.hash import Hash
 from pipeline.stream.buckets import State
 
-HASHES, STATE = "hashes", "buckets"
+HASHES = "hashes"
+STATE = "buckets"
 ARRAYS = "arrays.npz"
 
 

@@ -96,7 +96,8 @@ class Running:
     def _count(self, batch: int, done: Outcome) -> None:
         tally = self.tally
         tally.last = done if done.shards else tally.last
-        tally.rows, tally.quarantined = tally.rows + done.rows, tally.quarantined + done.quarantined
+        tally.rows = tally.rows + done.rows
+        tally.quarantined = tally.quarantined + done.quarantined
         tally.seconds += done.seconds
         for text in done.warnings:
             self.warn(f"warning: batch {batch}: {text}")
@@ -113,7 +114,8 @@ class Running:
 def line(batch: int, done: Outcome) -> str:
     """Return the line that is printed for a generation."""
     assert done.shards
-    manifest, last = done.shards.manifest, generations(done.shards)[-1]
+    manifest = done.shards.manifest
+    last = generations(done.shards)[-1]
     parts = [
         f"generation {last.number} (batch {batch}): {last.rows:,} rows in {done.seconds:.1f} s",
         f"{last.rows / done.seconds:,.0f} rows a second",

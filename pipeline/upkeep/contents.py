@@ -30,7 +30,8 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
         lines.append(("ratios", shortened(manifest["ratios"])))
     near = manifest["neighbourhoods"]
     if near:
-        sizes, sparse = [n["size"] for n in near], sum(n["sparse"] for n in near)
+        sizes = [n["size"] for n in near]
+        sparse = sum(n["sparse"] for n in near)
         counted = f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {sparse} sparse"
         lines.append(("groups", counted))
     lines += [

@@ -30,7 +30,8 @@ def count_weights(model: Model, features: int) -> int:
 
 def split_layers(weights: Floats, features: int) -> list[tuple[Floats, Floats]]:
     """Return the perceptron's layers as (matrix [out, in], bias [out]), views of the weights."""
-    layers, start = [], 0
+    layers = []
+    start = 0
     for before, after in pairwise(layer_widths(features)):
         matrix = weights[start : start + before * after].reshape(before, after).T
         start += before * after
@@ -97,7 +98,8 @@ def _forward(weights: Floats, x: Floats) -> list[Floats]:
 
 def _backward(weights: Floats, x: Floats, y: Floats) -> Floats:
     """Return the perceptron's gradient, by backpropagation."""
-    outputs, layers = _forward(weights, x), split_layers(weights, x.shape[1])
+    outputs = _forward(weights, x)
+    layers = split_layers(weights, x.shape[1])
     # Subtracting the largest score avoids overflow and leaves the softmax unchanged.
     shifted = np.exp(outputs[-1] - outputs[-1].max(axis=1, keepdims=True))
     delta = shifted / shifted.sum(axis=1, keepdims=True)

@@ -24,8 +24,11 @@ from trainer.benchmark.results import published
 MIN_ROWS = 4_000
 MODELS = tuple(HYPERPARAMETERS)
 # Multiples of a block: MLlib's perceptron takes the mean over blocks, so a smaller last one would weigh too much.
-HIGGS_ROWS, QUICK_HIGGS_ROWS = 4_000 * BLOCK_ROWS, 160 * BLOCK_ROWS
-YEAR_ROWS, QUICK_YEAR_ROWS = 463_715, 20_000  # YearPredictionMSD has 463,715 rows for training
+HIGGS_ROWS = 4_000 * BLOCK_ROWS
+QUICK_HIGGS_ROWS = 160 * BLOCK_ROWS
+# YearPredictionMSD has 463,715 rows for training
+YEAR_ROWS = 463_715
+QUICK_YEAR_ROWS = 20_000
 TASKS = (published.NODES * published.CORES_A_NODE, 70, MAX_WORKERS, 8)
 
 
@@ -102,7 +105,8 @@ class Experiment(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         for problem in (HIGGS, YEAR):
-            rows, file = self.rows(problem), self.file(problem)
+            rows = self.rows(problem)
+            file = self.file(problem)
             if rows is not None and file:
                 raise UsageError(
                     f"{problem.flag}-rows {rows} is of generated rows, and {problem.flag} gives real ones; leave one out"

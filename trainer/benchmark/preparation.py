@@ -81,7 +81,8 @@ def store_rows(execution: Execution, problem: Problem, folder: str, rows: int | 
         rows: number of rows to generate; unused for a file.
         file: a real file to read instead, or None.
     """
-    spark, cores = SparkSession.builder.getOrCreate(), execution.context.defaultParallelism
+    spark = SparkSession.builder.getOrCreate()
+    cores = execution.context.defaultParallelism
     with execution.progress.phase(f"data: {problem.name}"):
         if file:
             table = read_csv(spark, problem, file)

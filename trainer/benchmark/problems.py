@@ -26,7 +26,9 @@ from pipeline.spark.store import open_store
 
 BLOCK_ROWS = 8192  # rows generated at once, each block with its own seed
 CORRELATION = 0.5  # of neighbouring features; the eigenvalues of their covariance are from 1/3 to 3
-ROWS, WEIGHTS = 0, 1  # purposes in seed sequences [seed, purpose, number]
+# purposes in seed sequences [seed, purpose, number]
+ROWS = 0
+WEIGHTS = 1
 Floats = npt.NDArray[np.float32]
 
 
@@ -124,7 +126,8 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
         )
         raise DataError(f"{uri}: {where}")
     # The bound keeps a constant column from a division by zero.
-    mean, deviation = np.array(moments[:-1:2], float), np.maximum(np.array(moments[1:-1:2], float), 1e-12)
+    mean = np.array(moments[:-1:2], float)
+    deviation = np.maximum(np.array(moments[1:-1:2], float), 1e-12)
     first = float(moments[-1])
 
     def convert(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,9 @@ from pipeline.core.atomic import naming, write_durably
 from pipeline.core.errors import UsageError
 from trainer.benchmark.configurations import Configuration, System
 
-RECORDS_FILE, JSON_FILE, CSV_FILE = "rows.jsonl", "results.json", "results.csv"
+RECORDS_FILE = "rows.jsonl"
+JSON_FILE = "results.json"
+CSV_FILE = "results.csv"
 
 Key = tuple[Any, ...]
 

@@ -89,7 +89,8 @@ def run_experiment(
 
 def _run_problem(execution: Execution, problem: Problem) -> Iterator[RunRecord]:
     """Run to convergence, time mini-batches on the same rows, also with many tasks, and then on sets of other sizes."""
-    experiment, folder = execution.experiment, f"{execution.data}/{problem.name}"
+    experiment = execution.experiment
+    folder = f"{execution.data}/{problem.name}"
     stored = store_rows(execution, problem, folder, experiment.rows(problem), experiment.file(problem))
     rows = stored.dataset.rows
     for model in experiment.models_of(problem):
@@ -126,7 +127,8 @@ def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[
 
 def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> Iterator[RunRecord]:
     """Time the smallest mini-batches with many tasks: on MLlib and, with up to MAX_WORKERS workers, on ps-sync."""
-    experiment, rows = execution.experiment, stored.dataset.rows
+    experiment = execution.experiment
+    rows = stored.dataset.rows
     most: dict[System, float] = {"mllib": math.inf, "ps-sync": MAX_WORKERS}
     batch = min(*experiment.batches, rows)
     for tasks in experiment.tasks:

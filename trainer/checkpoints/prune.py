@@ -26,7 +26,8 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
     sound = [state for state, names in found if is_sound(root, state, names)]
     if not sound:
         return []
-    newest, recent = sound[-1].version, sound[-keep:]
+    newest = sound[-1].version
+    recent = sound[-keep:]
     evaluated = {state.version: evaluation_of(root, state, names) for state, names in found}
     wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
     measured = {

@@ -139,7 +139,8 @@ def whole_states(root: Place) -> list[State]:
 
 def states_and_names(root: Place) -> list[tuple[State, Listed]]:
     """Return the states of the complete versions, each with the entries of its folder. Costs as ``whole_states``."""
-    names, found = listed(root), []
+    names = listed(root)
+    found = []
     generations = _generations(root, names)
     for version in _versions(names):
         inside = listed(folder_of(root, version))

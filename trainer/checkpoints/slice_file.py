@@ -51,12 +51,14 @@ def read_header(place: Place, size: int) -> Header:
         raise ValueError("arrays whose places are no whole numbers")
     if not fits(header["__metadata__"], dict[str, str]):
         raise ValueError("metadata that is no text")
-    arrays, at = {}, 0
+    arrays = {}
+    at = 0
     for name in sorted(ARRAYS, key=lambda name: list(header[name]["data_offsets"])):
         (elements,), kind, (first, last) = (header[name][key] for key in ("shape", "dtype", "data_offsets"))
         if kind != "F32" or elements < 0 or first != at or last - first != 4 * elements:
             raise ValueError(f"{name} of {elements} {kind} in bytes {first} to {last}")
-        arrays[name], at = (begin + first, elements), last
+        arrays[name] = (begin + first, elements)
+        at = last
     if begin + at != size:
         raise ValueError(f"{size} bytes, not {begin + at}")
     return Header(header["__metadata__"], arrays)
@@ -85,7 +87,8 @@ class StoredSlice:
         return self._cut("momentum", begin, min(end, self.begin + self.num_parameters))
 
     def _cut(self, name: str, begin: int, end: int) -> Float32s:
-        first, last = max(begin, self.begin) - self.begin, end - self.begin
+        first = max(begin, self.begin) - self.begin
+        last = end - self.begin
         if first >= last:
             return np.empty(0, np.float32)
         at = self.header.arrays[name][0]

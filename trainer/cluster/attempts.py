@@ -23,7 +23,8 @@ class Attempts:
     def begin(self, part: int, now: float) -> int:
         """Count a new attempt of a part and return its number, from 0."""
         number = self.count.get(part, 0)
-        self.count[part], self.began[part] = number + 1, now
+        self.count[part] = number + 1
+        self.began[part] = now
         return number
 
     def lost(self, part: int, now: float) -> float | None:

@@ -35,7 +35,8 @@ class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
         return "they are still starting"
 
     def begin(self, part: Part, attempt: int, invitation: Invitation) -> subprocess.Popen[bytes]:
-        command, environment = [sys.executable, "-m", "trainer.cluster.child"], os.environ | child_variables()
+        command = [sys.executable, "-m", "trainer.cluster.child"]
+        environment = os.environ | child_variables()
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert process.stdin
         with suppress(BrokenPipeError):  # the process has died; the watcher restarts it

@@ -48,7 +48,8 @@ def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
     Returns the exit code and, if it is not 0, the error message. Raises Lost if another attempt may succeed: the
     rendezvous does not answer, or a disk or store fails."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
-    secret, address = Secret(str(invitation["token"])), str(invitation["rendezvous"])
+    secret = Secret(str(invitation["token"]))
+    address = str(invitation["rendezvous"])
     raise_limit()
     with _environment(invitation, slot), _listening(part, address) as held:
         addresses = {index: address_of(listener) for index, listener in held.items()}
@@ -92,7 +93,11 @@ class _Host:
         held: dict[int, sockets.socket],
         line: Line,
     ) -> None:
-        self.part, self.slot, self.secret, self.held, self.line = part, slot, secret, held, line
+        self.part = part
+        self.slot = slot
+        self.secret = secret
+        self.held = held
+        self.line = line
         self.config = Config.from_json(invitation["config"])
         self.options = Options(silent=True, **invitation["options"])
         self.edition = 0
@@ -155,7 +160,8 @@ class _Caller:
     """A supervisor's overseer that forwards to the rendezvous. It wants "leave" once the addresses have changed."""
 
     def __init__(self, line: Line, edition: int) -> None:
-        self.line, self.edition = line, edition
+        self.line = line
+        self.edition = edition
 
     def wanted(self) -> Wanted:
         answer = self.line.answer()

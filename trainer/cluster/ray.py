@@ -23,7 +23,8 @@ class RayLauncher(Watched[Any]):
 
     def __init__(self, cores: int = 1, gpus: float = 0) -> None:
         super().__init__()
-        self.cores, self.gpus = cores, gpus
+        self.cores = cores
+        self.gpus = gpus
         self._has_connected = False
 
     def check(self, parts: Sequence[Part]) -> None:

@@ -29,7 +29,11 @@ MOST_LINES = 100  # lines of text per message
 MESSAGE_BYTES = 1 << 16
 
 # The commands to a part.
-WAIT, GO, CHECKPOINT, LEAVE, DONE = "wait", "go", "checkpoint", "leave", "done"
+WAIT = "wait"
+GO = "go"
+CHECKPOINT = "checkpoint"
+LEAVE = "leave"
+DONE = "done"
 
 
 class Lost(Superseded):
@@ -119,7 +123,9 @@ class Rendezvous:
         return True
 
     def _answer(self, identity: bytes, message: Mapping[str, Any]) -> dict[str, Any]:
-        part, attempt, now = int(message["part"]), int(message["attempt"]), time.monotonic()
+        part = int(message["part"])
+        attempt = int(message["attempt"])
+        now = time.monotonic()
         if part not in self.wanted:
             raise Malformed(f"part {part}")
         with self._lock:
@@ -187,7 +193,8 @@ class Line:
         self, address: str, secret: Secret, part: int, attempt: int, addresses: Mapping[int, str], host: str
     ) -> None:
         self._about = {"part": part, "attempt": attempt, "addresses": dict(addresses), "host": host}
-        self._address, self._secret = address, secret
+        self._address = address
+        self._secret = secret
         self._said: list[tuple[int, str]] = []  # (number, text) of lines that are not acknowledged yet
         self._lines = 0
         self._news: dict[str, Any] = {}
@@ -196,7 +203,8 @@ class Line:
         self._number = 0
         self._acknowledged = 0
         self._problem: UsageError | None = None
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._speak, name="rendezvous", daemon=True)
         self._thread.start()
@@ -270,10 +278,12 @@ class Line:
         try:
             values = unpack_json(data)
             answer = Answer(values["wanted"], values["edition"], tuple(values["addresses"]), values["facts"])
-            number, said = int(values["heard"]), int(values["said"])
+            number = int(values["heard"])
+            said = int(values["said"])
         except (Malformed, KeyError, TypeError, ValueError):
             return
         with self._lock:
             self._said = [entry for entry in self._said if entry[0] > said]
-        self._answer, self._heard_at = answer, time.monotonic()
+        self._answer = answer
+        self._heard_at = time.monotonic()
         self._acknowledged = max(self._acknowledged, number)

@@ -53,7 +53,10 @@ class ClusterRun:
         parts: Sequence[Part],
         start_s: float = START_S,
     ) -> None:
-        self.config, self.options, self.launcher, self.parts = config, options, launcher, parts
+        self.config = config
+        self.options = options
+        self.launcher = launcher
+        self.parts = parts
         self.start_s = start_s
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
@@ -198,7 +201,8 @@ class ClusterRun:
         """Report parts that are missing after SLOW_S, once. Raises JobError if they are missing after start_s.
 
         The cluster may have no room for all parts at once."""
-        present, count = self.rendezvous.present(), len(self.parts)
+        present = self.rendezvous.present()
+        count = len(self.parts)
         waited = time.monotonic() - self._began
         if present == count or waited < SLOW_S:
             return
@@ -210,7 +214,8 @@ class ClusterRun:
             self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
 
     def _tell_of_silent(self) -> None:
-        silent, limit = self.rendezvous.silent(), self.config.processes.stall_timeout_s
+        silent = self.rendezvous.silent()
+        limit = self.config.processes.stall_timeout_s
         for part in sorted(silent.keys() - self._silent):
             self.progress.message(f"host {part} is not heard of; waiting until it is, or is started again")
         for part in sorted(self._silent - silent.keys()):

@@ -62,7 +62,9 @@ class SparkLauncher:
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
         from pyspark import InheritableThread
 
-        self._attempts, self._failure, self._group = Attempts(), None, f"trainer-{uuid4().hex[:8]}"
+        self._attempts = Attempts()
+        self._failure = None
+        self._group = f"trainer-{uuid4().hex[:8]}"
         self._stopping.clear()
         invitations = [invited(invitation, part) for part in parts]
         self._thread = InheritableThread(target=self._run, args=(invitations,), name="launcher", daemon=True)
@@ -103,7 +105,8 @@ class SparkLauncher:
                 return
             except Exception as error:
                 # A Python error would come again, so only a stage whose tasks were lost is repeated.
-                cause, due = cause_of(str(error)), self._attempts.lost(0, time.monotonic())
+                cause = cause_of(str(error))
+                due = self._attempts.lost(0, time.monotonic())
                 if self._has_stopped():
                     self._failure = "the Spark application was ended; the same command with --resume goes on"
                 elif cause or due is None:
@@ -142,16 +145,19 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
         hosts: number of parts, that is of tasks.
         cores: cores of a ``local[*]`` master, whose name does not contain their number.
     """
-    master, cpus = conf.get("spark.master", ""), _number(conf, "spark.task.cpus", 1)
+    master = conf.get("spark.master", "")
+    cpus = _number(conf, "spark.task.cpus", 1)
     if conf.get("spark.speculation", "false") == "true":
         return "spark.speculation is true: a second copy of a host's part would take the first one's place; set it to false"
     executors = re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,", master)
     if executors:
-        room, where = int(executors[1]) * (int(executors[2]) // cpus), f"--master {master}"
+        room = int(executors[1]) * (int(executors[2]) // cpus)
+        where = f"--master {master}"
     elif master.startswith("local"):
         given = re.match(r"local(?:\[(\d+))?", master)
         cores = int(given[1]) if given and given[1] else 1 if master == "local" else cores
-        room, where = cores // cpus, f"--master {master}"
+        room = cores // cpus
+        where = f"--master {master}"
     elif "spark.executor.cores" in conf and _number(conf, "spark.executor.cores", 1) < cpus:
         return (
             f"spark.task.cpus is {cpus} and spark.executor.cores {conf['spark.executor.cores']}: no host could start; give"
@@ -160,7 +166,8 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
     elif master.startswith("spark:"):
         if "spark.cores.max" not in conf:
             return None  # the application gets all cores of the cluster, whose number is unknown here
-        room, where = _number(conf, "spark.cores.max", 0) // cpus, "spark.cores.max"
+        room = _number(conf, "spark.cores.max", 0) // cpus
+        where = "spark.cores.max"
     else:
         name = "spark.executor.instances"
         if conf.get("spark.dynamicAllocation.enabled") == "true":
@@ -168,7 +175,8 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
             if name not in conf:
                 return None
         each = _number(conf, "spark.executor.cores", 1) // cpus
-        room, where = _number(conf, name, 2) * each, f"{name} {_number(conf, name, 2)}, of {each} each"
+        room = _number(conf, name, 2) * each
+        where = f"{name} {_number(conf, name, 2)}, of {each} each"
     if room >= hosts:
         return None
     return f"--hosts {hosts}: {where} has room for {room}, with spark.task.cpus {cpus}; give more, or fewer hosts"

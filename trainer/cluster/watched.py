@@ -41,7 +41,9 @@ class Watched(ABC, Generic[H]):
         """Kill a part; a no-op if it has ended."""
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
-        self._attempts, self._due, self._failure = Attempts(), {}, None
+        self._attempts = Attempts()
+        self._due = {}
+        self._failure = None
         self._stopping.clear()
         self._invitation = invitation
         self._parts = {part.index: part for part in parts}

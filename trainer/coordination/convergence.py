@@ -27,7 +27,9 @@ class Convergence:
     def __init__(
         self, tolerance: float, num_workers: int, read: Read, *, accepted: int = 0, update_size: int = 1
     ) -> None:
-        self.tolerance, self.num_workers, self.read = tolerance, num_workers, read
+        self.tolerance = tolerance
+        self.num_workers = num_workers
+        self.read = read
         self._mini_batches = accepted // num_workers
         self._before: npt.NDArray[np.float64] | None = None
         if tolerance and self._mini_batches and (accepted - update_size) // num_workers < self._mini_batches:
@@ -38,7 +40,9 @@ class Convergence:
         mini_batches = accepted // self.num_workers
         if not self.tolerance or mini_batches == self._mini_batches or not mini_batches:
             return False
-        before, self._before, self._mini_batches = self._before, self.read().astype(np.float64), mini_batches
+        before = self._before
+        self._before = self.read().astype(np.float64)
+        self._mini_batches = mini_batches
         if before is None:
             return False
         moved = np.linalg.norm(self._before - before)

@@ -26,11 +26,16 @@ class RunView:
     """The state of a run that a protocol may read (trainer.protocols.base.View)."""
 
     def __init__(self, budget: Budget, membership: Membership, ledger: Ledger, seconds: float) -> None:
-        self.num_workers, self.time = budget.num_workers, seconds
-        self.position, self.memory = budget.position, budget.position.memory
-        self._members, self._clocks = membership.members, membership.clocks
-        self.slowest, self.fastest = self._clocks.least, self._clocks.greatest
-        self.slowest_worker, self.contributes = self._clocks.slowest_worker, ledger.contributes
+        self.num_workers = budget.num_workers
+        self.time = seconds
+        self.position = budget.position
+        self.memory = budget.position.memory
+        self._members = membership.members
+        self._clocks = membership.clocks
+        self.slowest = self._clocks.least
+        self.fastest = self._clocks.greatest
+        self.slowest_worker = self._clocks.slowest_worker
+        self.contributes = ledger.contributes
 
     @property
     def version(self) -> int:
@@ -67,8 +72,12 @@ class Coordinator:
         epoch_snapshots: bool = True,
         seconds: float = 0.0,
     ) -> None:
-        self.protocol, self.budget, self.rate, self.num_servers = protocol, budget, rate, num_servers
-        self.start_wait_s, self.epoch_snapshots = start_wait_s, epoch_snapshots
+        self.protocol = protocol
+        self.budget = budget
+        self.rate = rate
+        self.num_servers = num_servers
+        self.start_wait_s = start_wait_s
+        self.epoch_snapshots = epoch_snapshots
         self.membership = Membership(budget.position.clocks, budget.num_workers)
         self.members = self.membership.members
         self.ledger = Ledger(budget.num_workers, in_worker_order=protocol.in_worker_order)
@@ -191,7 +200,8 @@ class Coordinator:
 
     def diverge(self) -> None:
         """End the run without a checkpoint, because its parameters are not finite."""
-        self.finished, self._snapshot_wanted = True, False
+        self.finished = True
+        self._snapshot_wanted = False
         self._release_all()
 
     # --- decisions ----------------------------------------------------------------------------------------------------
@@ -271,7 +281,8 @@ class Coordinator:
 
     def _update(self) -> int | None:
         """Count an update and return the number of the epoch that it completes, or None."""
-        version, entries = self.version + 1, self.ledger.close()
+        version = self.version + 1
+        entries = self.ledger.close()
         boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
         self._room = self.budget.room(self.size)
         for entry in entries:
@@ -341,8 +352,10 @@ class Coordinator:
         self._queues.release_up_to(self.membership.clocks)
         if not self._queues.ready:
             return (), ()
-        ready, self._queues.ready = sorted(self._queues.ready), []
-        unblocked, stop = [], []
+        ready = sorted(self._queues.ready)
+        self._queues.ready = []
+        unblocked = []
+        stop = []
         for worker, ticket in ready:
             member = self.members[worker]
             if member.ticket != ticket:
@@ -352,7 +365,9 @@ class Coordinator:
                 stop.append(member.reply())
             else:
                 self.membership.move(member, Phase.COMPUTING)
-                member.held_by, member.measured, member.pulled = set(), None, self.version
+                member.held_by = set()
+                member.measured = None
+                member.pulled = self.version
                 unblocked.append(member.reply())
         return tuple(unblocked), tuple(stop)
 
@@ -369,7 +384,8 @@ class Coordinator:
             self.membership.all_are_here() or waited >= self.start_wait_s
         ):
             return False
-        self.started, self._started_at = True, now
+        self.started = True
+        self._started_at = now
         for member in self.members:
             if member.phase is Phase.READY:
                 self._await_turn(member)

@@ -18,7 +18,8 @@ class Ledger:
     next one. in_worker_order: sum gradients in the order of workers instead of their arrival."""
 
     def __init__(self, num_workers: int, *, in_worker_order: bool) -> None:
-        self.num_workers, self.in_worker_order = num_workers, in_worker_order
+        self.num_workers = num_workers
+        self.in_worker_order = in_worker_order
         self.waiting: dict[int, Entry] = {}  # by worker, in the order of their arrival
         self.summed: list[Entry] = []
         self._contributors: Counter[int] = Counter()
@@ -58,7 +59,8 @@ class Ledger:
 
     def close(self) -> list[Entry]:
         """Return the gradients of the update that is made now, and start an empty sum."""
-        summed, self.summed = self.summed, []
+        summed = self.summed
+        self.summed = []
         self._contributors.clear()
         self._turn = 0
         return summed

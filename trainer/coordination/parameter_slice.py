@@ -52,7 +52,8 @@ class ParameterSlice:
             return
         if self._sum is None or self._sum.dtype != self.values.dtype:
             self._sum = np.empty_like(self.values)
-        total, begun = self._sum, self._summed > 0
+        total = self._sum
+        begun = self._summed > 0
         for span in self._spans():
             _add(total[span], [vector[span] for vector in pushed], weights, begun=begun)
         _add(total[self._statistics], [vector[self._statistics] for vector in pushed], [1.0] * len(pushed), begun=begun)

@@ -35,14 +35,16 @@ class Passes:
     held: the state in plain JSON, which is in every checkpoint, so that gradients that a roll-back undoes do not count."""
 
     def __init__(self, num_workers: int, held: dict[str, Any]) -> None:
-        self.num_workers, self.held = num_workers, held
+        self.num_workers = num_workers
+        self.held = held
         self.whole: list[Whole] = []  # until take() returns them
         for name, empty in (("sums", {}), ("ended", {}), ("at", {}), ("last", [0, 0])):
             held.setdefault(name, empty)
 
     def use(self, worker: int, seen: Seen) -> None:
         """Count a gradient that goes into an update."""
-        name, held = str(worker), self.held
+        name = str(worker)
+        held = self.held
         total = held["sums"][name] = (held["sums"].get(name, 0) + seen.fingerprint) % WORD
         if not seen.passes:
             return
@@ -65,5 +67,6 @@ class Passes:
 
     def take(self) -> list[Whole]:
         """Return the passes that all workers have ended since the last call."""
-        taken, self.whole = self.whole, []
+        taken = self.whole
+        self.whole = []
         return taken

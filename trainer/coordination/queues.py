@@ -34,4 +34,6 @@ class Queues:
             self.ready.append((worker, ticket))
 
     def clear(self) -> None:
-        self.ready, self._by_version, self._by_clock = [], {}, []
+        self.ready = []
+        self._by_version = {}
+        self._by_clock = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-AUTO, INVERSE_SQRT = "auto", "inverse-sqrt"
+AUTO = "auto"
+INVERSE_SQRT = "inverse-sqrt"
 SHARES = (0.75, 0.9)  # of a run, after which "auto" drops the rate; earlier drops stop short runs from learning
 # The drops printed in chapters 4 and 6 of the thesis differ by an epoch or two (82 and 133 or 81; 90 and 135). These are the
 # ones of TensorFlow's official ResNet, which the thesis used.

@@ -23,7 +23,8 @@ class Weights:
     """
 
     def __init__(self, protocol: Protocol, num_workers: int, *, by_examples: bool, usual: float | None = None) -> None:
-        self.protocol, self.num_workers = protocol, num_workers
+        self.protocol = protocol
+        self.num_workers = num_workers
         self._counts = by_examples and protocol.update_size(num_workers) > 1
         self.usual = None if self._counts else usual
         self.holds = self._counts and protocol.in_worker_order

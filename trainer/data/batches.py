@@ -54,7 +54,8 @@ def indices(
         worker: number of the worker.
         order: function from the number of a pass to the order of its rows; default: ``permutation``.
     """
-    start, stop = clock * batch, (clock + 1) * batch
+    start = clock * batch
+    stop = (clock + 1) * batch
     turns = range(start // rows, (stop - 1) // rows + 1)
     order = order or partial(permutation, rows, seed, worker)
     parts = [order(turn)[max(0, start - turn * rows) : stop - turn * rows] for turn in turns]
@@ -113,8 +114,13 @@ class Loader:
     ) -> None:
         if not len(rows) or batch_size < 1:
             raise ValueError(f"no mini-batches of {batch_size} out of {len(rows)} rows")
-        self.rows, self.mean, self.batch_size = rows, mean, batch_size
-        self.seed, self.worker, self.fraction, self.depth = seed, worker, fraction, depth
+        self.rows = rows
+        self.mean = mean
+        self.batch_size = batch_size
+        self.seed = seed
+        self.worker = worker
+        self.fraction = fraction
+        self.depth = depth
         self.follow = follow
         self.augment = augment and rows.images_NCHW.dtype == np.uint8
         self._thread = ThreadPoolExecutor(1, f"batches-{worker}")
@@ -176,7 +182,9 @@ class Loader:
         None if rows are not hashed, not drawn in passes, or not the same in every pass."""
         if self.fraction is not None or self.follow or not len(self.rows.hashes):
             return None
-        rows, start, stop = len(self.rows), clock * self.batch_size, (clock + 1) * self.batch_size
+        rows = len(self.rows)
+        start = clock * self.batch_size
+        stop = (clock + 1) * self.batch_size
         hashes = self.rows.hashes[self._chosen(clock)]
         passes = stop // rows - start // rows
         # The rows after the last end of a pass in this mini-batch.

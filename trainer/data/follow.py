@@ -56,7 +56,8 @@ class Following:
 
     def __init__(self, stretches: list[Stretch], source: Source) -> None:
         assert stretches, "a worker begins with some rows"
-        self.stretches, self.source = stretches, source
+        self.stretches = stretches
+        self.source = source
 
     def at(self, position: int) -> Stretch:
         """Return the stretch of an example. At the start of a pass in the last stretch, the source may add another."""
@@ -79,7 +80,8 @@ class Following:
             clock: number of the mini-batch.
             order: function from (rows, turn) to the order of the rows in a pass.
         """
-        position, stop = clock * batch, (clock + 1) * batch
+        position = clock * batch
+        stop = (clock + 1) * batch
         parts: list[Ints] = []
         generation = 0
         # A mini-batch may cross ends of passes and of stretches.
@@ -88,5 +90,6 @@ class Following:
             turns, inside = divmod(position - now.position, now.rows)
             count = min(now.rows - inside, stop - position)
             parts.append(order(now.rows, now.turn + turns)[inside : inside + count])
-            position, generation = position + count, max(generation, now.generation)
+            position = position + count
+            generation = max(generation, now.generation)
         return self.source.rows(generation), np.concatenate(parts)

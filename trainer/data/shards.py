@@ -273,7 +273,8 @@ def _resharding(shards: Shards, workers: int | None) -> str:
 def _load(
     shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, hashed: bool = False
 ) -> Rows:
-    total, dtype = sum(file.rows for file in files), shards.layout.dtype
+    total = sum(file.rows for file in files)
+    dtype = shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
     images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
     # Allocated once at full size: joining parts at the end would need the memory twice.
@@ -284,7 +285,8 @@ def _load(
             kick()  # the watchdog: a large shard takes long to load
             ids = columns["id"]
             part = slice(at, at + len(ids))
-            rows.ids[part], rows.labels[part] = ids, columns[TARGET_COLUMN if targets else "label"]
+            rows.ids[part] = ids
+            rows.labels[part] = columns[TARGET_COLUMN if targets else "label"]
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
             if hashed:
                 rows.hashes[part] = np.where(columns.get("copy", 0) == 0, _hashes(columns, data), 0)
@@ -308,7 +310,8 @@ def _row_groups(
     data = _verified_bytes(shards, file)
     with broken_is_data_error(uri):
         parquet = pq.ParquetFile(pa.BufferReader(data))
-        schema, layout = parquet.schema_arrow, shards.layout
+        schema = parquet.schema_arrow
+        layout = shards.layout
         shape = declared_shape(schema, "image") or shards.shape
         dtype = declared(schema, "image").get("dtype", layout.dtype)
         # The digest matches, so another shape or count means that files of two sets were mixed.

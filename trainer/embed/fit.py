@@ -42,7 +42,9 @@ class Fitting:
     images: uint8 [rows, C, H, W]; the means of their channels are subtracted."""
 
     def __init__(self, asked: Embedding, images: Images, device: torch.device) -> None:
-        self.asked, self.images, self.device = asked, images, device
+        self.asked = asked
+        self.images = images
+        self.device = device
         # Integer sums are the same on every machine.
         self.mean: Floats = (images.sum(axis=(0, 2, 3), dtype=np.int64) / images[:, 0].size).astype(np.float32)
         self.model = made((images.shape[1], images.shape[2], images.shape[3]), asked.seed, device)

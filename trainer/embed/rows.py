@@ -58,7 +58,8 @@ def drawn_rows(dataset: Dataset, wanted: int, seed: int) -> Images:
     spans = ranges(0, dataset.rows, -(-dataset.rows // IDS_AT_ONCE))
     total = sum(int(chosen(np.arange(low, high)).sum()) for low, high in spans)
     if not total:  # for a very small ``wanted`` the hash may draw no row: take the first ones
-        chosen, total = partial(np.greater, wanted), wanted
+        chosen = partial(np.greater, wanted)
+        total = wanted
     # Counted first, so that the array is allocated once at its full size.
     found = np.empty((total, dataset.record_bytes), np.uint8)
     at = 0

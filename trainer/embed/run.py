@@ -65,7 +65,8 @@ def embed(asked: Embedding) -> Embedded:
             f"{table.uri} is there, of another configuration or input: give --overwrite, or another --output"
         )
     torch.set_num_threads(asked.threads or usable_cores())
-    length, progress = code_length(dataset.layout.shape), _Progress(asked.quiet)
+    length = code_length(dataset.layout.shape)
+    progress = _Progress(asked.quiet)
     # Deterministic kernels: a resumed run must compute the same vectors.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
         fitting = fitted(asked, dataset, table, device, progress)
@@ -130,7 +131,9 @@ class _Progress:
     told: float = field(default=0.0)
 
     def begin(self, phase: str, total: int, done: int = 0) -> None:
-        self.phase, self.total, self.first = phase, total, done
+        self.phase = phase
+        self.total = total
+        self.first = done
         self.began = self.told = time.monotonic()
 
     def advance(self, done: int, text: str) -> None:

@@ -27,7 +27,9 @@ from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 
 ABOUT = b"sharding.embedding"  # key of JSON in the file's metadata
-PART_ROWS, PART_BYTES = 16_384, 64 << 20  # most rows, and bytes of images, that are embedded together
+# most rows, and bytes of images, that are embedded together
+PART_ROWS = 16_384
+PART_BYTES = 64 << 20
 Vectors = npt.NDArray[np.float32]
 
 

@@ -48,7 +48,8 @@ TRAIN_ROWS = 2000  # training rows that are evaluated too, and used to recalibra
 POLL_S = 0.5
 # Looking for checkpoints costs several operations of a store: seconds between two looks on server 0's host, where a new
 # checkpoint is announced, and on another host.
-TOLD_POLL_S, FAR_POLL_S = 60.0, 15.0
+TOLD_POLL_S = 60.0
+FAR_POLL_S = 15.0
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
 
@@ -93,15 +94,21 @@ class Evaluator:
     """The evaluator of a run: evaluates checkpoints and keeps the best and the final model."""
 
     def __init__(self, config: Config, folders: Folders) -> None:
-        self.config, self.folders = config, folders
-        self.home, self.work, self.root = folders.home, folders.work, folders.checkpoints
+        self.config = config
+        self.folders = folders
+        self.home = folders.home
+        self.work = folders.work
+        self.root = folders.checkpoints
         shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)
-        self.flat, self.task, self.mean = FlatModel(built.model), built.task, shards.mean
+        self.flat = FlatModel(built.model)
+        self.task = built.task
+        self.mean = shards.mean
         self.rows = load_eval(shards, targets=built.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
         self.device = pick_device(config.processes.device, EVALUATOR)
-        self.tail, self.log = tail_of(folders), Surviving()
+        self.tail = tail_of(folders)
+        self.log = Surviving()
         self.warned: set[str] = set()
         self.num_classes = shards.num_classes
         self.about = {
@@ -148,7 +155,8 @@ class Evaluator:
         """Make best.safetensors the model of the best evaluation that counts, which a roll-back may change.
 
         Deletes the file if the checkpoint of that evaluation is gone. Raises OSError."""
-        top, path = best(self._evaluations()), self.home / BEST
+        top = best(self._evaluations())
+        path = self.home / BEST
         if not top or self._kept == _key(top):
             return
         if is_best_of(self.home, top):
@@ -179,7 +187,8 @@ class Evaluator:
         learned = self._has_learned(state, train)
         if self.rows is None:
             return
-        found, l2 = self._evaluate(self.rows), penalty(self.flat.model, self.config.optimiser.weight_decay)
+        found = self._evaluate(self.rows)
+        l2 = penalty(self.flat.model, self.config.optimiser.weight_decay)
         log_event(
             self.work,
             "eval",

@@ -84,7 +84,10 @@ class Lease:
     """The view of one process on a lease. number: the last number that it took, 0 while it does not hold the lease."""
 
     def __init__(self, folder: StorePlace, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder, self.clock, self.number, self._first = folder, clock, 0, 0
+        self.folder = folder
+        self.clock = clock
+        self.number = 0
+        self._first = 0
         self._renewed = 0.0  # when the attempt to take the last number began, by the clock
         self._token = uuid.uuid4().hex
 
@@ -115,7 +118,8 @@ class Lease:
                 self.number = 0
                 return False
         self.number += 1
-        is_late, self._renewed = self.clock() - self._renewed >= EXPIRES_S, begun
+        is_late = self.clock() - self._renewed >= EXPIRES_S
+        self._renewed = begun
         if is_late:
             return self._keeps()
         if self.number - 1 != self._first:

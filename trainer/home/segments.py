@@ -33,7 +33,9 @@ _MARK = re.compile(r"(\d{6,})\.(begun|settled)")
 MARKS = re.compile(rf"{SEGMENTS}/{_MARK.pattern}")
 NAMES = re.compile(rf"{SEGMENTS}/({_SEGMENT.pattern}|{_MARK.pattern})")
 TRIES = 10
-MOST, MERGED = 64, 32  # above MOST segments per host and file, MERGED neighbours are merged into one
+# above MOST segments per host and file, MERGED neighbours are merged into one
+MOST = 64
+MERGED = 32
 LARGEST = 64 << 20  # bytes of a merged segment, which is built in memory
 
 
@@ -189,7 +191,8 @@ def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
 
 def _copy(folders: Folders, file: str, log: Log) -> bool:
     """Copy the new lines of a file. Returns False if another process was first, which may have copied fewer lines."""
-    path, home = folders.work / file, folders.home
+    path = folders.work / file
+    home = folders.home
     assert isinstance(home, StorePlace)
     if not path.exists():
         return True

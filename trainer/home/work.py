@@ -104,7 +104,8 @@ class Work:
                 self._ended = error
                 return
             except OSError as error:
-                self._size, self._copied = 0, time.monotonic()
+                self._size = 0
+                self._copied = time.monotonic()
                 self.trouble = f"{self.folders.home}: the log was not copied: {error}"
             wait_s = max(0.0, due(self._copied, self._heard()) - time.monotonic())
 
@@ -130,7 +131,8 @@ class Work:
 
     def _has_grown(self) -> bool:
         path = self.folders.work / METRICS
-        before, self._size = self._size, path.stat().st_size if path.exists() else 0
+        before = self._size
+        self._size = path.stat().st_size if path.exists() else 0
         return before != self._size
 
     def _take(self, log: Log) -> bool:

@@ -54,7 +54,8 @@ class Control:
             self.status = unpack_json(body)
             if op is Op.END:
                 self.at_end = self.status
-            self.heard, self._broken = time.monotonic(), None
+            self.heard = time.monotonic()
+            self._broken = None
             fresh = self.is_admitted = True
         return fresh
 

@@ -102,7 +102,8 @@ def conclude(
         JobError: another start of the run leads it now.
     """
     work = work or Work(Folders.of(config.run.output))
-    output, log = work.folders.home, work.folders.work
+    output = work.folders.home
+    log = work.folders.work
     seconds = status.get("seconds", 0.0)
     version = status.get("version", 0)
     why = {} if error is None else {"error": one_line(error)}

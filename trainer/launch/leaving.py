@@ -14,7 +14,9 @@ from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
 from trainer.transport.messages import Op
 
-LOOK_S, FAR_LOOK_S = 0.1, 2.0  # seconds between two looks into a local, and into a remote folder
+# seconds between two looks into a local, and into a remote folder
+LOOK_S = 0.1
+FAR_LOOK_S = 2.0
 QUIET_S = 10.0  # after so long without a write, plus a slow disk's time for all of it, no more writes are expected
 SLOW_DISK_BYTES_PER_S = 10e6
 FOLLOW_S = 25.0  # schedulers kill 30 s after their SIGTERM
@@ -24,12 +26,14 @@ class Patience:
     """A timeout that restarts whenever a value changes. Pure."""
 
     def __init__(self, seconds: float, now: float) -> None:
-        self.seconds, self.changed = seconds, now
+        self.seconds = seconds
+        self.changed = now
         self._seen: Any = None
 
     def is_over(self, seen: Any, now: float) -> bool:
         if seen != self._seen:
-            self._seen, self.changed = seen, now
+            self._seen = seen
+            self.changed = now
         return now - self.changed > self.seconds
 
 
@@ -53,7 +57,8 @@ def wait_for_leader(control: Control, root: Place, facts: Facts) -> None:
     Server 0's host may have been interrupted too; without the slices of this host its last checkpoint would stay
     incomplete."""
     control.tell(Op.END)
-    waits, end = patience(facts), time.monotonic() + FOLLOW_S
+    waits = patience(facts)
+    end = time.monotonic() + FOLLOW_S
     while time.monotonic() < end and not control.is_gone() and not waits.is_over(sizes(root), time.monotonic()):
         _pause(control, root)
 

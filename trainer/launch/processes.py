@@ -33,7 +33,9 @@ START_S = 120.0  # if a fork takes longer, the fork server is frozen
 STARTS = 5  # attempts to fork a process, without pauses
 KILL_S = 10.0  # a process that survives its SIGKILL for longer hangs in the kernel and is abandoned
 UNKNOWN = 255  # multiprocessing's exit code if the fork server, which alone knows the real one, is gone
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+# parameters of glibc's mallopt
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 1 << 30
 EXIT = b"exit "  # prefix of the message with which a process announces its exit code
 
@@ -70,7 +72,8 @@ class ForkServer:
             try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # this program inherited an ignored SIGCHLD
-                ended, status = self.pid, 0
+                ended = self.pid
+                status = 0
             if not ended:
                 return
             self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
@@ -141,9 +144,11 @@ class Child:
     """
 
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         self.lifeline, self.process = _start(name, (str(log), module, arguments))
-        self.heartbeat, self.stalled_s = time.monotonic(), 0.0
+        self.heartbeat = time.monotonic()
+        self.stalled_s = 0.0
         self.trouble = ""
         self._told: int | None = None  # the exit code that it announced
         self._is_cut = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0
+FIRST_PAUSE_S = 1.0
+MOST_PAUSE_S = 30.0
 
 
 @dataclass

@@ -59,8 +59,11 @@ def supervise(supervisor: Supervisor) -> Result | None:
     """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
 
     Raises as ``run``, and Superseded, after which the run and its log continue elsewhere."""
-    config, leads, cause = supervisor.config, LEADER in supervisor.roles, "failed"
-    result, failure = None, None
+    config = supervisor.config
+    leads = LEADER in supervisor.roles
+    cause = "failed"
+    result = None
+    failure = None
     try:
         if leads:
             log_start(config, supervisor.plan, folders=supervisor.folders)
@@ -78,7 +81,8 @@ def supervise(supervisor: Supervisor) -> Result | None:
     finally:
         supervisor.close()
         with nullcontext() if cause == "finished" else suppress(OSError):  # keep the first error
-            status, work = supervisor.control.status, supervisor.work
+            status = supervisor.control.status
+            work = supervisor.work
             result = conclude(config, supervisor.options, status, cause, work, failure) if leads else None
     return result
 
@@ -107,9 +111,11 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
         UsageError, DataError: the run cannot be trained; no log is left.
         JobError: the process failed, or too often.
     """
-    log, home = folders.work / LOGS / "prepare.log", folders.home if write else None
+    log = folders.work / LOGS / "prepare.log"
+    home = folders.home if write else None
     log.parent.mkdir(parents=True, exist_ok=True)
-    restarts, limit = Restarts(), config.processes.max_restarts
+    restarts = Restarts()
+    limit = config.processes.max_restarts
     while True:
         try:
             facts = _prepared(config, log, home, computes)
@@ -145,7 +151,8 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
             child.join()
         finally:
             child.kill()
-    code, cause = child.exit_code() or 1, child.cause()
+    code = child.exit_code() or 1
+    cause = child.cause()
     if code < 0 or code == UNKNOWN:
         raise Killed(cause)
     errors = {error.exit_code: error for error in (UsageError, DataError)}

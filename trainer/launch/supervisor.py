@@ -42,7 +42,8 @@ LINGER_S = 10.0
 FAR_LOOK_S = 15.0
 SPACE_WAIT_S = 30 * 60.0  # how long a trained run waits for space for its last checkpoint and its model
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
-LEADER, EVALUATOR = Role("server", 0), Role("evaluator")
+LEADER = Role("server", 0)
+EVALUATOR = Role("evaluator")
 
 
 class Supervisor:
@@ -73,8 +74,11 @@ class Supervisor:
     ) -> None:
         self.work = work or Work(Folders.of(config.run.output))
         self.folders = self.work.folders
-        self.config, self.facts, self.options = config, facts, options
-        self.addresses, self.secret = list(addresses), secret
+        self.config = config
+        self.facts = facts
+        self.options = options
+        self.addresses = list(addresses)
+        self.secret = secret
         given = held or {}
         self.held = [given[i].dup() if i in given else hold(address) for i, address in enumerate(addresses)]
         self.output = self.folders.work
@@ -145,7 +149,10 @@ class Supervisor:
 
     def _child(self, role: Role, log: Path) -> Child:
         """Start and return a process for a role. Raises Killed."""
-        config, facts, addresses, secret = self.config, self.facts, self.addresses, self.secret
+        config = self.config
+        facts = self.facts
+        addresses = self.addresses
+        secret = self.secret
         if role.kind == "server":
             listening = addresses, secret, self.held[role.index], self.folders
             return Child(str(role), log, "trainer.server.process", config, facts, role.index, *listening)
@@ -159,7 +166,8 @@ class Supervisor:
         connection.wait([child.sentinel for child in self.children.values()], POLL_S)
         self._keep_fork_server()
         for role, child in list(self.children.items()):
-            ended, processes = child.exit_code() is not None, self.config.processes
+            ended = child.exit_code() is not None
+            processes = self.config.processes
             cause = child.cause() if ended else child.hangs(processes.heartbeat_timeout_s, processes.stall_timeout_s)
             if cause is not None:
                 child.kill()
@@ -240,10 +248,12 @@ class Supervisor:
 
         Server 0 may have exited before it could report the end to this host. Always False between two checks of a
         remote home, which are FAR_LOOK_S apart."""
-        root, now = self.folders.checkpoints, time.monotonic()
+        root = self.folders.checkpoints
+        now = time.monotonic()
         if not self.folders.is_local and now - self._looked < FAR_LOOK_S:
             return False
-        self._looked, version = now, newest(root)
+        self._looked = now
+        version = newest(root)
         return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
@@ -329,7 +339,9 @@ class Supervisor:
 
     def _wait_for_space(self) -> None:
         """Report once that a trained run cannot be written. Raises JobError if that lasts longer than SPACE_WAIT_S."""
-        trouble, now, minutes = self._disk_trouble(), time.monotonic(), SPACE_WAIT_S / 60
+        trouble = self._disk_trouble()
+        now = time.monotonic()
+        minutes = SPACE_WAIT_S / 60
         if not trouble:
             self._stuck = None
         elif self._stuck is None:
@@ -342,7 +354,8 @@ class Supervisor:
 
     def _unwritten(self, trouble: str) -> str:
         """Return a message for a trained run that could not be written: the cause, the last checkpoint, a remedy."""
-        home, version = self.folders.home, newest_in_words(self.folders.checkpoints)
+        home = self.folders.home
+        version = newest_in_words(self.folders.checkpoints)
         return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume goes on"
 
     def _tell_of_silence(self) -> None:

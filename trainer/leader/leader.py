@@ -83,9 +83,15 @@ class Leader:
         microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
         work: Work | None = None,
     ) -> None:
-        self.config, self.facts, self.folders = config, facts, folders
-        self.log, self.checkpoints = folders.work, folders.checkpoints
-        self.send_order, self.send_load, self.read, self.microseconds = send_order, send_load, read, microseconds
+        self.config = config
+        self.facts = facts
+        self.folders = folders
+        self.log = folders.work
+        self.checkpoints = folders.checkpoints
+        self.send_order = send_order
+        self.send_load = send_load
+        self.read = read
+        self.microseconds = microseconds
         self.work = work or AtOnce()
         self.followers: dict[int, Follower] = {}
         self.generation = self.version = 0
@@ -114,7 +120,8 @@ class Leader:
         if len(self.followers) < self.config.processes.servers - 1:
             return
         if self.training:
-            self._left, self.training = self.training.coordinator.version, None
+            self._left = self.training.coordinator.version
+            self.training = None
         self._gather_again = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that no file records.
@@ -141,7 +148,8 @@ class Leader:
         if any(follower.loaded != self.generation for follower in self.followers.values()):
             return
         state = read_state(self.checkpoints, self.version)
-        config, facts = self.config, self.facts
+        config = self.config
+        facts = self.facts
         coordinator = build_coordinator(config, facts, state)
         convergence = Convergence(
             config.optimiser.tolerance,
@@ -255,7 +263,8 @@ class Leader:
         """Write the checkpoints and log lines that are due."""
         if not self.training:
             return
-        coordinator, snapshots = self.training.coordinator, self.training.snapshots
+        coordinator = self.training.coordinator
+        snapshots = self.training.snapshots
         unfinished = coordinator.finished and not snapshots.is_final_whole
         due_s = RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s
         if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.broken):
@@ -268,8 +277,11 @@ class Leader:
         """Return the status for supervisors; only ready, finished and diverged while no checkpoint is loaded."""
         if not self.training:
             return {"ready": False, "finished": False, "diverged": None}
-        coordinator, journal = self.training.coordinator, self.training.journal
-        position, members, bad = coordinator.budget.position, coordinator.membership, self._diverged(self.training)
+        coordinator = self.training.coordinator
+        journal = self.training.journal
+        position = coordinator.budget.position
+        members = coordinator.membership
+        bad = self._diverged(self.training)
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
         return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
@@ -305,7 +317,9 @@ class Leader:
         """Send the orders that can be decided now.
 
         Workers wait while too many checkpoints are being written, so that none at the end of an epoch is skipped."""
-        coordinator, journal, snapshots = training.coordinator, training.journal, training.snapshots
+        coordinator = training.coordinator
+        journal = training.journal
+        snapshots = training.snapshots
         if snapshots.is_full:
             return
         for order, snapshot in coordinator.advance(now):
@@ -323,7 +337,8 @@ class Leader:
 
     def _converged(self, training: Training, now: float) -> None:
         training.coordinator.converge()
-        position, seconds = training.coordinator.budget.position, training.journal.seconds(now)
+        position = training.coordinator.budget.position
+        seconds = training.journal.seconds(now)
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
     def _state(self, snapshot: Snapshot, seconds: float) -> State:

@@ -74,8 +74,14 @@ class Snapshots:
         told: Callable[[], object],
         given_up: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self.root, self.secure, self.num_servers, self.work = root, secure, num_servers, work
-        self.log, self.is_current, self.told, self.given_up = log, is_current, told, given_up
+        self.root = root
+        self.secure = secure
+        self.num_servers = num_servers
+        self.work = work
+        self.log = log
+        self.is_current = is_current
+        self.told = told
+        self.given_up = given_up
         self.under_way: dict[int, UnderWay] = {}  # oldest first
         self.is_final_whole = False
         self.broken: str | None = None  # why there is nothing left to checkpoint

@@ -36,7 +36,8 @@ class FlatModel:
     tensors that share memory."""
 
     def __init__(self, model: nn.Module) -> None:
-        trained, rest = _trained(model), _rest(model)
+        trained = _trained(model)
+        rest = _rest(model)
         for refuse in (_refuse_untrainable, _refuse_other_types, _refuse_shared):
             refuse(model)
         self.model = model

@@ -72,4 +72,5 @@ class LeastSquares:
         return (outputs.argmax(1) == labels).sum()
 
 
-CLASSIFICATION, LEAST_SQUARES = Classification(), LeastSquares()
+CLASSIFICATION = Classification()
+LEAST_SQUARES = LeastSquares()

@@ -42,7 +42,8 @@ class DSSP(SSP):
 
     def pushed(self, worker: int, view: View) -> None:
         memory = _memory(view)
-        memory["before"][worker], memory["last"][worker] = memory["last"][worker], view.time
+        memory["before"][worker] = memory["last"][worker]
+        memory["last"][worker] = view.time
 
     def release(self, worker: int, view: View) -> Release:
         extra: list[int] = _memory(view)["extra"]
@@ -62,10 +63,12 @@ class DSSP(SSP):
     def _extra_steps(self, worker: int, view: View) -> int:
         """Return after how many more steps this worker's push is closest to one of the slowest worker."""
         slowest = view.slowest_worker()
-        mine, other = _pace(worker, view), _pace(slowest, view) if slowest is not None else None
+        mine = _pace(worker, view)
+        other = _pace(slowest, view) if slowest is not None else None
         if mine is None or other is None:
             return 0
-        (last, interval), (slow_last, slow_interval) = mine, other
+        (last, interval) = mine
+        (slow_last, slow_interval) = other
         most = self.staleness_upper_bound - self.staleness_bound
 
         def gap(extra: int) -> float:
@@ -85,5 +88,6 @@ def _memory(view: View) -> dict[str, Any]:
 
 def _pace(worker: int, view: View) -> tuple[float, float] | None:
     """Return (time of a worker's last push, seconds between its last two pushes), None before its second push."""
-    last, before = view.memory["last"][worker], view.memory["before"][worker]
+    last = view.memory["last"][worker]
+    before = view.memory["before"][worker]
     return None if before is None else (last, last - before)

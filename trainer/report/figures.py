@@ -167,7 +167,8 @@ def staleness(histogram: Ints, spread: Floats) -> Figure:
 def draw_histogram(ax: Any, histogram: Ints) -> None:
     """Draw counts [V] as bars of shares."""
     edges, counts, beyond = cut_tail(histogram)
-    total, width = histogram.sum(), edges[1] - edges[0]
+    total = histogram.sum()
+    width = edges[1] - edges[0]
     ax.bar(edges[:-1], counts / total, 0.9 * width, align="center" if width == 1 else "edge", color=BLUE)
     mean = float(np.arange(len(histogram)) @ histogram / total)
     ax.axvline(mean, color=RED, lw=1.2, ls="--", label=f"mean {mean:.2f}")
@@ -192,7 +193,8 @@ def draw_spread(ax: Any, spread: Floats) -> None:
 
 def draw_bands(ax: Any, spread: Floats) -> None:
     """Draw the ranges of whiskers and sides as bands, and the middles as a line."""
-    workers, (low, first, middle, third, high) = np.arange(len(spread)), spread.T
+    workers = np.arange(len(spread))
+    (low, first, middle, third, high) = spread.T
     ax.fill_between(workers, low, high, color=SKY, alpha=0.35, lw=0, rasterized=True)
     ax.fill_between(workers, first, third, color=BLUE, alpha=0.45, lw=0, rasterized=True)
     ax.plot(workers, middle, color="#111", lw=0.8, rasterized=True)

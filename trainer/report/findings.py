@@ -117,8 +117,10 @@ def _is_lost(train: Event) -> bool:
 
 
 def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
-    passes, rejected = summary["passes"], summary["rejected"]
-    whole, missed = passes["whole"], passes["whole"] - passes["true"]
+    passes = summary["passes"]
+    rejected = summary["rejected"]
+    whole = passes["whole"]
+    missed = passes["whole"] - passes["true"]
     if not whole or passes["expected"] is None:
         return []
     if not missed:
@@ -132,7 +134,8 @@ def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
 
 def headline(summary: Mapping[str, Any]) -> list[Figure]:
     """Return the headline figures with their meanings."""
-    staleness, epoch = summary["staleness"], summary["best_epoch"]
+    staleness = summary["staleness"]
+    epoch = summary["best_epoch"]
     restarts = summary["restarts"]
     best = "no evaluation yet" if epoch is None else f"of all evaluations; after epoch {epoch:.4g}"
     return [

@@ -40,10 +40,13 @@ def column(events: Sequence[Event], key: str) -> Floats:
 
 def incidents(live: Iterable[Event]) -> list[Incident]:
     """Return the incidents in order, each with the progress of the last ``train`` event before it."""
-    found, seconds, epoch = [], 0.0, 0.0
+    found = []
+    seconds = 0.0
+    epoch = 0.0
     for event in live:
         if event["event"] == "train":
-            seconds, epoch = event["seconds"], event["epoch"]
+            seconds = event["seconds"]
+            epoch = event["epoch"]
         elif event["event"] in ("restart", "rollback", "warning"):
             found.append(Incident(event, seconds, epoch))
     return found

@@ -39,7 +39,8 @@ FEWEST_BINS = 4  # a figure over time needs more bins than this
 def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
     drawn: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
-        losses, accuracies = curves(live, axis, "loss"), curves(live, axis, "accuracy")
+        losses = curves(live, axis, "loss")
+        accuracies = curves(live, axis, "accuracy")
         if losses or accuracies:
             figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
             drawn[place] = embed_figure(figure, f"Loss and accuracy {place}")
@@ -66,7 +67,8 @@ def draw_workers(
     trains = [event for event in of_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
-        plan, table = of_kind(live, "start")[-1]["plan"], clock_table(trains, num_workers)
+        plan = of_kind(live, "start")[-1]["plan"]
+        table = clock_table(trains, num_workers)
         # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
         bound = None if plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
@@ -90,7 +92,8 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     """Return the report as one HTML page without external links. Takes about 2 s on one core.
 
     events: at least one ``start``."""
-    summary, live = summarise(list(events), pushes), surviving(events)
+    summary = summarise(list(events), pushes)
+    live = surviving(events)
     start = of_kind(events, "start")[-1]
     num_workers = max(summary["num_workers"], 1)
     if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid

@@ -25,7 +25,8 @@ def number(value: float | None, form: str) -> str:
 
 def length(status: Status) -> str:
     """Return " of E", the length of the run in epochs, estimated from the share of accepted pushes; "" if unknown."""
-    accepted, total = status["accepted"], status["total"]
+    accepted = status["accepted"]
+    total = status["total"]
     return f" of {status['epoch'] * total / accepted:.4g}" if accepted and total else ""
 
 
@@ -64,7 +65,9 @@ class ProgressLine:
     def __init__(
         self, *, quiet: bool = False, file: TextIO | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._file, self._now, self._quiet = file or sys.stderr, now, quiet
+        self._file = file or sys.stderr
+        self._now = now
+        self._quiet = quiet
         self._terminal = self._file.isatty()
         self._bar: Any = None
         self._unsaid: str | None = None
@@ -109,7 +112,8 @@ class ProgressLine:
     def _say_pending(self) -> None:
         if self._unsaid is not None:
             self._say(self._unsaid)
-            self._unsaid, self._next = None, self._now() + SILENCE_S
+            self._unsaid = None
+            self._next = self._now() + SILENCE_S
 
     def _say(self, text: str) -> None:
         print(f"[{self._now() - self._begin:7.1f} s] {text}", file=self._file, flush=True)

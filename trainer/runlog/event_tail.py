@@ -18,7 +18,8 @@ class EventTail:
     from_beginning: whether the events that are already there count as new."""
 
     def __init__(self, path: Path, *, from_beginning: bool = False) -> None:
-        self.path, self.offset = path, path.stat().st_size if path.exists() and not from_beginning else 0
+        self.path = path
+        self.offset = path.stat().st_size if path.exists() and not from_beginning else 0
 
     def new(self) -> Iterator[Event]:
         """Yield the new events whose lines are complete; one piece of the file is in memory at a time."""
@@ -42,7 +43,8 @@ class HomeTail:
     ``new``."""
 
     def __init__(self, folders: Folders) -> None:
-        self.home, self.own = folders.home, EventTail(folders.work / METRICS, from_beginning=True)
+        self.home = folders.home
+        self.own = EventTail(folders.work / METRICS, from_beginning=True)
         self._taken: dict[str, int] | None = None
 
     def new(self) -> Iterator[Event]:

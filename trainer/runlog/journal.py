@@ -36,10 +36,14 @@ class Journal:
         *,
         classifies: bool = True,
     ) -> None:
-        self.root, self.coordinator, self.generation, self.fingerprint = root, coordinator, generation, fingerprint
+        self.root = root
+        self.coordinator = coordinator
+        self.generation = generation
+        self.fingerprint = fingerprint
         self.classifies = classifies
         self.summary: dict[str, Any] = {}
-        self._before, self._flushed = seconds_before, 0.0
+        self._before = seconds_before
+        self._flushed = 0.0
         self._start: float | None = None
         self._end: float | None = None
         self._unwritten: list[tuple[float, Record]] = []
@@ -56,7 +60,8 @@ class Journal:
     def note(self, boundary: int | None, now: float) -> None:
         """Take over the coordinator's records. boundary: the epoch that they complete, or None."""
         seconds = self.seconds(now)
-        records, self.coordinator.records = self.coordinator.records, []
+        records = self.coordinator.records
+        self.coordinator.records = []
         if not records and boundary is None:
             return
         self._unwritten += [(seconds, record) for record in records]
@@ -79,7 +84,8 @@ class Journal:
 
     def write_pushes(self) -> None:
         """Write the pushes taken over so far. A write per push would make up a fifth of the cost of a small push."""
-        pushes, self._unwritten = self._unwritten, []
+        pushes = self._unwritten
+        self._unwritten = []
         if pushes:
             log_pushes(self.root, self.generation, pushes)
 
@@ -91,7 +97,8 @@ class Journal:
             return
         trained = min(now, self._end or now) - self._flushed
         self._flushed = now
-        recent, self._recent = self._recent, []
+        recent = self._recent
+        self._recent = []
         if recent:
             self.summary = self._summarise(recent, trained, now)
             log_event(self.root, "train", **self.summary)

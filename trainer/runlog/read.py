@@ -172,7 +172,8 @@ _told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this proces
 
 def logged_generations(path: Place) -> Generations:
     """Return the generations that are logged in metrics.jsonl."""
-    found, mark = Generations(), b'"event": "generation"'
+    found = Generations()
+    mark = b'"event": "generation"'
     try:
         for block in line_blocks(blocks(path)):
             for line in block.split(b"\n") if mark in block else ():
@@ -188,14 +189,16 @@ class _Parts:
     """Columns of pushes.csv, read block by block. types: numpy types by column; rows: rows read so far."""
 
     def __init__(self, path: Place, types: dict[str, str]) -> None:
-        self.path, self.rows = path, 0
+        self.path = path
+        self.rows = 0
         self._held: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in types.items()}
         self._held["generation"] = np.empty(0, np.int32)  # codes of generations
         self._codes: dict[int, int] = {}  # a code per generation: 0, 1, ... in the order of their appearance
 
     def read(self, path: Place) -> int:
         """Read a file and return the number of its damaged rows. Raises DataError, FileNotFoundError and OSError."""
-        header, damaged = "", 0
+        header = ""
+        damaged = 0
         for block in line_blocks(blocks(path)):
             if not header:
                 first, _, rest = block.partition(b"\n")
@@ -204,7 +207,8 @@ class _Parts:
             if not block.strip():
                 continue
             empty = sum(not line for line in block.split(b"\n")) - 1 if b"\n\n" in block else 0
-            lines, kept = block.count(b"\n") - empty, self._add(header, block)
+            lines = block.count(b"\n") - empty
+            kept = self._add(header, block)
             damaged += lines - kept if block.endswith(b"\n") else 0  # a cut-off last line is not counted
         return damaged
 

@@ -169,7 +169,8 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
 
 def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     start = _last(live, "start")
-    config, plan = start.get("config", {}), start.get("plan") or {}
+    config = start.get("config", {})
+    plan = start.get("plan") or {}
     return {
         "protocol": config.get("protocol", {}).get("name"),
         "model": config.get("model", {}).get("name"),
@@ -181,7 +182,9 @@ def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
 
 def _accuracy(live: list[Event]) -> dict[str, Any]:
     evaluated = evaluations(live)
-    last, top, epoch = _last(evaluated), best(evaluated) or {}, _last(live, "epoch")
+    last = _last(evaluated)
+    top = best(evaluated) or {}
+    epoch = _last(live, "epoch")
     return {
         "final_accuracy": _finite(last.get("accuracy")),
         "final_loss": _finite(last.get("loss")),

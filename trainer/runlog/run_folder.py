@@ -209,7 +209,8 @@ def settled(
     with _without_trace(output), locked(output, lost):
         names = listing(output)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
-        start, saved = Start.NEW, None if is_new else _saved(output)
+        start = Start.NEW
+        saved = None if is_new else _saved(output)
         if not is_new:
             start = decide(output, saved, requested, is_finished=_is_finished(output), resume=resume)
         if start is not Start.FINISHED:
@@ -277,7 +278,8 @@ def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_f
 
 
 def _refuse_other(output: Place, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
-    before, now = saved.essentials(), requested.essentials()
+    before = saved.essentials()
+    now = requested.essentials()
     for name in now | before:
         if before.get(name) != now.get(name):
             other = f"{name} {before.get(name)}, not {now.get(name)}"

@@ -27,7 +27,8 @@ class Stride:
     The newest most/8 numbers are all kept, because a roll-back returns to one of them."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.every = most, 1
+        self.most = most
+        self.every = 1
 
     def keeps(self, number: int, newest: int) -> bool:
         return number % self.every == 0 or newest - number < self.most // 8
@@ -48,7 +49,8 @@ class Thinned(Surviving):
         super().__init__()
         self._number = -1
         self._trains: dict[int, Numbered] = {}  # by id() of the event
-        self._events, self._workers = Stride(most), Stride(most_workers)
+        self._events = Stride(most)
+        self._workers = Stride(most_workers)
         self._with_workers = 0
 
     def add(self, event: Event) -> None:

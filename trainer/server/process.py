@@ -44,7 +44,8 @@ class Server:
         folders: Folders | None = None,
     ) -> None:
         self.folders = folders or Folders.of(config.run.output)
-        self.index, self.session = index, time.time_ns()
+        self.index = index
+        self.session = time.time_ns()
         self.agreement = Agreement.of(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
@@ -59,7 +60,8 @@ class Server:
         self.malformed = 0
 
     def _make_leader(self) -> Leader:
-        config, facts = self.slice_server.config, self.slice_server.facts
+        config = self.slice_server.config
+        facts = self.slice_server.facts
         return Leader(
             config,
             facts,
@@ -153,7 +155,8 @@ class Server:
     def _receive(self, frames: Frames, *, from_leader: bool) -> None:
         if len(frames) != (2 if from_leader else 3):
             raise Malformed(f"{len(frames)} frames")
-        header, body = unpack(frames[-2]), frames[-1]
+        header = unpack(frames[-2])
+        body = frames[-1]
         if from_leader:
             self._follow(header, body)
         elif header.op in INTRODUCED and not self._is_introduced(bytes(frames[0]), header, body):
@@ -191,7 +194,8 @@ class Server:
 
     def _held(self, header: Header) -> Header:
         """This server holds a worker's join or gradient; the worker's number travels in ``examples``."""
-        generation, kind = self.slice_server.generation, int(header.op)
+        generation = self.slice_server.generation
+        kind = int(header.op)
         return Header(Op.HELD, kind, self.index, header.session, generation, header.clock, examples=header.index)
 
     def _send_back(self, identity: bytes, header: Header) -> None:
@@ -222,7 +226,8 @@ class Server:
         leader.loaded(self._server(header.index), header.generation, now)
 
     def _on_held(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        server, worker = self._server(header.index), self._worker(header.examples)
+        server = self._server(header.index)
+        worker = self._worker(header.examples)
         if header.generation != self.slice_server.generation:
             return
         if header.flags == Op.JOIN:

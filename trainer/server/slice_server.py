@@ -69,8 +69,13 @@ class SliceServer:
         work: Work | None = None,
         wrote: Wrote = lambda generation, sequence, outcome: None,
     ) -> None:
-        self.config, self.facts, self.index, self.root, self.send = config, facts, index, root, send
-        self.work, self.wrote = work or AtOnce(), wrote
+        self.config = config
+        self.facts = facts
+        self.index = index
+        self.root = root
+        self.send = send
+        self.work = work or AtOnce()
+        self.wrote = wrote
         self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.slice = self._slice(np.empty(0, np.float32), np.empty(0, np.float32))  # until a checkpoint is loaded
         self.peers: dict[int, Peer] = {}
@@ -86,7 +91,9 @@ class SliceServer:
         """Load a checkpoint and start a generation; workers of the previous one must join again. Raises DataError."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
         self.slice = self._slice(values, momentum)
-        self.generation, self.sequence, self._answer = generation, 0, None
+        self.generation = generation
+        self.sequence = 0
+        self._answer = None
         for worker, peer in self.peers.items():
             self.send(peer.identity, Header(Op.REJOIN, 0, worker, peer.session, generation), None)
         self.peers = {}
@@ -162,7 +169,8 @@ class SliceServer:
         peer = self.peers.get(worker)
         if not peer or peer.session != session:
             return  # it has joined again meanwhile, and gets a later answer
-        flags, body = 0, None
+        flags = 0
+        body = None
         if op is Op.PARAMETERS and peer.memory:
             flags = IN_MEMORY
             np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
@@ -178,7 +186,8 @@ class SliceServer:
     def _write(self, sequence: int, version: int) -> None:
         """Write a copy of the slice in the background, which later orders do not change."""
         generation = self.generation
-        values, momentum = self.slice.values.copy(), self.slice.momentum.copy()
+        values = self.slice.values.copy()
+        momentum = self.slice.momentum.copy()
         self.work.submit(
             partial(self._written, generation, version, values, momentum), partial(self._tell, generation, sequence)
         )
@@ -195,8 +204,10 @@ class SliceServer:
             return WriteOutcome.FAILED, None  # a roll-back has started another generation
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
             return WriteOutcome.NOT_FINITE, None
-        folder, servers = folder_of(self.root, version), self.config.processes.servers
-        total, span = self.facts.elements, (self.begin, self.end)
+        folder = folder_of(self.root, version)
+        servers = self.config.processes.servers
+        total = self.facts.elements
+        span = (self.begin, self.end)
         try:
             write_slice(folder, self.index, servers, version, *span, total, values, momentum, generation)
         except OSError as error:

@@ -27,7 +27,8 @@ from trainer.simulation.options import Simulated
 from trainer.simulation.run import drawn_ratios, size_of
 from trainer.simulation.run import run as simulate
 
-PICTURE, TABLE = "comparison.png", "comparison.json"
+PICTURE = "comparison.png"
+TABLE = "comparison.json"
 
 Floats = npt.NDArray[np.float64]
 

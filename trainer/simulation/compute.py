@@ -86,7 +86,8 @@ class Quadratic(Compute):
     num_parameters = 64
 
     def __init__(self, config: Config, num_workers: int) -> None:
-        self.seed, self.sizes = config.run.seed, config.worker_batches(num_workers)
+        self.seed = config.run.seed
+        self.sizes = config.worker_batches(num_workers)
         self.curvature = np.geomspace(1, 0.01, self.num_parameters).astype(np.float32)
 
     def start(self) -> Floats:
@@ -119,12 +120,17 @@ class RealCompute(Compute):
         shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)
         flat = FlatModel(built.model)
-        self.config, self._start, self.fingerprint = config, flat.read(), shards.fingerprint
-        self.num_parameters, self.num_buffers = flat.num_parameters, flat.num_buffers
-        self.pulled, self.pushed = np.zeros_like(self._start), np.zeros_like(self._start)
+        self.config = config
+        self._start = flat.read()
+        self.fingerprint = shards.fingerprint
+        self.num_parameters = flat.num_parameters
+        self.num_buffers = flat.num_buffers
+        self.pulled = np.zeros_like(self._start)
+        self.pushed = np.zeros_like(self._start)
         device = pick_device(config.processes.device, 0)
         self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
-        self.ratios, self.classifies = shards.ratios_of(num_workers), not built.targets
+        self.ratios = shards.ratios_of(num_workers)
+        self.classifies = not built.targets
         self.loaders = [
             Loader.of_run(config, shards, rows, worker, num_workers)
             for worker, rows in enumerate(deal(shards, num_workers, targets=built.targets))

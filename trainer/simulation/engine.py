@@ -94,8 +94,12 @@ class Engine:
     def __init__(
         self, config: Config, facts: Facts, simulated: Simulated, compute: Compute, observe: Callable[[Engine], None]
     ) -> None:
-        self.config, self.facts, self.simulated, self.compute = config, facts, simulated, compute
-        self.observe, self.folders = observe, Folders.of(config.run.output)
+        self.config = config
+        self.facts = facts
+        self.simulated = simulated
+        self.compute = compute
+        self.observe = observe
+        self.folders = Folders.of(config.run.output)
         self.root = self.folders.work
         self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)
@@ -194,7 +198,8 @@ class Engine:
             self.leader.joined(index, worker, mine.session, self.now)
 
     def _push(self, worker: int) -> None:
-        mine, turn = self.workers[worker], self.workers[worker].header
+        mine = self.workers[worker]
+        turn = self.workers[worker].header
         vector, examples, loss, correct = self.compute.step(worker, turn.clock, mine.parts)
         measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=self.compute.seen(worker, turn.clock))
         header = Header(Op.PUSH, 0, worker, mine.session, turn.generation, turn.clock)

@@ -23,8 +23,10 @@ class Network:
 
     def __init__(self, latency_s: float, megabits_per_s: float, message_bytes: float) -> None:
         bytes_per_s = megabits_per_s * 1e6 / 8
-        self.latency_s, self.message_bytes = latency_s, message_bytes
-        self.to_servers, self.to_workers = Link(bytes_per_s), Link(bytes_per_s)
+        self.latency_s = latency_s
+        self.message_bytes = message_bytes
+        self.to_servers = Link(bytes_per_s)
+        self.to_workers = Link(bytes_per_s)
 
     def push(self, now: float) -> float:
         """Send a gradient now, and return the time of its arrival."""

@@ -56,14 +56,18 @@ class Profile:
 
 
 class Homogeneous(Profile):
-    name, form, summary = "homogeneous", "homogeneous", "all steps take the same"
+    name = "homogeneous"
+    form = "homogeneous"
+    summary = "all steps take the same"
 
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
         return step_s
 
 
 class OneSlow(Profile):
-    name, form, summary = "one-slow", "one-slow:F", "worker 0 takes F times as long"
+    name = "one-slow"
+    form = "one-slow:F"
+    summary = "worker 0 takes F times as long"
 
     def check(self) -> None:
         self.number("F")
@@ -75,7 +79,8 @@ class OneSlow(Profile):
 class Mixed(Profile):
     """A heterogeneous cluster: workers are assigned to the nine machines of C2_CORES in turn."""
 
-    name, form = "mixed", "mixed"
+    name = "mixed"
+    form = "mixed"
     summary = "machines with 8, 4 and 2 cores, 5 to 2 to 2, as in the thesis's cluster #C2"
 
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
@@ -85,7 +90,8 @@ class Mixed(Profile):
 class Exponential(Profile):
     """The exponential distribution of Dutta et al. 2018, without its shift."""
 
-    name, form = "exponential", "exponential:RATE"
+    name = "exponential"
+    form = "exponential:RATE"
     summary = "every step is drawn from an exponential law of RATE steps a second"
 
     def check(self) -> None:
@@ -96,7 +102,8 @@ class Exponential(Profile):
 
 
 class LogNormal(Profile):
-    name, form = "lognormal", "lognormal:SIGMA"
+    name = "lognormal"
+    form = "lognormal:SIGMA"
     summary = "every step is drawn from a log-normal law of the same mean; SIGMA: of its logarithm"
 
     def check(self) -> None:
@@ -111,7 +118,9 @@ class LogNormal(Profile):
 class Trace(Profile):
     """Recorded step times: worker w cycles through the times of worker w mod n of a real run with n workers."""
 
-    name, form, summary = "trace", "trace:RUN", "the times of the steps of a real run, in their order"
+    name = "trace"
+    form = "trace:RUN"
+    summary = "the times of the steps of a real run, in their order"
 
     def check(self) -> None:
         if not self._times:

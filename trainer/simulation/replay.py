@@ -154,7 +154,8 @@ def _replay(
     weights = build_weights(config, facts)
     wanted = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
     held = {0: part.values.copy()}
-    accepted, per_epoch = 0, facts.num_workers * config.steps_per_epoch(facts.rows)
+    accepted = 0
+    per_epoch = facts.num_workers * config.steps_per_epoch(facts.rows)
     later = list(spans)
     for update in updates:
         while later and later[0][0] <= update[0][0]:
@@ -167,7 +168,8 @@ def _replay(
             wanted[pulled] -= 1
             if not wanted[pulled]:
                 del held[pulled]
-        version, examples = update[0][0], [row[4] for row in update]
+        version = update[0][0]
+        examples = [row[4] for row in update]
         rate = worker_rate(config, facts, accepted / per_epoch) * weights.correction(examples)
         part.apply(vectors, rate, weights.of([version - 1 - row[3] for row in update], examples))
         accepted += len(update)

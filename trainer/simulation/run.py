@@ -94,7 +94,8 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
     engine = Engine(config, facts, simulated, compute, watcher)
     # Events of the log get virtual times until this run ends.
     token = CLOCK.set(lambda: engine.now)
-    cause, failure = "failed", None
+    cause = "failed"
+    failure = None
     try:
         log_start(config, planned, simulated.to_json())
         with interruptible(watcher):
@@ -129,7 +130,8 @@ class _Watcher:
     """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress."""
 
     def __init__(self, config: Config, simulated: Simulated, options: Options) -> None:
-        self.config, self.output = config, Path(config.run.output)
+        self.config = config
+        self.output = Path(config.run.output)
         self.evaluator: Any = None
         if simulated.compute == "real":
             from trainer.evaluation.process import Evaluator

@@ -58,7 +58,8 @@ def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
     memory is the worker's, not a process's with the same number on another host. Raises Malformed for an invalid
     handle."""
     try:
-        pid, descriptor = int(handle["pid"]), int(handle["descriptor"])
+        pid = int(handle["pid"])
+        descriptor = int(handle["descriptor"])
         nonce = str(handle["nonce"]).encode()
     except (KeyError, TypeError, ValueError, OverflowError):
         raise Malformed("a handle to shared memory") from None

@@ -33,7 +33,8 @@ WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_
 SAME_TOKEN = "give every host the same --token-file"
 # CurveZMQ does not say why a handshake failed: with a wrong token each one does, after a server's death a single one,
 # and with a proxy all until there is a server behind it.
-REFUSED_AFTER, REFUSED_AFTER_S = 5, 30.0
+REFUSED_AFTER = 5
+REFUSED_AFTER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret
     """Return a DEALER socket with the credentials for an address, not connected yet."""
     socket = _socket(context, zmq.DEALER, address, ipv6=is_ipv6(address))
     if PRIVATE.fullmatch(address):
-        socket.plain_username, socket.plain_password = b"run", secret.password(address).encode()
+        socket.plain_username = b"run"
+        socket.plain_password = secret.password(address).encode()
     else:
         socket.curve_serverkey = secret.keys("server")[0]
         socket.curve_publickey, socket.curve_secretkey = secret.keys("client")
@@ -164,6 +166,9 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *,
     if LOOPBACK.fullmatch(address):
         socket.sndbuf = socket.rcvbuf = LOCAL_BUFFER_BYTES
     socket.linger = 0
-    socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
-    socket.heartbeat_ivl, socket.heartbeat_timeout = 2000, 20_000  # ends the connection of a peer whose host is gone
+    socket.reconnect_ivl = 50
+    socket.reconnect_ivl_max = 1000
+    # ends the connection of a peer whose host is gone
+    socket.heartbeat_ivl = 2000
+    socket.heartbeat_timeout = 20_000
     return socket

@@ -34,7 +34,8 @@ def name_of(worker: int, position: int) -> str:
 
 def recorded(home: Place, worker: int) -> list[Stretch]:
     """Return the recorded decisions of a worker, ordered by position."""
-    folder, mine = home / FOLLOWED, re.compile(rf"worker-{worker:03d}-\d+\.json")
+    folder = home / FOLLOWED
+    mine = re.compile(rf"worker-{worker:03d}-\d+\.json")
     return sorted(_read(folder / entry.name) for entry in entries(folder) if mine.fullmatch(entry.name))
 
 
@@ -76,8 +77,14 @@ class Appended:
     def __init__(
         self, home: Place, work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
     ) -> None:
-        self.home, self.work, self.worker, self.targets, self.looks = home, work, worker, targets, looks
-        self.shards, self.newest, self._rows = shards, shards, rows
+        self.home = home
+        self.work = work
+        self.worker = worker
+        self.targets = targets
+        self.looks = looks
+        self.shards = shards
+        self.newest = shards
+        self._rows = rows
         self.loaded = last_generation(shards)
         self._looked = -LOOK_S
 
@@ -90,7 +97,8 @@ class Appended:
             return None
         self._look()
         self._looked = time.monotonic()
-        generation, rows = last_generation(self.newest), self.newest.worker_rows(self.worker)
+        generation = last_generation(self.newest)
+        rows = self.newest.worker_rows(self.worker)
         if generation <= now.generation or rows == now.rows:
             return None
         found = record(self.home, self.worker, Stretch(position, turn, rows, generation))

@@ -74,7 +74,8 @@ def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
     """Load the worker's rows, and log how long that took."""
     begun = time.monotonic()
     rows = load_worker(shards, worker, targets=built.targets)
-    seconds, size = time.monotonic() - begun, rows.images_NCHW.nbytes
+    seconds = time.monotonic() - begun
+    size = rows.images_NCHW.nbytes
     log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows
 
@@ -87,7 +88,8 @@ def _work(config: Config, worker: int, client: ServerClient, loader: Loader, ste
         batch = loader.batch(turn.clock)
         outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
         loss, correct = outcome or (0.0, 0)
-        examples, seconds = len(batch.labels) if outcome else 0, time.monotonic() - begun
+        examples = len(batch.labels) if outcome else 0
+        seconds = time.monotonic() - begun
         measured = Measured(examples, loss, correct, seconds, loader.read_s, loader.seen(turn.clock))
         turn = _push(client, turn, measured, given_up=outcome is None)
 

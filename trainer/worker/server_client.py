@@ -57,7 +57,9 @@ class ServerClient:
         *,
         use_memory: bool,
     ) -> None:
-        self.agreement, self.worker, self.addresses = agreement, worker, addresses
+        self.agreement = agreement
+        self.worker = worker
+        self.addresses = addresses
         self.bounds = slice_bounds(facts.elements, len(addresses))
         self.memory = _memory(facts.elements) if use_memory else None
         self.pushed: npt.NDArray[np.float32] = (

@@ -32,10 +32,13 @@ class Step:
         device: torch.device,
         num_workers: int,
     ) -> None:
-        self.config, self.model, self.task = config, built.model, built.task
+        self.config = config
+        self.model = built.model
+        self.task = built.task
         self.flat = FlatModel(built.model)
         self.pushes_changes = config.pushed_statistics(num_workers) == "changes"
-        self.pulled, self.pushed = torch.from_numpy(pulled), torch.from_numpy(pushed)
+        self.pulled = torch.from_numpy(pulled)
+        self.pushed = torch.from_numpy(pushed)
         on_host = device.type == "cpu"
         self.values = self.pulled if on_host else torch.zeros_like(self.pulled, device=device)
         self.gradients = self.pushed if on_host else torch.zeros_like(self.pushed, device=device)
@@ -52,7 +55,8 @@ class Step:
         self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
-        running, pushed = self.values[self.flat.num_parameters :], self.gradients[self.flat.num_parameters :]
+        running = self.values[self.flat.num_parameters :]
+        pushed = self.gradients[self.flat.num_parameters :]
         if self.pushes_changes:
             pushed -= running
         outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
@@ -61,7 +65,8 @@ class Step:
         return outcome
 
     def _backward(self, batch: Batch, is_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
-        images, labels = batch.images_BCHW.to(self.values.device), batch.labels.to(self.values.device)
+        images = batch.images_BCHW.to(self.values.device)
+        labels = batch.labels.to(self.values.device)
         parts = min(self.config.protocol.parts_of_a_step(), len(labels))
         loss, correct = self._gradient(images, labels) if parts == 1 else (torch.zeros(()), torch.zeros(()))
         for part in range(parts if parts > 1 else 0):
@@ -69,7 +74,8 @@ class Step:
                 return None
             span = slice(len(labels) * part // parts, len(labels) * (part + 1) // parts)
             share = self._gradient(images[span], labels[span], (span.stop - span.start) / len(labels))
-            loss, correct = loss + share[0], correct + share[1]
+            loss = loss + share[0]
+            correct = correct + share[1]
         total = loss + self.flat.weight_decay_(self.config.optimiser.weight_decay)
         return float(total), int(correct)
 

@@ -16,9 +16,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, YELLOW, BLACK = "#CC79A7", "#56B4E9", "#D9C900", "#222222"
-GREY, PALE = "#666666", "#E3E3E3"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+YELLOW = "#D9C900"
+BLACK = "#222222"
+GREY = "#666666"
+PALE = "#E3E3E3"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK)
 WIDTH = 10.0  # inches
 MANY = 24  # with more workers, classes or groups, a scale replaces labels

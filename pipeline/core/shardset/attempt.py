@@ -110,8 +110,10 @@ class Attempt:
         heartbeat_s: float = HEARTBEAT_S,
         sweeps: bool = True,
     ) -> None:
-        self.store, self.output = store, output
-        self.lease_s, self.heartbeat_s = lease_s, heartbeat_s
+        self.store = store
+        self.output = output
+        self.lease_s = lease_s
+        self.heartbeat_s = heartbeat_s
         self.sweeps = sweeps
         self.id = uuid.uuid4().hex[:12]
         self.folder = f"{output}/{ATTEMPTS}/{self.id}"
@@ -269,9 +271,11 @@ def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
     """Return whether an attempt may be running, without writing anything, by the clock of this machine."""
     folder = f"{output}/{ATTEMPTS}/{attempt_id}"
     try:
-        seen, owner = store.info(folder).modified_ms, {}
+        seen = store.info(folder).modified_ms
+        owner = {}
         with suppress(FileNotFoundError, ValueError):
-            owner, seen = parse_object(store.read(f"{folder}/beat")), store.info(f"{folder}/beat").modified_ms
+            owner = parse_object(store.read(f"{folder}/beat"))
+            seen = store.info(f"{folder}/beat").modified_ms
     except FileNotFoundError:
         return False
     if not owner and _half_removed(store, folder):

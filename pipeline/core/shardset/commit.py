@@ -90,8 +90,10 @@ def publish(
     Raises:
         JobError: another run took this one for dead and deleted its files.
     """
-    store, output = attempt.store, attempt.output
-    places, moved = [origin for origin, _ in moves], set[str]()
+    store = attempt.store
+    output = attempt.output
+    places = [origin for origin, _ in moves]
+    moved = set[str]()
     undo = True
     try:
         while True:
@@ -103,7 +105,8 @@ def publish(
                 _delete(store, moved - _listed(current))
                 return current
             stamp = f"v{last + 1}-{attempt.id}"
-            origins, places = places, [f"{output}/{stamped(path, stamp)}" for _, path in moves]
+            origins = places
+            places = [f"{output}/{stamped(path, stamp)}" for _, path in moves]
             moved.update(places)
             _move(store, origins, places)
             made = with_paths(manifest, partial(stamped, stamp=stamp)) | {"version": last + 1, "generation": stamp}
@@ -142,7 +145,8 @@ def _listed(current: ShardSet | None) -> set[str]:
 
 def tidy(attempt: Attempt) -> int:
     """Finish the commit of a killed run, delete the files of killed runs, and return the number of deleted files."""
-    store, output = attempt.store, attempt.output
+    store = attempt.store
+    output = attempt.output
     if is_behind(store, output):
         for name in DERIVED:
             store.delete(f"{output}/{name}")
@@ -155,10 +159,12 @@ def sweep(attempt: Attempt) -> int:
 
     The set is read after the files are listed. The version numbers of the files are taken before any file is deleted, so
     that no run, alive or not, can commit them afterwards."""
-    store, output = attempt.store, attempt.output
+    store = attempt.store
+    output = attempt.output
     while True:
         files, folders = owned(store, output)
-        last, current = last_taken(store, output), read_committed(store, output)
+        last = last_taken(store, output)
+        current = read_committed(store, output)
         doomed = [*unlisted(files, current, attempt.may_commit)]
         late = max((file.version for file in doomed), default=0)
         if late <= last or withhold(store, output, late, attempt.folder):

@@ -31,7 +31,8 @@ def _sha256(store: Store, path: str) -> str:
 def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     """Read a whole file and return a line about its damage, or None."""
     path = f"{uri}/{file.path}"
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     try:
         with store.open(path) as opened:
             while data := opened.read(READ_BYTES):

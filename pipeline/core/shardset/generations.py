@@ -103,7 +103,8 @@ def appended(before: dict[str, Any] | None, made: dict[str, Any]) -> dict[str, A
     entry = made[KEY][0] | {"version": made["version"]}
     if before is None:
         return made | {KEY: [entry]}
-    rows, copies = before["rows"] + made["rows"], before["copies"] + made["copies"]
+    rows = before["rows"] + made["rows"]
+    copies = before["copies"] + made["copies"]
     return made | {
         "rows": rows,
         "copies": copies,
@@ -123,7 +124,8 @@ def as_of(shards: Set, number: int) -> Set:
 
     Class counts per worker and sizes of neighbourhoods stay those of the newest generation. Raises IndexError if there is
     no such generation."""
-    last, manifest = generations(shards)[number], shards.manifest
+    last = generations(shards)[number]
+    manifest = shards.manifest
 
     def kept(part: dict[str, Any]) -> dict[str, Any]:
         files = [file for file in part["files"] if version_of_file(file["path"]) <= last.version]

@@ -51,7 +51,8 @@ def shortened(ratios: Sequence[int]) -> str:
 
 def rounded_down(size: int, ratios: Ratios) -> tuple[Ints, Ints]:
     """Return the shares of ``size`` rows, rounded down, and their remainders in units of 1/sum(ratios): int64 [workers]."""
-    total, parts = sum(ratios), np.array(ratios, np.int64)
+    total = sum(ratios)
+    parts = np.array(ratios, np.int64)
     rounds, rest = divmod(int(size), total)
     shares, left = np.divmod(rest * parts, total)
     return shares + rounds * parts, left

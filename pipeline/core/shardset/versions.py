@@ -78,7 +78,8 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
     """Commit a staged file as version ``number``; return False if the number was already taken.
 
     If the answer of the store is lost, the content of the target tells who succeeded. Raises OSError if there is none."""
-    data, target = with_retries(store.read)(staged), path_of(uri, number)
+    data = with_retries(store.read)(staged)
+    target = path_of(uri, number)
     with_retries(store.makedirs)(f"{uri}/{FOLDER}")
     if not with_retries(_take)(store, staged, target, data):
         return False

@@ -77,7 +77,8 @@ class HdfsFiles:
         self.root = f"hdfs://{authority}"
         # NameNodes do not apply a umask to the permissions that a client requests.
         umask = parse_umask(dict(conf).get(UMASK, "022"))
-        self.file_permission, self.folder_permission = 0o666 & ~umask, 0o777 & ~umask
+        self.file_permission = 0o666 & ~umask
+        self.folder_permission = 0o777 & ~umask
         # An executor's process may run as another user than its JVM acts as, which is the user who submitted the job.
         if proxied := dict(conf).get(PROXY_USER):
             # With the Kerberos ticket of the submitting user the client reads the first variable, otherwise the second.
@@ -169,7 +170,9 @@ class HdfsReader(RemoteReader):
     """A reader whose errors are OSErrors."""
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
-        self.files, self.path, self.inner = files, path, inner
+        self.files = files
+        self.path = path
+        self.inner = inner
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self.inner.seek(offset, whence)
@@ -189,7 +192,9 @@ class HdfsWriter(io.RawIOBase):
     The client's own writer closes after a failed write and only reports the error of closing."""
 
     def __init__(self, files: HdfsFiles, path: str, inner: Any) -> None:
-        self.files, self.path, self.inner = files, path, inner
+        self.files = files
+        self.path = path
+        self.inner = inner
         # The client's writer never reports that it is closed, so its finaliser would close it again and wait more than a
         # minute for a dead DataNode. Python is told from the start that it is closed; close() below closes it.
         io.RawIOBase.close(inner)

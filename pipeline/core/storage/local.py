@@ -38,7 +38,9 @@ def rename_no_replace(source: str, target: str) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         raise OSError(errno.ENOSYS, "no hard links here, and no rename that does not overwrite", target)
-    here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+    # AT_FDCWD, RENAME_NOREPLACE
+    here = -100
+    no_replace = 1
     if library.renameat2(here, os.fsencode(source), here, os.fsencode(target), no_replace):
         code = ctypes.get_errno()
         if code == errno.EINVAL:
@@ -50,7 +52,8 @@ class LocalFiles:
     def info(self, path: str) -> FileInfo:
         status = os.stat(path)
         is_dir = os.path.isdir(path)
-        size, change = (0 if is_dir else status.st_size), str(status.st_ctime_ns)
+        size = 0 if is_dir else status.st_size
+        change = str(status.st_ctime_ns)
         return FileInfo(path, size, status.st_mtime_ns // 1_000_000, is_dir, change=change)
 
     def list(self, path: str) -> list[FileInfo]:
@@ -61,7 +64,8 @@ class LocalFiles:
                 status = os.stat(entry.path, follow_symlinks=os.path.exists(entry.path))
             except FileNotFoundError:
                 continue  # gone since the listing began
-            size, milliseconds = (0 if entry.is_dir() else status.st_size), status.st_mtime_ns // 1_000_000
+            size = 0 if entry.is_dir() else status.st_size
+            milliseconds = status.st_mtime_ns // 1_000_000
             change = str(status.st_ctime_ns)
             entries.append(FileInfo(entry.path, size, milliseconds, entry.is_dir(), link, change=change))
         return entries

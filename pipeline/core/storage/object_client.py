@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fs.s3a.access.key and fs.s3a.secret.key"
 # A missing endpoint fails within seconds. A busy one is retried for longer than S3 throttles a caller.
-RETRIES, RETRIED_S, CONNECT_S, SILENCE_S = 5, 15, 4, 30
+RETRIES = 5
+RETRIED_S = 15
+CONNECT_S = 4
+SILENCE_S = 30
 
 
 def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:

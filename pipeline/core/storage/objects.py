@@ -67,7 +67,8 @@ class ObjectFiles:
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         import obstore
 
-        self.root, self.api = root, cast(Any, obstore)
+        self.root = root
+        self.api = cast(Any, obstore)
         with told_plainly(root, root, root):
             self.client, self.place = client_of(root, dict(conf))
         self._trusted: list[str] = []  # the store's address once it has honoured If-None-Match
@@ -158,7 +159,8 @@ class ObjectFiles:
             self._trusted.append(self.place)
 
     def _put(self, path: str, data: bytes) -> None:
-        key, writer = self._key(path), uuid.uuid4().hex
+        key = self._key(path)
+        writer = uuid.uuid4().hex
         mine = {WRITER: writer}
         with self._errors(path):
             for _ in range(PUTS):
@@ -226,7 +228,10 @@ class ObjectReader(RemoteReader):
     """A reader of an object, with read-ahead. Raises OSError if the object is replaced while it is read."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
-        self.files, self.path, self._at, self._start = files, path, 0, 0
+        self.files = files
+        self.path = path
+        self._at = 0
+        self._start = 0
         self._held, meta = files._get(path, 0, FIRST_BYTES)
         self._size, self._tag = (meta["size"], meta["e_tag"]) if meta else (0, None)
 
@@ -266,7 +271,8 @@ class ObjectWriter(io.RawIOBase):
     After an exception in its ``with`` block, or if it is never closed, no object is created."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
-        self.files, self.path = files, path
+        self.files = files
+        self.path = path
         self._spool = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115  closed with this one
 
     def writable(self) -> bool:

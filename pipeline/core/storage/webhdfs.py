@@ -18,7 +18,9 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
 
 DEFAULT_PORT = 9870  # the NameNode's; HttpFS listens at 14000
-CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10, 60  # per attempt; the caller retries
+# per attempt; the caller retries
+CONNECT_TIMEOUT_S = 10
+SILENCE_TIMEOUT_S = 60
 KINDS = {
     "FileNotFoundException": FileNotFoundError,
     "AccessControlException": PermissionError,
@@ -44,7 +46,8 @@ class WebHdfsFiles:
 
         user = user_name()
         host = authority if re.search(r":\d+$", authority) else f"{authority}:{DEFAULT_PORT}"
-        self.root, self.url = f"webhdfs://{authority}", f"http://{host}"
+        self.root = f"webhdfs://{authority}"
+        self.url = f"http://{host}"
         self.client = hdfs.InsecureClient(self.url, user=user, timeout=(CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S))
 
     @contextmanager

@@ -23,7 +23,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 BANDWIDTH = 125e6  # bytes per second into one node: an assumed gigabit network
-DOUBLE, FLOAT = 8, 4  # bytes
+# bytes
+DOUBLE = 8
+FLOAT = 4
 
 
 @dataclass(frozen=True)

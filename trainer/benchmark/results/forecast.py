@@ -260,7 +260,9 @@ def _validate_on_other_tasks(timings: Timings, spark: SparkCosts, by_socket: Ser
 
 def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -> list[Prediction]:
     """Predict the thesis's mini-batches on its cluster: all rows, a hundredth and a thousandth of them."""
-    rows, nodes, weights = published.SYNTHETIC_ROWS[model], published.NODES, count_model_weights(model)
+    rows = published.SYNTHETIC_ROWS[model]
+    nodes = published.NODES
+    weights = count_model_weights(model)
     cores = nodes * published.CORES_A_NODE
     a_core, a_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
     return [

@@ -70,7 +70,8 @@ def run_barrier_job(
         yield TaskResult(descent, begun, time.time(), read_s)
 
     results = context.parallelize(spans, len(spans)).barrier().mapPartitionsWithIndex(run_task).collect()
-    first, descent = results[0], results[0].descent
+    first = results[0]
+    descent = results[0].descent
     seconds = first.ended - first.began
     read_s = max(result.read_s for result in results)
     return Measurement(

@@ -32,11 +32,13 @@ class Part:
         """Return the gradient summed over this task's rows of the next mini-batch, and their number.
 
         Each row is in a mini-batch independently of all others (Bernoulli sampling)."""
-        x, y = self.x, self.y
+        x = self.x
+        y = self.y
         if self.configuration.is_stochastic:
             count = self.rng.binomial(len(y), self.configuration.fraction)
             chosen = self.rng.choice(len(y), count, replace=False, shuffle=False)
-            x, y = x[chosen], y[chosen]
+            x = x[chosen]
+            y = y[chosen]
         return arithmetic.gradient(self.configuration.model, weights, x, y), len(y)
 
     def step(self, weights: Floats, gradient: Floats, number: int) -> Floats:
@@ -75,11 +77,14 @@ def average_models(part: Part, weights: Floats, gather: Gather) -> Iterator[Desc
     last = part.configuration.max_mini_batches
     for number in range(1, last + 1):
         gradient, count = part.draw_gradient(weights)
-        examples, seen = examples + count, seen + count
+        examples = examples + count
+        seen = seen + count
         weights = part.step(weights, gradient / max(1, count), number)
         if number % LOCAL_STEPS == 0 or number == last:
             total = gather(np.append(weights * seen, seen)).sum(axis=0)
-            weights, seen, updates = total[:-1] / max(1.0, total[-1]), 0, updates + 1
+            weights = total[:-1] / max(1.0, total[-1])
+            seen = 0
+            updates = updates + 1
             yield Descent(weights, number, updates, examples)
 
 
@@ -106,7 +111,8 @@ def descend(system: str, part: Part, start: Floats, gather: Gather) -> Descent:
     tolerance = steps * part.configuration.tolerance
     now = Descent(start)
     for after in method(part, start, gather):
-        before, now = now, after
+        before = now
+        now = after
         if before.updates and part.configuration.length is None and _is_close(before.weights, now.weights, tolerance):
             return replace(now, converged=True)
     return now

@@ -62,7 +62,9 @@ def _choose_start(
     execution: Execution, stored: StoredRows, configuration: Configuration
 ) -> tuple[Floats, float | None]:
     """Return the initial weights, and the smallest objective if it is known and needed."""
-    problem, context, seed = stored.problem, execution.context, execution.experiment.seed
+    problem = stored.problem
+    context = execution.context
+    seed = execution.experiment.seed
     if configuration.model == "perceptron":
         # The trainer draws the perceptron's weights, and the other systems start from the same.
         weights = parameter_server.initialise_weights(
@@ -78,7 +80,8 @@ def _choose_start(
 
 
 def _objective(execution: Execution, stored: StoredRows, configuration: Configuration, weights: Floats) -> float:
-    model, given = configuration.model, configuration.hyperparameters
+    model = configuration.model
+    given = configuration.hyperparameters
     return compute_objective(execution.context, stored.dataset, model, given, stored.problem.real, weights)
 
 
@@ -86,7 +89,9 @@ def _warm_mllib(
     execution: Execution, stored: StoredRows, configuration: Configuration, start: Floats, stack: ExitStack
 ) -> mllib.CachedPoints | mllib.CachedTable:
     """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state."""
-    folder, features, meter = stored.folder, stored.problem.features, execution.meter
+    folder = stored.folder
+    features = stored.problem.features
+    meter = execution.meter
     if configuration.model == "perceptron":
         short = replace(configuration, length=WARM_UP_MINI_BATCHES // 4)
         table = stack.enter_context(mllib.cache_table(SparkSession.builder.getOrCreate(), folder, features))
@@ -107,7 +112,8 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
     try:
         if isinstance(setup, Exception):
             raise setup
-        loss, configuration = None, planned.configuration
+        loss = None
+        configuration = planned.configuration
         measurement = run_system(execution, planned, setup)
         if configuration.length is None:
             loss = _objective(execution, setup.stored, configuration, np.array(measurement.weights))
@@ -120,8 +126,11 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
 
 def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> Measurement:
     """Run once. Raises any error of the system."""
-    configuration, system, stored = planned.configuration, planned.system, setup.stored
-    seed, meter = execution.experiment.seed + planned.repeat, execution.meter
+    configuration = planned.configuration
+    system = planned.system
+    stored = setup.stored
+    seed = execution.experiment.seed + planned.repeat
+    meter = execution.meter
     if system == "mllib":
         return _run_mllib(execution, configuration, setup)
     if system in parameter_server.PROTOCOL_OF:

@@ -26,7 +26,9 @@ from trainer.benchmark.records import Measurement
 from trainer.benchmark.systems.spark_metrics import count_jobs, driver_cpu_s
 from trainer.benchmark.systems.timing import CpuMeter, time_call
 
-WARM, WARM_UP_RUNS = 0.05, 6  # relative difference of two successive runs that ends warming up, and most repeats
+# relative difference of two successive runs that ends warming up, and most repeats
+WARM = 0.05
+WARM_UP_RUNS = 6
 CACHE_REPORT_S = 5.0  # time for Spark's delayed report of cached parts
 
 
@@ -106,7 +108,9 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
     """Run a regression from zero weights."""
     limit = configuration.max_mini_batches
     learner, start = _build_learner(points, configuration)
-    jobs, driver_s, began = count_jobs(points.context), driver_cpu_s(points.context), time.time()
+    jobs = count_jobs(points.context)
+    driver_s = driver_cpu_s(points.context)
+    began = time.time()
     model = learner.run(points.rdd, start)
     seconds = time.time() - began
     driver_s = driver_cpu_s(points.context) - driver_s
@@ -132,7 +136,8 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
 
 def _build_learner(points: CachedPoints, configuration: Configuration) -> tuple[Any, Any]:
     """Return MLlib's learner, without an intercept, and its initial weights."""
-    mllib, given = jvm_of(points.context).org.apache.spark.mllib, configuration.hyperparameters
+    mllib = jvm_of(points.context).org.apache.spark.mllib
+    given = configuration.hyperparameters
     parameters = (given.step_size, configuration.max_mini_batches, given.decay, configuration.fraction)
     if configuration.model == "logistic":
         learner = mllib.classification.LogisticRegressionWithSGD(*parameters)

@@ -35,7 +35,8 @@ def measure_mini_batch(context: SparkContext) -> dict[str, float]:
 
     wall_ms: from the submission of a stage to its end. run_ms, deserialise_ms: of all its tasks. Empty if Spark's
     status store has no such jobs."""
-    status, found = scala_context(context).statusStore(), []
+    status = scala_context(context).statusStore()
+    found = []
     for job in range(max(0, count_jobs(context) - LATEST_JOBS), count_jobs(context)):
         with suppress(Py4JJavaError):  # dropped from the store, or its end is not stored yet
             ids = status.job(job).stageIds()

@@ -68,7 +68,8 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
         else:
             result = trainer.train(config, options)
     assert result is not None, "server 0 runs on this host"
-    events, pushes = result.events(), result.pushes()
+    events = result.events()
+    pushes = result.pushes()
     run = TrainingRun(
         num_workers=result.num_workers,
         updates=result.updates,
@@ -92,7 +93,8 @@ def poll_server_cpu() -> Iterator[list[float]]:
 
     The search for the server stops when it is found, because each search reads the status of every process of the
     machine, which slows the run down."""
-    seconds, ended = [0.0], threading.Event()
+    seconds = [0.0]
+    ended = threading.Event()
 
     def poll() -> None:
         server = None

@@ -32,7 +32,8 @@ class _Normalised(nn.Module):
 
     def __init__(self, conv: nn.Module, channels: int) -> None:
         super().__init__()
-        self.conv, self.norm = conv, nn.BatchNorm2d(channels)
+        self.conv = conv
+        self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(x)), inplace=True)
@@ -44,7 +45,8 @@ class _Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.first = _Normalised(_conv(channels, channels, 1), channels)
-        self.conv, self.norm = _conv(channels, channels, 1), nn.BatchNorm2d(channels)
+        self.conv = _conv(channels, channels, 1)
+        self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(self.first(x))) + x, inplace=True)

@@ -32,7 +32,8 @@ class _Pad(nn.Module):
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.stride, self.extra = stride, (channels - before) // 2
+        self.stride = stride
+        self.extra = (channels - before) // 2
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra, self.extra))
@@ -49,8 +50,10 @@ class _Block(nn.Module):
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
         super().__init__()
-        self.conv1, self.norm1 = _conv(before, channels, 3, stride), _normalised(channels, norm)
-        self.conv2, self.norm2 = _conv(channels, channels, 3, 1), _normalised(channels, norm)
+        self.conv1 = _conv(before, channels, 3, stride)
+        self.norm1 = _normalised(channels, norm)
+        self.conv2 = _conv(channels, channels, 3, 1)
+        self.norm2 = _normalised(channels, norm)
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +84,8 @@ class ResNet(nn.Module):
         shortcut: Shortcut = "pad",
     ) -> None:
         super().__init__()
-        self.conv, self.norm = _conv(image_shape[0], WIDTHS[0], 3, 1), _normalised(WIDTHS[0], norm)
+        self.conv = _conv(image_shape[0], WIDTHS[0], 3, 1)
+        self.norm = _normalised(WIDTHS[0], norm)
         before_and_stride = zip((WIDTHS[0], *WIDTHS), WIDTHS, (1, 2, 2), strict=False)
         self.stages = nn.Sequential(
             *(_stage(b, w, stride, blocks, norm, shortcut) for b, w, stride in before_and_stride)

@@ -253,9 +253,11 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
     against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
     # Tests are paired, so both sides need the seeds that ended with a model in both.
     common = [seed for seed in whole if seed in against]
-    mine, theirs = [whole[seed] for seed in common], [against[seed] for seed in common]
+    mine = [whole[seed] for seed in common]
+    theirs = [against[seed] for seed in common]
     curves = curves_of(list(whole.values()))
-    curve_ratio, curve_p = math.nan, math.nan
+    curve_ratio = math.nan
+    curve_p = math.nan
     # Curves can be compared only over the same epochs, and a t-test needs a few seeds.
     paired = curves_of(theirs), curves_of(mine)
     if paired[0] and paired[1] and paired[0].epochs == paired[1].epochs and len(common) > 2:
@@ -337,7 +339,8 @@ def _quality_tests(setting: Setting) -> list[QualityTest]:
         if pairs:
             least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
             others = [pair for name, pair in pairs.items() if name != least_even]
-            over_all, without = _shown(list(pairs.values())), _shown(others)
+            over_all = _shown(list(pairs.values()))
+            without = _shown(others)
             # Members whose shards are equally even in every run do not contribute to the correlation.
             varying = [pair for pair in pairs.values() if np.ptp(pair[0])]
             runs = sum(len(x) for x, _ in varying)
@@ -377,7 +380,8 @@ def _member(member: Member) -> dict[str, Any]:
             found["equivalence_p"] = found["adjusted_equivalence_p"] = None
     del said["records"], said["curves"], said["wall_s"], said["quality"]["seconds"]  # times are not results
     if member.curves:
-        epochs, accuracy = member.curves.epochs, member.curves.accuracy
+        epochs = member.curves.epochs
+        accuracy = member.curves.accuracy
         said["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
     cleaned: dict[str, Any] = _clean(said)
     return cleaned

@@ -120,7 +120,8 @@ class Comparison:
 def summarise(values: Sequence[float]) -> Summary:
     """Return the summary of at least one value. Fields that need two values are NaN for one."""
     x = np.asarray(values, float)
-    n, mean = len(x), float(x.mean())
+    n = len(x)
+    mean = float(x.mean())
     if n < 2:
         nothing = Interval(math.nan, math.nan)
         return Summary(n, mean, nothing, math.nan, nothing, math.nan, mean, mean)
@@ -140,7 +141,8 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         member: values of the member, in the same order of seeds.
         margin: of equivalence.
     """
-    a, b = np.asarray(baseline, float), np.asarray(member, float)
+    a = np.asarray(baseline, float)
+    b = np.asarray(member, float)
     n = len(a)
     if n < 3:
         return None
@@ -164,7 +166,8 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
 
 def sd_ratio(a: Floats, b: Floats) -> float:
     """Return sd(a) / sd(b): NaN if both are 0, infinite if only sd(b) is."""
-    above, below = _sd(a), _sd(b)
+    above = _sd(a)
+    below = _sd(b)
     return above / below if below else (math.inf if above else math.nan)
 
 
@@ -256,7 +259,8 @@ def curve_spread(baseline: Floats, member: Floats) -> tuple[float, float]:
 
     Returns the ratio of their mean distances from the median curve, the baseline's over the member's, and the
     p-value."""
-    a, b = curve_deviations(baseline), curve_deviations(member)
+    a = curve_deviations(baseline)
+    b = curve_deviations(member)
     if not b.any():
         return (math.inf if a.any() else math.nan), (0.0 if a.any() else 1.0)
     return float(a.mean() / b.mean()), float(stats.ttest_ind(a, b).pvalue)
@@ -282,7 +286,9 @@ def rank_correlation_within(groups: Sequence[tuple[Floats, Floats]]) -> tuple[fl
         return math.nan, math.nan
     first, second = (stats.rankdata(side) - (len(x) + 1) / 2 for side in (x, y))
     # Permuting ranks within groups keeps the differences between groups out of the test.
-    drawn, at, rng = np.zeros(PERMUTATIONS), 0, np.random.default_rng(len(x))
+    drawn = np.zeros(PERMUTATIONS)
+    at = 0
+    rng = np.random.default_rng(len(x))
     for group, _ in groups:
         mine = slice(at, at := at + len(group))
         drawn += rng.permuted(np.tile(second[mine], (PERMUTATIONS, 1)), axis=1) @ first[mine]
@@ -314,7 +320,8 @@ def _power_of_f(n: int, ratio: float, level: float) -> float:
     """Return the power of the F test.
 
     For so many normal values, the power of the Brown-Forsythe test is close to it, and slightly lower."""
-    law, squared = stats.f(n - 1, n - 1), ratio**2
+    law = stats.f(n - 1, n - 1)
+    squared = ratio**2
     low, high = law.ppf([level / 2, 1 - level / 2])
     return float(law.cdf(low / squared) + law.sf(high / squared))
 
@@ -324,7 +331,8 @@ def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
     """Return the smallest true sd ratio that n seeds detect with POWER, to two decimals.
 
     None if that is more than LARGEST_RATIO, or n is less than 3."""
-    low, high = 1.0, LARGEST_RATIO
+    low = 1.0
+    high = LARGEST_RATIO
     if n < 3 or power(n, high, level) < POWER:
         return None
     while high - low > 0.005:

@@ -34,7 +34,9 @@ FILLED = {
     "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
 FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
-READY, ORDER = "shards", "order"  # keys of [shardings.NAME] that are not flags of its command
+# keys of [shardings.NAME] that are not flags of its command
+READY = "shards"
+ORDER = "order"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
 def _check_dataset(plan: StudyPlan, name: str) -> None:
     from pipeline.datasets.derive import Derivation, check_derivation, sides
 
-    keys, used = plan.datasets[name], {cell.sharding for cell in plan.cells() if cell.dataset == name}
+    keys = plan.datasets[name]
+    used = {cell.sharding for cell in plan.cells() if cell.dataset == name}
     # Ready sets contain their rows, so the data set is not read.
     if used and all(READY in plan.shardings[sharding] for sharding in used):
         return

@@ -26,7 +26,8 @@ def levelled(analysis: Analysis) -> str:
     for setting in analysis.settings:
         baseline = setting.members.get(analysis.baseline)
         if baseline and baseline.curves and len(baseline.curves.epochs) > 1:
-            last, gain = baseline.curves.epochs[-1], f"{POINTS * baseline.curves.last_gain:+.2f} points"
+            last = baseline.curves.epochs[-1]
+            gain = f"{POINTS * baseline.curves.last_gain:+.2f} points"
             said.append(
                 f"over the last of {last:g} epochs {analysis.baseline}'s mean{where(analysis, setting)} moved by {gain}"
             )
@@ -51,7 +52,8 @@ def unlike(analysis: Analysis) -> list[str]:
 
 def chosen_later(analysis: Analysis) -> list[str]:
     """Return warnings for a baseline or margin that changed after the study began."""
-    now, begun = {"baseline": analysis.baseline, "margin": analysis.margin}, analysis.begun
+    now = {"baseline": analysis.baseline, "margin": analysis.margin}
+    begun = analysis.begun
     return [
         f"The {key} was {begun[key]} when this study began, now {value}: a test that was chosen after looking proves less."
         for key, value in now.items()
@@ -61,7 +63,8 @@ def chosen_later(analysis: Analysis) -> list[str]:
 
 def seeds_chosen(analysis: Analysis) -> list[str]:
     """Return warnings if the seeds changed since the study began, or if the ledger holds runs that are not used."""
-    said, begun = [], analysis.begun.get("seeds", analysis.planned_seeds)
+    said = []
+    begun = analysis.begun.get("seeds", analysis.planned_seeds)
     if begun != analysis.planned_seeds:
         text = "seeds that are added, or left out, after looking at the tests make these prove less."
         said.append(f"This study began with {begun} seeds and has {analysis.planned_seeds} now: {text}")
@@ -83,7 +86,8 @@ def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
 
 def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
     """Return warnings about runs of a member that diverged, learned nothing or repeated another run."""
-    runs, about = len(member.records), named(analysis, setting, member)
+    runs = len(member.records)
+    about = named(analysis, setting, member)
     idle = sum(record.get("learned") is False for record in member.records)
     said = []
     if member.diverged:
@@ -114,7 +118,8 @@ def evenness(analysis: Analysis, setting: Setting) -> list[str]:
 
 def twins(analysis: Analysis, setting: Setting) -> list[str]:
     """Return sentences on the same runs in the study beside this one, and on other differences between the two."""
-    other, found = analysis.beside, [twins for twins in analysis.twins if twins.setting == setting.name]
+    other = analysis.beside
+    found = [twins for twins in analysis.twins if twins.setting == setting.name]
     if not other:
         return []
     if not found:
@@ -134,9 +139,11 @@ def twins(analysis: Analysis, setting: Setting) -> list[str]:
 
 
 def _twin(analysis: Analysis, twins: Twins) -> str:
-    found, whose = twins.found, "of all together, averaged by seed, the" if twins.member == ALL else f"{twins.member}'s"
+    found = twins.found
+    whose = "of all together, averaged by seed, the" if twins.member == ALL else f"{twins.member}'s"
     low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
-    side, points = "higher" if found.difference >= 0 else "lower", abs(POINTS * found.difference)
+    side = "higher" if found.difference >= 0 else "lower"
+    points = abs(POINTS * found.difference)
     pairs = f"{found.n} {'seeds' if twins.member == ALL else 'pairs'}"
     text = f"{whose} mean is {points:.2f} points {side} here ({low} to {high}, {pairs})"
     if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
@@ -158,11 +165,13 @@ def paper(analysis: Analysis, setting: Setting) -> list[str]:
         return []
     said = []
     for name, member in setting.members.items():
-        theirs, ours = printed.rows.get(name), member.comparisons[PRIMARY]
+        theirs = printed.rows.get(name)
+        ours = member.comparisons[PRIMARY]
         if theirs and ours and not math.isnan(ours.sd_ratio_f.low):
             ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
             # The paper gives no intervals; these follow from its number of runs.
-            worth, (low, high) = f_interval(ratio, RUNS), ours.sd_ratio_f
+            worth = f_interval(ratio, RUNS)
+            (low, high) = ours.sd_ratio_f
             meets = "which overlap" if max(low, worth.low) <= min(high, worth.high) else "which do not overlap"
             said.append(
                 f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}, {meets}"

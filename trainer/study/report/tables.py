@@ -66,7 +66,8 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
     )  # fmt: skip
     rows = []
     for member in setting.members.values():
-        s, c = member.summaries.get(key), member.comparisons.get(key)
+        s = member.summaries.get(key)
+        c = member.comparisons.get(key)
         if s is None:
             continue
         # A single run has no interval.
@@ -174,7 +175,8 @@ def _published(analysis: Analysis, setting: Setting) -> list[Table]:
     rows = []
     # Ways of sharding that only one side has get a row too.
     for name in dict.fromkeys([*setting.members, *printed.rows]):
-        member, theirs = setting.members.get(name), printed.rows.get(name)
+        member = setting.members.get(name)
+        theirs = printed.rows.get(name)
         rows.append((name, *_ours(analysis, member), *_theirs(theirs, base)))
     columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
     header = ("sharding", *columns, *(f"published {column}" for column in columns))
@@ -188,7 +190,9 @@ def _ours(analysis: Analysis, member: Member | None) -> tuple[str, ...]:
     """Return a member's final accuracy and loss, in the order of the published columns."""
     if not member or PRIMARY not in member.summaries:
         return ("-",) * 6
-    accuracy, loss, found = member.summaries[PRIMARY], member.summaries.get("final_loss"), member.comparisons[PRIMARY]
+    accuracy = member.summaries[PRIMARY]
+    loss = member.summaries.get("final_loss")
+    found = member.comparisons[PRIMARY]
     found = found if analysis.baseline == "random" else None  # the published ratios have this baseline
     ratio = (number(found.sd_ratio), _ends(found.sd_ratio_f)) if found else ("-", "-")
     losses = _with_sd(loss.mean, loss.sd) if loss else "-"
@@ -231,7 +235,8 @@ def to_csv(analysis: Analysis) -> str:
 
 
 def _numbers(member: Member, key: str) -> list[str]:
-    s, c = member.summaries[key], member.comparisons[key]
+    s = member.summaries[key]
+    c = member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
     compared: list[float] = [math.nan] * 16
     if c:

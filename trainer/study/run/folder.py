@@ -48,7 +48,8 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
     """Return the content of a study's plan.json.
 
     Raises UsageError if it is neither this plan nor a part of it, DataError if the file is damaged."""
-    path, asked = root / PLAN, _identity(plan)
+    path = root / PLAN
+    asked = _identity(plan)
     try:
         stored: dict[str, Any] = json.loads(path.read_bytes())
         parts = {"plan": "", "training": ""}  # with the prefix of a difference in the message

@@ -160,7 +160,8 @@ def parse(line: bytes) -> Record:
     facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
     _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
     _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
-    accuracy, diverged = record["final_accuracy"], record["failed"] is not None
+    accuracy = record["final_accuracy"]
+    diverged = record["failed"] is not None
     if accuracy is None:  # real targets have no accuracy at all
         _check(record.get("best_accuracy") is None)
     else:
@@ -177,7 +178,8 @@ def _is_curve(curve: Any) -> bool:
     """True for accuracies at epochs, null for real targets, or for None: no evaluation before the end."""
     if curve is None:
         return True
-    epochs, accuracies = curve["epoch"], curve["accuracy"]
+    epochs = curve["epoch"]
+    accuracies = curve["accuracy"]
     known = [accuracy for accuracy in accuracies if accuracy is not None]
     return len(epochs) == len(accuracies) and _numbers([*epochs, *known])
 

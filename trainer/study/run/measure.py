@@ -45,8 +45,10 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
     """
     case = case_of(plan, run, shards, folder)
     made_on = environment(case)  # before the training, because the code may be edited during it
-    begun, cpu = time.monotonic(), time.process_time()
-    failed, result = None, None
+    begun = time.monotonic()
+    cpu = time.process_time()
+    failed = None
+    result = None
     try:
         result = _train(case)
     except Diverged as error:
@@ -79,7 +81,8 @@ def _train(case: Case) -> Result:
 def _made_of(uri: str) -> dict[str, Any]:
     from trainer.data.shards import open_shards
 
-    store, shards = Store(), open_shards(uri)
+    store = Store()
+    shards = open_shards(uri)
     path = f"{shards.uri}/quality.json"
     quality = json.loads(store.read(path)) if store.exists(path) else None
     return {**identity_of(shards), "sharding": _rounded(facts_of(shards.manifest, quality))}

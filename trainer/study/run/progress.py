@@ -25,10 +25,12 @@ def cost_class(run: Run) -> str:
 
 def done_of(folder: Path) -> float:
     """Return the fraction of updates that the run in a folder has made; 0 before its start."""
-    asked, made = 0, 0
+    asked = 0
+    made = 0
     for event in thinned_log(folder / METRICS):
         if event["event"] == "start":
-            asked, made = event["plan"]["updates"], 0
+            asked = event["plan"]["updates"]
+            made = 0
         elif event["event"] == "train":
             made = event["version"]
     return min(1.0, made / asked) if asked else 0.0

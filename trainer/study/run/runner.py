@@ -43,7 +43,11 @@ class Runner:
     def __init__(
         self, plan: StudyPlan, root: Path, jobs: int, say: Callable[[str], None], *, keep_sets: bool = False
     ) -> None:
-        self.plan, self.root, self.jobs, self.say, self.keep_sets = plan, root, jobs, say, keep_sets
+        self.plan = plan
+        self.root = root
+        self.jobs = jobs
+        self.say = say
+        self.keep_sets = keep_sets
         self.ledger = Ledger(root / LEDGER, mine=True)
         self.sets = Sets(plan, root)
         self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
@@ -60,7 +64,9 @@ class Runner:
         have failed. Raises DataError before the first run if a ready set contains other images than the rest."""
         waiting = [run for run in runs if run not in self.ledger]
         self._check_ready(waiting)
-        total, self.left, self.jobs = len(runs), len(waiting), max(1, min(self.jobs, len(waiting)))
+        total = len(runs)
+        self.left = len(waiting)
+        self.jobs = max(1, min(self.jobs, len(waiting)))
         self.say(f"{total} runs, {total - len(waiting)} of them done, {self.jobs} at once")
         # A set is deleted after the last run that needs it, to bound the space on the disk.
         open_runs = Counter(map(self.sets.key, waiting))
@@ -104,7 +110,8 @@ class Runner:
                     self.say(under_way_line(list(under_way.values()), self._left_s(waiting, under_way)))
                 # Record finished runs before an error is raised.
                 for future in sorted(done, key=lambda future: future.exception() is not None):
-                    run, error = futures[future], future.exception()
+                    run = futures[future]
+                    error = future.exception()
                     self.began.pop(run, None)
                     if isinstance(error, JobError):
                         self._failed(run, error)
@@ -213,7 +220,8 @@ def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> I
     for run in runs:
         if len(keys | {key(run)}) > size:
             yield part
-            part, keys = [], set()
+            part = []
+            keys = set()
         part.append(run)
         keys.add(key(run))
     if part:

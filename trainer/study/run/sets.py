@@ -17,7 +17,8 @@ from trainer.study.run.children import run_child
 if TYPE_CHECKING:
     from trainer.data.shards import Shards
 
-SETS, DATASETS = "sets", "datasets"
+SETS = "sets"
+DATASETS = "datasets"
 GONE = ",gone"  # suffix of a folder that is being deleted; no name contains a comma
 QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # minimum, quartiles and maximum of the rows of a class in a shard
 
@@ -39,7 +40,8 @@ class Sets:
     """The shard sets of a study, made on demand in one process with one Spark. Existing sets are reused."""
 
     def __init__(self, plan: StudyPlan, root: Path) -> None:
-        self.plan, self.root = plan, root
+        self.plan = plan
+        self.root = root
         self.made: set[SetKey] = set()
         self.draws = {
             name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).draws())
@@ -96,7 +98,8 @@ class Sets:
     def _task(self, key: SetKey) -> dict[str, Any]:
         """Return a task of make_sets: derive a data set if the plan changes it, then shard it."""
         given = self.plan.datasets[key.dataset]
-        source, evaluation = str(given["input"]), str(given.get("eval_input", given["input"]))
+        source = str(given["input"])
+        evaluation = str(given.get("eval_input", given["input"]))
         order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
         derived = None
         if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
