@@ -32,7 +32,6 @@ TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 # A file's tests share what is slow to make, so a file goes to one process; the folders come in order, the shortest tests last.
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
-COVERAGE := COVERAGE_RCFILE=pyproject.toml python -m coverage
 
 .PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
 
@@ -71,7 +70,8 @@ setup-dev: $(READY_DEV) ## install and download all that the tests need, so that
 test: $(READY_DEV) ## run the linter, the type checker and the default tier of the tests: before every commit
 	@$(ENV); said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	  $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
-	  rm -rf build/coverage; tests=0; $(TEST_ENV) $(COVERAGE) run -m pytest --durations=10 $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
+	  python -m tests.executed --record; tests=0; \
+	  $(TEST_ENV) RECORD_CALLS='$(CURDIR)/build/executed' $(PYTEST) $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
 	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from coverage import Coverage
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
@@ -21,26 +20,8 @@ from tests.clusters import QUICK_START
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 pytest_plugins = ["tests.clusters.fixtures", "tests.clusters.cluster_runs", "tests.support.places"]
-MEASURED: set[str] = set()  # tests of which a case has run
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure coverage in the first case of a test only.
-
-    More cases execute the same lines, and a tracer doubles the time of pure Python."""
-    coverage = Coverage.current()
-    test = item.nodeid.partition("[")[0]
-    if coverage is None or test not in MEASURED:
-        MEASURED.add(test)
-        return (yield)
-    coverage.stop()
-    try:
-        return (yield)
-    finally:
-        coverage.start()
 
 
 @pytest.fixture(scope="session")

@@ -1,72 +1,55 @@
-"""Fail for each module of the product whose functions `make test` does not execute: ``python -m tests.executed``.
+"""Fail for each module of the product whose functions `make test` does not call: ``python -m tests.executed``.
 
-`make test` records which lines every process executes (build/coverage, by coverage.py). Importing a module executes its
-`def` lines, which says nothing, so only lines inside functions count."""
+Importing a module proves nothing about its functions, so only calls of them count. ``--record`` begins a recording."""
 
 from __future__ import annotations
 
-import ast
+import argparse
+import shutil
 import sys
-from collections.abc import Iterator
+import sysconfig
 from pathlib import Path
 
-from coverage import Coverage, CoverageException
-
 from tests.clusters.machine import ROOT
+from tests.support.recorder import SITE_LINE, Recording
 
-LEAST = 0.25  # of the statements inside functions
+FOLDER = ROOT / "build" / "executed"
+LEAST = 0.25  # of a module's functions
 # Clients of servers that only the full tier starts.
-LEFT_TO_FULL_TIER = {"pipeline/stream/kafka.py", "trainer/cluster/ray.py"}
+LEFT_TO_FULL_TIER = {"pipeline.stream.kafka", "trainer.cluster.ray"}
 
 
-def main() -> int:
-    """Print the modules that lack tests, with the share of their lines that is executed. Return 1 if there are any."""
-    coverage = Coverage(config_file=str(ROOT / "pyproject.toml"))
-    try:
-        coverage.combine(keep=True)
-    except CoverageException:
-        print("build/coverage has no recording of the default tier: run make test first", file=sys.stderr)
+def main(argv: list[str] | None = None) -> int:
+    """Print the modules that lack tests, with the share of their functions that is called. Return 1 if there are any."""
+    assert __doc__
+    parser = argparse.ArgumentParser(prog="python -m tests.executed", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--record", action="store_true", help="begin a recording, which RECORD_CALLS switches on")
+    if parser.parse_args(argv).record:
+        begin()
+        return 0
+    if not (FOLDER / "calls").exists():
+        print("build/executed has no recording of the default tier: run make test first", file=sys.stderr)
         return 1
-    data = coverage.get_data()
-    shares = {path: share_of(path, set(data.lines(str(path)) or ())) for path in modules()}
-    names = {path: str(path.relative_to(ROOT)) for path in shares}
-    lacking = {path: share for path, share in sorted(shares.items()) if share < LEAST}
-    lacking = {path: share for path, share in lacking.items() if names[path] not in LEFT_TO_FULL_TIER}
-    for path, share in lacking.items():
-        print(
-            f"{path.relative_to(ROOT)}: the default tier executes {share:.0%} of its functions' lines", file=sys.stderr
-        )
-    least = ", ".join(f"{names[path]} {share:.0%}" for path, share in sorted(shares.items(), key=by_share)[:10])
-    print(f"{len(shares) - len(lacking)} of {len(shares)} modules are executed by the default tier; the least: {least}")
+    recording, called = Recording.read(FOLDER)
+    shares = {name: len(called[name]) / len(mine) for name, mine in recording.functions.items() if mine}
+    lacking = {name: share for name, share in shares.items() if share < LEAST and name not in LEFT_TO_FULL_TIER}
+    for name, share in lacking.items():
+        print(f"{name}: the default tier calls {share:.0%} of its functions", file=sys.stderr)
+    least = sorted(shares.items(), key=lambda item: item[1])[:10]
+    print(
+        f"{len(shares) - len(lacking)} of {len(shares)} modules are executed by the default tier; the least: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in least)
+    )
     return int(bool(lacking))
 
 
-def by_share(item: tuple[Path, float]) -> float:
-    return item[1]
-
-
-def modules() -> Iterator[Path]:
-    for folder in ("pipeline", "trainer", "jobs"):
-        yield from sorted((ROOT / folder).rglob("*.py"))
-
-
-def share_of(path: Path, executed: set[int]) -> float:
-    """The share of a module's statements inside functions that were executed; 1 for a module without functions."""
-    statements = set(lines_in_functions(ast.parse(path.read_text())))
-    return len(statements & executed) / len(statements) if statements else 1.0
-
-
-def lines_in_functions(tree: ast.Module) -> Iterator[int]:
-    """Yield the first line of every statement in the body of a function, docstrings and `...` left out."""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for statement in function.body:
-                yield from (
-                    node.lineno
-                    for node in ast.walk(statement)
-                    if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.Nonlocal | ast.Global)
-                    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-                )
+def begin() -> None:
+    """Begin a recording, and let the Pythons of this environment take part in it."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    Recording.prepare(ROOT, FOLDER)
+    line = Path(sysconfig.get_path("purelib"), "recorder_of_calls.pth")
+    if not line.exists() or line.read_text() != SITE_LINE:
+        line.write_text(SITE_LINE)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import posix
 import signal
 import sys
 import traceback
@@ -140,7 +139,7 @@ def forked(work: Callable[[], object]) -> int:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        posix._exit(code)  # os._exit would save the coverage of `make test`: seconds in each of many processes
+        os._exit(code)
 
 
 def was_killed(work: Callable[[], object], step: int) -> bool:

@@ -20,27 +20,6 @@ LOGISTIC = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, 
 WORKERS = (1, 2, 3, 4)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def coverage_settings() -> Iterator[dict[str, str]]:
-    """Leave the processes of training runs out of the coverage of `make test`, which would slow them by a third.
-
-    Those that tests of other folders start are measured, the front page's and the default flags', and those of a test that
-    asks for the fixture measured_processes. Yield the settings that were taken out of the environment."""
-    names = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
-    settings = {name: os.environ[name] for name in names if name in os.environ}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in settings:
-            patch.delenv(name)
-        yield settings
-
-
-@pytest.fixture
-def measured_processes(coverage_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the processes that a test starts."""
-    for name, value in coverage_settings.items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture(scope="session")
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that all processes of pytest-xdist share, for what is made once a session."""

@@ -243,7 +243,7 @@ class Elsewhere(LocalLauncher):
         return super().begin(part, attempt, {**invitation, "config": config})
 
 
-def test_an_output_that_hosts_do_not_share_is_refused(measured_processes: None, shards: Path, tmp_path: Path) -> None:
+def test_an_output_that_hosts_do_not_share_is_refused(shards: Path, tmp_path: Path) -> None:
     config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=10)
     with pytest.raises(UsageError, match=r"host 1: --output .* is no folder that .* shares with") as refused:
         train(config, Options(silent=True), launcher=Elsewhere(), hosts=2)
