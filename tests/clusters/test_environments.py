@@ -64,7 +64,7 @@ JOB_FLAGS: Mapping[str, Command] = {
     "reshard.py": ("--input", "hash", "--output", "resharded", "--workers", 3),
     "materialize.py": ("--input", "sample", "--assignment", "hash", "--output", "materialized"),
     "hash_stream.py": ("--source", "arriving", "--output", "streamed", "--workers", 2, "--trigger", "once"),
-    "compare.py": (*BOTH, "--output", "compared"),
+    "compare.py": (*BOTH, "--output", "compared", "--strategies", "random,stratified"),
     "train.py": (*TRAINING, "--output", "submitted"),
     "benchmark.py": ("--output", "figures"),
 }

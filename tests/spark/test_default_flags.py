@@ -25,6 +25,7 @@ from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended, run_job, run_program
 from tests.unit.test_fetch import FILES, Mirror, archive_of, mirror
 from tests.unit.test_jobs import STACK_TRACE
+from trainer.benchmark.systems import measure, mllib
 
 __all__ = ["mirror"]  # a fixture
 ROWS = 1600  # more than half the pixels of an image: the PCA adds up a matrix over tasks, as it does for large sets
@@ -238,8 +239,10 @@ def test_train_on_spark(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_benchmark(tmp_path: Path, last_line_of: Check) -> None:
-    """Compare MLlib with the parameter server on little data."""
+def test_benchmark(tmp_path: Path, last_line_of: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare MLlib with the parameter server on little data. Long warm-ups would only make the times steadier."""
+    monkeypatch.setattr(mllib, "WARM_UP_RUNS", 1)
+    monkeypatch.setattr(measure, "WARM_UP_MINI_BATCHES", 4)
     output = tmp_path / "o"
     result = run_job("benchmark.py", "--output", output, "--quick")
     assert last_line_of(result) == f"report: {output}/report.html"
