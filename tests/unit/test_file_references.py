@@ -1,0 +1,128 @@
+"""Every key that the product writes is in pipeline/FILES.md or trainer/FILES.md.
+
+The commands of the READMEs, which tests/clusters/test_readme.py runs, have the files of real sets and runs looked up in the
+same way."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.shardset.generations import Generation
+from pipeline.output import entries
+from pipeline.quality.metrics import ChiSquare, Quality, ShardQuality
+from pipeline.quality.report import comparison_row
+from pipeline.quality.verdict import Verdict
+from pipeline.runs.shard import ShardingRun
+from pipeline.spark.source import Source
+from pipeline.stream.batch import Batch
+from tests.support.configs import make_config
+from tests.support.references import ROOT, RUNS, SETS, events, names, undocumented, undocumented_below, unlisted
+from trainer import Options
+from trainer.checkpoints.state import Evaluated, State
+from trainer.data.follow import Stretch
+from trainer.plan import Plan
+from trainer.runlog.events import COLUMNS
+from trainer.runlog.result import Result
+from trainer.simulate import simulate
+from trainer.simulation.compare import Compared
+from trainer.simulation.options import Simulated
+
+LEDGERS = ROOT / "conf" / "study" / "results"
+
+
+def written_keys(source: Any) -> set[str]:
+    """Return the string keys of all dict literals in the source of a function or a module."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(source)))
+    keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def parts_of_names(document: str, heading: str) -> set[str]:
+    """Return every part of the documented names: ``eval``, ``files`` and ``sha256`` of ``eval.files[].sha256``."""
+    return {part for name in names(document, heading) for part in re.split(r"\[\]\.|\.", name)}
+
+
+@pytest.mark.parametrize("source", [ShardingRun._describe, Batch._describe, Source.describe, entries])
+def test_every_key_of_a_manifest_is_documented(source: Any) -> None:
+    """source: a function or a module that builds parts of a manifest."""
+    assert written_keys(source)
+    assert written_keys(source) <= parts_of_names(SETS, "manifest.json") | {"params"}
+
+
+def test_every_key_of_a_comparison_is_documented() -> None:
+    assert written_keys(comparison_row) <= names(SETS, "compare.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "heading", "hidden"),
+    [
+        (Generation, SETS, "manifest.json", {"number"}),
+        (Quality, SETS, "quality.json", {"feature_means"}),
+        (ChiSquare, SETS, "quality.json", set()),
+        (ShardQuality, SETS, "quality.json", set()),
+        (Verdict, SETS, "quality.json", set()),
+        (Plan, RUNS, "plan", set()),
+        (Result, RUNS, "result.json", {"output", "staleness", "passes", "restarts"}),
+        (State, RUNS, "checkpoints", set()),
+        (Evaluated, RUNS, "checkpoints", set()),
+        (Stretch, RUNS, "followed", set()),
+        (Compared, RUNS, "Virtual time: comparison.json", {"seconds"}),
+    ],
+)
+def test_every_field_of_a_written_class_is_documented(kind: Any, document: str, heading: str, hidden: set[str]) -> None:
+    """hidden: fields that are not written, or that are documented value by value."""
+    written = kind._fields if hasattr(kind, "_fields") else [field.name for field in fields(kind)]
+    assert set(written) - hidden <= parts_of_names(document, heading)
+
+
+def logged_events() -> Iterator[tuple[str, set[str]]]:
+    """Yield the kind and the keyword arguments of every call of log_event in the trainer."""
+    for path in (ROOT / "trainer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "log_event":
+                kind = node.args[1]
+                assert isinstance(kind, ast.Constant), f"{path} logs an event without a literal kind"
+                yield str(kind.value), {keyword.arg for keyword in node.keywords if keyword.arg}
+
+
+def test_every_event_and_its_keys_are_documented() -> None:
+    found = list(logged_events())
+    assert {kind for kind, _ in found} == events().keys()
+    for kind, keys in found:
+        assert keys <= events()[kind], kind
+
+
+def test_every_column_of_pushes_is_documented() -> None:
+    assert set(COLUMNS.split(",")) == names(RUNS, "pushes.csv")
+
+
+def test_a_run_writes_nothing_that_is_not_documented(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "run", batch_size=40, steps=10)
+    simulate(config, Simulated(compute="quadratic", workers=4, rows=400), Options(silent=True, report=False))
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    assert undocumented_below(tmp_path) == {}
+    assert unlisted(tmp_path / "run", RUNS) == set()
+
+
+def test_the_ledgers_of_our_studies_have_no_key_that_is_not_documented() -> None:
+    for path in LEDGERS.glob("*/plan.json"):
+        assert undocumented(path) == set()
+        assert undocumented(path.parent / "ledger.jsonl") == set()
+
+
+def test_an_unknown_key_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text('{"rows": 1, "image": {"shape": [], "new": 1}, "workers": [{"index": 0, "size": 2}]}')
+    assert undocumented(path) == {"image.new", "workers[].size"}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "pass", "time": 0.0, "new": 1}\n{"event": "sleep", "time": 0.0}\n')
+    assert undocumented(path) == {"pass.new", "sleep.event", "sleep.time"}
