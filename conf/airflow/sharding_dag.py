@@ -1,7 +1,7 @@
 """Shards each day's images, holds the shards to a limit, trains on them and publishes their manifest as an asset.
 
-Copy this file into a DAG folder and edit its parameters; ``jobs/README.md`` says what it needs and what it does on which
-failure. All places are named after the first day of the run's data interval. So a rerun finds what an earlier one has
+Copy this file into a DAG folder and edit its parameters; ``conf/airflow/README.md`` says what it needs and what it does on
+which failure. All places are named after the first day of the run's data interval. So a rerun finds what an earlier one has
 done, whatever the run's id.
 """
 

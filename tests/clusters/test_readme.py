@@ -1,4 +1,4 @@
-"""The READMEs' commands are run as they stand, each file's in a folder of its own, and what the files name exists.
+"""The documents' commands are run as they stand, each file's in a folder of its own, and what the files name exists.
 
 A block is run after the comment ``run``, written to a file after ``save PATH``, and held to the imports of a module
 after ``beside MODULE``."""
@@ -24,38 +24,39 @@ from pipeline.assignment.groups import group_table
 from pipeline.core.specs import registry
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
 from pipeline.strategies import STRATEGIES
+from tests.support.references import undocumented_below
 from tests.support.virtual_time import Vector, simulate
 from trainer.models import MODELS
 from trainer.protocols import PROTOCOLS
 
 ROOT = PACKAGE.parent
-FILES = (
-    "README.md",
-    "pipeline/README.md",
-    "trainer/README.md",
-    "trainer/study/README.md",
-    "jobs/README.md",
-    "tests/README.md",
-)
-TEXTS = {file: (ROOT / file).read_text() for file in FILES}
-ALL_TEXT = "\n".join(TEXTS.values())
-FRONT_DOOR_LINES = 150
-# What a file's blocks leave behind.
+FRONT_DOOR_LINES = 120
+FRONT_DOOR_WORDS = 700
+CONTRIBUTING = ".github/CONTRIBUTING.md"
+# The files that the blocks of a document leave behind. Documents without an entry have nothing to run.
 WRITTEN = {
     "README.md": (
-        "build/shards/report.html", "build/run/report.html", "build/stratified/manifest.json",
-        "build/run-bsp/model.safetensors",
+        "build/shards/report.html", "build/run/report.html", "build/mine/manifest.json", "build/mine-run/model.safetensors",
     ),
-    "pipeline/README.md": (
-        "build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json", "build/in-runs/manifest.json",
-    ),
-    "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/run-own/result.json"),
+    "pipeline/README.md": ("build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json"),
+    "pipeline/strategies/README.md": ("build/in-runs/manifest.json",),
+    "pipeline/stream/README.md": ("build/stream/report.html",),
+    "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/embedding.parquet"),
+    "trainer/protocols/README.md": ("build/run-own/result.json",),
     "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),
     "jobs/README.md": (
         "build/shards/report.html", "build/compare/compare.html", "build/compare/class_cluster/manifest.json",
     ),
     "tests/README.md": ("tests/unit/test_dealing.py",),
 }  # fmt: skip
+RUN = tuple(WRITTEN)
+FOLDERS = (".github", "conf", "jobs", "pipeline", "tests", "trainer")
+FILES = (
+    "README.md",
+    *sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
+)
+TEXTS = {file: (ROOT / file).read_text() for file in FILES}
+ALL_TEXT = "\n".join(TEXTS.values())
 ARROWS = {"--push"}  # of the front door's picture
 SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
 OTHERS_OWN = SPARK_SUBMITS_OWN | {
@@ -68,7 +69,12 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--dag-id",
     "--from-date",
     "--to-date",
-}  # and those of pip and Airflow
+    "--headless",
+    "--hide-scrollbars",
+    "--no-sandbox",
+    "--screenshot",
+    "--window-size",
+}  # and those of pip, Airflow and Chromium
 
 
 @dataclass(frozen=True)
@@ -118,25 +124,30 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", [FILES[0], *(pytest.param(file, marks=pytest.mark.full) for file in FILES[1:])])
+@pytest.mark.parametrize("file", [RUN[0], *(pytest.param(file, marks=pytest.mark.full) for file in RUN[1:])])
 def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path) -> None:
-    blocks = blocks_of(file)
-    assert any(block.action == "run" for block in blocks)
-    run_blocks(blocks, checkout)
+    """The files that they write contain nothing that pipeline/FILES.md and trainer/FILES.md do not describe."""
+    (checkout / "build").mkdir()  # `make demo`, after which the commands work, leaves it
+    run_blocks(blocks_of(file), checkout)
     for path in WRITTEN[file]:
         assert (checkout / path).is_file(), path
+    assert undocumented_below(checkout / "build") == {}
+
+
+def test_every_document_with_blocks_to_run_is_run() -> None:
+    assert {file for file in FILES if any(block.action == "run" for block in blocks_of(file))} == set(RUN)
 
 
 def defined_beside(module: str) -> dict[str, Any]:
-    """What the front door's block defines with the imports of a module alone."""
-    (block,) = (block for block in blocks_of("README.md") if block.target == module)
+    """Return what a block of CONTRIBUTING.md defines with the imports of a module alone."""
+    (block,) = (block for block in blocks_of(CONTRIBUTING) if block.target == module)
     assert len([line for line in block.text.splitlines() if line]) <= 11
     names = vars(import_module(module)).copy()
     exec(block.text, names)
     return names
 
 
-def test_the_front_doors_strategy_is_one_that_the_registry_takes() -> None:
+def test_the_contributors_strategy_is_one_that_the_registry_takes() -> None:
     strategy = defined_beside("pipeline.strategies.random")["InRuns"]
     assert "in_runs" in registry(*STRATEGIES.values(), strategy)
     fitted = strategy().fit(SimpleNamespace(bounds=[(0, 150), (150, 250)]))
@@ -146,7 +157,7 @@ def test_the_front_doors_strategy_is_one_that_the_registry_takes() -> None:
     assert owners.tolist() == [0] * 100 + [1] * 100 + [0] * 50
 
 
-def test_the_front_doors_protocol_divides_gradients_by_their_staleness() -> None:
+def test_the_contributors_protocol_divides_by_staleness() -> None:
     protocol = defined_beside("trainer.protocols.ssp")["StalenessAware"]
     assert "staleness_aware" in registry(*PROTOCOLS.values(), protocol)
 
@@ -172,7 +183,12 @@ def test_the_front_page_works_after_make_demo() -> None:
 
 
 def test_the_front_door_is_short() -> None:
-    assert len(TEXTS["README.md"].splitlines()) <= FRONT_DOOR_LINES
+    text = TEXTS["README.md"]
+    assert len(text.splitlines()) <= FRONT_DOOR_LINES
+    prose = re.sub(r"```.*?```|^\|.*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= FRONT_DOOR_WORDS
+    picture = ROOT / ".github" / "report.png"
+    assert picture.stat().st_size < 200_000
 
 
 def test_the_front_door_names_every_strategy_protocol_and_model() -> None:
@@ -188,18 +204,39 @@ def test_every_job_and_make_target_is_named_and_those_named_exist() -> None:
     assert set(re.findall(r"(?:^|`)make ([a-z][\w-]+)", ALL_TEXT, re.MULTILINE)) == targets
 
 
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("file", FILES)
-def test_every_link_leads_to_a_file(file: str) -> None:
+def test_every_link_leads_to_a_file_and_a_heading(file: str) -> None:
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[file]) if "://" not in link]
-    assert links
     for link in links:
-        assert ((ROOT / file).parent / link).is_file(), link
+        target, _, anchor = link.partition("#")
+        path = ((ROOT / file).parent / target).resolve() if target else ROOT / file
+        assert path.is_file(), link
+        assert not anchor or anchor in anchors(path.read_text()), link
+
+
+def test_the_front_page_leads_to_every_document() -> None:
+    """Directly, or through the manual of a package."""
+    seen = {ROOT / "README.md"}
+    waiting = list(seen)
+    while waiting:
+        path = waiting.pop()
+        for link in re.findall(r"\]\(([^)\s#]+\.md)", path.read_text()):
+            target = (path.parent / link).resolve()
+            waiting += [] if target in seen else [target]
+            seen.add(target)
+    assert {ROOT / file for file in FILES} <= seen
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_path_and_module_named_exists(file: str) -> None:
     for path in re.findall(r"`((?:pipeline|trainer|jobs|tests|conf)/[a-z][\w/.-]*)`", TEXTS[file]):
-        assert (ROOT / path).exists() or path in WRITTEN[file], path
+        assert (ROOT / path).exists() or path in WRITTEN.get(file, ()), path
     for module in re.findall(r"`((?:pipeline|trainer)(?:\.[a-z_]+)+)`", TEXTS[file]):
         import_module(module)
 
