@@ -143,4 +143,4 @@ if __name__ == NAME:  # executed by SITE_LINE
     module = ModuleType(NAME)
     module.CALLS = CALLS  # type: ignore[attr-defined]
     sys.modules[NAME] = module
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_each_called_function_sets_its_byte(monkeypatch: pytest.MonkeyPatch) -> 
     calls = bytearray(8)
     monkeypatch.setattr(recorder, "CALLS", calls, raising=False)
     monkeypatch.setitem(sys.modules, NAME, recorder)
-    names: dict[str, type] = {}
+    names: dict[str, Any] = {}
     exec(compile(tree, "shape.py", "exec"), names)
     assert not any(calls)
     assert names["Shape"]().area() == 4
