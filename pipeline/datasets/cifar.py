@@ -336,25 +336,26 @@ def fetch(
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.parser(
         "python -m pipeline fetch",
-        "Download a data set from its home page and publish its official files; a broken download goes on where it"
-        " stopped.",
+        "Download the official files of a data set from its home page; an interrupted download resumes.",
         "",
     )
-    parser.add_argument("name", choices=sorted({name for name, _ in ARCHIVES}), help="data set")
+    parser.add_argument("name", choices=sorted({name for name, _ in ARCHIVES}), help="data set to download")
     parser.add_argument(
-        "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (%(default)s)"
+        "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (default: %(default)s)"
     )
-    parser.add_argument("--to", required=True, metavar="DIR-OR-URI", help="folder to create, local, hdfs:// or s3://")
+    parser.add_argument("--to", required=True, metavar="URI", help="folder to create, local, hdfs:// or s3://")
     parser.add_argument(
-        "--webhdfs", metavar="URL", help="NameNode's web address, e.g. http://host:9870 (default: found)"
+        "--webhdfs", metavar="URL", help="web address of the NameNode, such as http://host:9870 (default: detected)"
     )
-    parser.add_argument("--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (%(default)s)")
+    parser.add_argument(
+        "--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (default: %(default)s)"
+    )
     parser.add_argument(
         "--cache",
         type=Path,
         default=Path(pooch.os_cache("sharding")),
         metavar="DIR",
-        help="for archives (%(default)s)",
+        help="folder of downloaded archives (default: %(default)s)",
     )
     return parser.parse_args(argv)
 

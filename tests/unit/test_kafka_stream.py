@@ -101,7 +101,7 @@ def test_the_flag_may_be_repeated_and_a_toml_file_holds_a_list(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"kafka_option is not a list of texts, such as \[\"KEY=VALUE\"\]") as raised:
         options_of(*topic, "--config", str(config))
     assert "hunter2" not in str(raised.value)
-    with pytest.raises(UsageError, match="--kafka-option is of messages, and --source"):
+    with pytest.raises(UsageError, match="--kafka-option applies to messages, but --source"):
         options_of("--source", str(tmp_path), *given)
 
 

@@ -62,10 +62,10 @@ def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     out = capsys.readouterr().out
     for sign in (
         "1,000,000,000 rows, 3.1 TB",
-        "ranges of workers",
+        "range of workers",
         "pca",
         "kmeans x 52",
-        "on 64 cores as fast as one here",
+        "on 64 cores as fast as those of this machine",
     ):
         assert sign in out
     assert json.dumps(out).isascii()
@@ -77,7 +77,7 @@ def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--rows", "0", "--workers", "2"], "is not a whole number of 1 or more"),
         (["--rows", "many", "--workers", "2"], "is not a number"),
         (["--rows", "10", "--workers", "12"], "12 workers are more than 10 rows"),
-        (["--rows", "10", "--workers", "2", "--strategy", "best"], "'best' is none of"),
+        (["--rows", "10", "--workers", "2", "--strategy", "best"], "'best' is unknown; choose one of"),
         (["--rows", "10", "--workers", "2", "--image", "32"], "is not CHANNELSxHEIGHTxWIDTH"),
     ],
 )
