@@ -64,7 +64,9 @@ class Data(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow and self.sampling == "bernoulli":
-            raise UsageError("--follow goes by passes over the rows, which --sampling bernoulli has not; leave out one")
+            raise UsageError(
+                "--follow needs passes over the rows, which --sampling bernoulli does not have; leave out one of them"
+            )
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class Config:
         object.__setattr__(self, "optimiser", filled)  # the dataclass is frozen
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
-                f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
+                f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
             )
 
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ class Options(Spec):
             raise UsageError("--roles starts a part of a run: give --addresses too, the addresses of all servers")
         if self.roles is not None and not self.token_file:
             raise UsageError(
-                "--roles starts a part of a run: give --token-file too, the same secret on every host"
+                "--roles starts a part of a run: give --token-file too, with the same secret on every host"
                 " (make one with: openssl rand -hex 32)"
             )
 

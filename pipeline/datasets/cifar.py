@@ -273,7 +273,7 @@ def extract(archive: Archive, source: Path, folder: Path) -> None:
                 except KeyError:
                     packed = None
                 if packed is None:
-                    raise DataError(f"{source} holds no file {archive.folder}/{name}; delete it and run it again")
+                    raise DataError(f"{source} contains no file {archive.folder}/{name}; delete it and run it again")
                 with packed, open(folder / name, "wb") as file:
                     shutil.copyfileobj(packed, file, CHUNK_BYTES)
                     sizes[name] = file.tell()
@@ -297,7 +297,7 @@ def is_complete(archive: Archive, target: Target, uri: str) -> bool:
     if expected and all(sizes.get(name) == size for name, size in expected.items()):
         return True
     missing = [name for name, size in expected.items() if sizes.get(name) != size]
-    what = f"lost or changed {missing[0]} since it was fetched" if missing else "holds other files"
+    what = f"lost or changed {missing[0]} since it was fetched" if missing else "contains other files"
     raise UsageError(f"{uri} {what}; delete it, or give --to another folder")
 
 

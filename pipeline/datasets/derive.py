@@ -133,9 +133,9 @@ def check_derivation(derivation: Derivation, dataset: Dataset) -> None:
     """Raise UsageError if the derivation does not fit the data set, DataError if nothing can be derived from it."""
     layout = dataset.layout
     if layout.dtype != "uint8" or layout.targets:
-        raise DataError(f"{dataset.uri} holds {layout.describe()}: only labelled uint8 images can be derived")
+        raise DataError(f"{dataset.uri} contains {layout.describe()}: only labelled uint8 images can be derived")
     if derivation.labels == "coarse" and not layout.coarse:
-        raise UsageError(f"--labels coarse: {dataset.uri} holds {layout.describe()}, without coarse labels")
+        raise UsageError(f"--labels coarse: {dataset.uri} contains {layout.describe()}, without coarse labels")
     _check_squares(layout.shape, derivation.shrink)
 
 

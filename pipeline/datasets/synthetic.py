@@ -335,7 +335,7 @@ def write(files: Mapping[str, bytes], folder: Path) -> bool:
             if _holds(folder, files):
                 return False
             if any(folder.iterdir()):
-                raise UsageError(f"{folder} holds other files; give --to a new folder, or delete this one")
+                raise UsageError(f"{folder} contains other files; give --to a new folder, or delete this folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:

@@ -150,7 +150,7 @@ class Strategy(Spec, ABC):
     def check_without_labels(self) -> None:
         """Raise UsageError if this strategy cannot shard rows without labels."""
         if self.looks_at_labels:
-            raise UsageError(f"{self.name} looks at labels, which --unlabelled rows have not; choose another strategy")
+            raise UsageError(f"{self.name} needs labels, which --unlabelled rows do not have; choose another strategy")
 
     def check_input(self, dataset: Dataset) -> None:
         """Raise UsageError if this strategy cannot shard the rows of the input."""

@@ -85,7 +85,7 @@ class DistributionAware(NeighbourhoodStrategy):
                     f"--engine spark-ml needs a number of --components, not a share, got {self.components}"
                 )
             if self.n_init != 1:
-                raise UsageError(f"--engine spark-ml has one k-means start; leave out --n-init {self.n_init}")
+                raise UsageError(f"--engine spark-ml has a single k-means start; leave out --n-init {self.n_init}")
             if self.embedding:
                 raise UsageError("--engine spark-ml clusters images; leave out --embedding")
             if self.fit_rows not in ("auto", "all"):

@@ -180,7 +180,7 @@ def test_writing_twice_keeps_the_first_files(tmp_path: Path, capsys: pytest.Capt
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["sample", "--to", str(tmp_path), "--rows", "100", "--classes", "2"]) == 2
-    assert "holds other files" in capsys.readouterr().err
+    assert "contains other files" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

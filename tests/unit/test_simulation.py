@@ -441,7 +441,7 @@ def test_what_cannot_be_simulated_is_one_clear_line_and_leaves_nothing(
 
 
 def test_replaying_what_is_no_run_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="holds no run"):
+    with pytest.raises(JobError, match="contains no run"):
         main(["--replay", str(tmp_path)])
 
 

@@ -265,7 +265,7 @@ def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path
         ([plan, "--output", out, "--merge", str(tmp_path / "no")], "contains no ledger.jsonl"),
         ([plan, "--output", str(tmp_path)], "holds other files; choose a folder that is empty"),
         ([plan, "--output", out, "--report-only"], "contains no ledger"),
-        (["nobody", "--output", out], "the plan nobody is neither a TOML file nor one of"),
+        (["nobody", "--output", out], "the plan nobody is neither a TOML file nor a plan of conf/study"),
         ([str(tmp_path / "no.toml"), "--output", out], "does not exist"),
     ):
         with pytest.raises(UsageError) as raised:

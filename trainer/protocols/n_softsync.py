@@ -29,8 +29,8 @@ class NSoftsync(Protocol):
     def check(self, num_workers: int) -> None:
         if self.softsync > num_workers:
             raise UsageError(
-                f"--softsync {self.softsync} splits {num_workers} workers: give at most {num_workers}, which is one"
-                " gradient per update"
+                f"--softsync {self.softsync} exceeds the number of workers, {num_workers}: give at most {num_workers},"
+                " for a gradient per update"
             )
 
     def update_size(self, num_workers: int) -> int:

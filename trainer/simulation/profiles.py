@@ -42,7 +42,7 @@ class Profile:
     def check(self) -> None:
         """Raise UsageError for an invalid parameter."""
         if self.parameter:
-            raise UsageError(f"--profile {self.name} takes nothing behind a colon, got {self.parameter}")
+            raise UsageError(f"--profile {self.name} takes no parameter after a colon, got {self.parameter}")
 
     def number(self, what: str) -> float:
         """Return the parameter as a positive number. Raises UsageError."""
@@ -124,7 +124,7 @@ class Trace(Profile):
 
     def check(self) -> None:
         if not self._times:
-            raise UsageError(f"--profile {self.form}: {self.parameter or 'nothing'} holds no run with pushes")
+            raise UsageError(f"--profile {self.form}: {self.parameter or 'nothing'} contains no run with pushes")
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
