@@ -1,4 +1,4 @@
-"""Shard images without looking at them: round robin, a seeded permutation, or an independent draw a row."""
+"""Shard images without reading them: round robin, in random order, or by independent draws."""
 
 import sys
 from pathlib import Path

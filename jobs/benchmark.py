@@ -1,5 +1,5 @@
-"""Compare Spark MLlib with the parameter server: linear and logistic regression and a small perceptron, by gradient descent
-and by mini-batches, until they converge and mini-batch by mini-batch, with two more systems inside Spark."""
+"""Compare the speed of Spark MLlib, the parameter server and two more systems on Spark, for linear and logistic regression
+and a small perceptron, per mini-batch and until convergence."""
 
 import sys
 from pathlib import Path

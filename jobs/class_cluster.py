@@ -1,4 +1,4 @@
-"""Shard images by neighbourhoods found inside each class: balanced in classes and in neighbourhoods."""
+"""Shard images by neighbourhoods inside each class, so that classes and neighbourhoods are balanced."""
 
 import sys
 from pathlib import Path

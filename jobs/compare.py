@@ -1,4 +1,4 @@
-"""Shard one input by every strategy and set quality and seconds side by side, in a table and a page."""
+"""Shard an input by every strategy, and compare quality and seconds in a table and a report."""
 
 import sys
 from pathlib import Path

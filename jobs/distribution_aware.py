@@ -1,4 +1,4 @@
-"""Shard images so that every worker holds its share of every neighbourhood, and all of the sparse ones."""
+"""Shard images so that every worker gets its share of every neighbourhood, and a copy of every sparse neighbourhood."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shard images by the buckets of locality-sensitive hash functions, the sparse ones to every worker."""
+"""Shard images by buckets of locality-sensitive hash functions, with copies of sparse buckets on every worker."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shard images that go on arriving, by buckets of hash functions: each batch is a generation more of one shard set."""
+"""Shard a stream of images by buckets of hash functions; every batch adds a generation to the shard set."""
 
 import sys
 from pathlib import Path

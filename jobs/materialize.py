@@ -1,4 +1,4 @@
-"""Write the shards that an assignment describes: a committed one, or anybody's table of id and worker."""
+"""Write the shards of an assignment: a committed assignment, or any table of (id, worker)."""
 
 import sys
 from pathlib import Path
@@ -18,10 +18,12 @@ def main() -> int:
         "--assignment",
         required=True,
         metavar="URI",
-        help="committed set whose assignment to take, or Parquet or CSV with the columns id (a row's place in the input,"
-        " from 0) and worker, and copy where a row has several",
+        help="committed set whose assignment is used, or a Parquet or CSV table with the columns id (the position of a row"
+        " in the input, from 0), worker, and optionally copy",
     )
-    cli.add_output_flags(flags, workers="number of shards (default: as many as the assignment has)", ratios=False)
+    cli.add_output_flags(
+        flags, workers="number of shards, a shard per worker (default: that of the assignment)", ratios=False
+    )
     cli.add_run_flags(flags, seed=False)
     return run_materializing(parse(flags))
 

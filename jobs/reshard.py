@@ -1,4 +1,4 @@
-"""Deal a committed shard set to another number of workers, without fitting anything again."""
+"""Divide a committed shard set among another number of workers, without fitting the strategy again."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ def main() -> int:
         "--input",
         required=True,
         metavar="URI",
-        help="folder of a committed set (the --output of another job)",
+        help="folder of a committed set, the --output of another job",
     )
     cli.add_output_flags(flags, rescan=False)
     cli.add_run_flags(flags, seed=False)

@@ -1,4 +1,4 @@
-"""Shard images class by class, round robin, so that every worker holds its share of every class."""
+"""Shard images class by class, round robin, so that every worker gets its share of every class."""
 
 import sys
 from pathlib import Path

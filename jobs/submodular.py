@@ -1,4 +1,4 @@
-"""Shard images class by class, so that every worker's rows of a class are as like the class as they can be."""
+"""Shard images so that every worker gets the most representative subset of every class."""
 
 import sys
 from pathlib import Path

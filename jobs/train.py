@@ -1,5 +1,4 @@
-"""Train a model on a committed shard set, on the hosts of a Spark cluster: parameter servers, workers and the evaluator run
-in tasks."""
+"""Train a model on a committed shard set, with servers, workers and the evaluator in tasks of a Spark cluster."""
 
 import sys
 from pathlib import Path

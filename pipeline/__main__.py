@@ -12,16 +12,16 @@ from pipeline.core.command_line import run_chosen
 from pipeline.core.errors import JobError
 
 COMMANDS = {
-    "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a folder, HDFS or S3"),
+    "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a local folder, HDFS or S3"),
     "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
-    "derive": ("pipeline.datasets.derive", "a smaller copy of a data set, or one in a bad order, for studies"),
-    "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark where none runs"),
-    "plan": ("pipeline.runs.plan_command", "what sharding so many rows over so many workers takes, before it is tried"),
-    "doctor": ("pipeline.doctor.command", "check whether a run can work here: versions, rights, room, clocks, tickets"),
-    "inspect": ("pipeline.upkeep.contents", "tell what is in a committed set"),
-    "verify": ("pipeline.upkeep.verify", "hold the files of a committed set against its manifest"),
-    "clean": ("pipeline.upkeep.clean", "tell what killed runs have left beside a set, and delete it"),
-    "zip": ("pipeline.spark.package", "pack the packages for spark-submit --py-files (YARN in cluster mode)"),
+    "derive": ("pipeline.datasets.derive", "write a smaller or badly ordered copy of a data set, for studies"),
+    "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark if none is running"),
+    "plan": ("pipeline.runs.plan_command", "estimate the time and memory of a sharding run before it starts"),
+    "doctor": ("pipeline.doctor.command", "check versions, permissions, free space, clocks and tickets"),
+    "inspect": ("pipeline.upkeep.contents", "show the contents of a committed set"),
+    "verify": ("pipeline.upkeep.verify", "compare the files of a committed set with its manifest"),
+    "clean": ("pipeline.upkeep.clean", "list and delete the leftovers of killed runs"),
+    "zip": ("pipeline.spark.package", "pack the packages for --py-files of spark-submit"),
 }
 
 
@@ -40,7 +40,7 @@ def run(command: str, arguments: list[str]) -> int:
         print(f"{command}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{command}: interrupted; run it again to go on", file=sys.stderr)
+        print(f"{command}: interrupted; run the command again to continue", file=sys.stderr)
         return 1
     return 0
 

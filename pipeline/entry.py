@@ -17,10 +17,10 @@ from pipeline.core.command_line import DISTRIBUTION
 
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
-    "train": "train a model on committed shards with worker, server and evaluator processes",
-    "simulate": "train in virtual time, in one process",
-    "embed": "make vectors of images by an auto-encoder, for --embedding of the sharding jobs",
-    "study": "train several configurations with many seeds, and report what may be said of them",
+    "train": "train a model on a committed shard set",
+    "simulate": "train in virtual time in a single process",
+    "embed": "compute vectors of images, for --embedding of the sharding jobs",
+    "study": "train several configurations with many seeds, and compare them",
 }
 PROGRAMS = {
     "train": "trainer.__main__",

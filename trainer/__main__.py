@@ -16,19 +16,19 @@ from trainer.cluster.hosts import Hosts
 from trainer.embed import __main__ as embedding
 from trainer.flags import config_of, flags, options_of
 
-INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
+INTERRUPTED = "the same command with --resume continues from the last checkpoint"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
     parser = flags()
-    add_flags(parser.add_argument_group("cluster", "the same command, given once"), Hosts)
+    add_flags(parser.add_argument_group("cluster", "Run the command once, on any host."), Hosts)
     args = command_line.parse(parser, argv)
     require("trainer", "training")
     hosts = from_flags(Hosts, args)
     options = options_of(args)
     if hosts.launcher and options.roles:
-        raise UsageError("--roles is for hosts that are started by hand: leave it out, --launcher starts them")
+        raise UsageError("--roles is for hosts that are started by hand: leave it out, because --launcher starts them")
     train(config_of(args), options, launcher=hosts.make(), hosts=hosts.hosts)
     return 0
 

@@ -22,7 +22,7 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 
 FRESH_MOMENTUM = 0.9
-DROPS = ", ".join(f"{name} {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
+DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
 
 
 @dataclass(frozen=True)
@@ -32,34 +32,41 @@ class Data(Spec):
     batch_size is the global mini-batch B: each of N workers draws B/N examples per step."""
 
     shards: str = option(help="folder of a committed shard set", metavar="URI", may_change=True)
-    batch_size: int = option(128, "global mini-batch: N workers draw B/N examples each a step", metavar="B", least=1)
+    batch_size: int = option(128, "examples per mini-batch, divided among the workers", least=1)
     worker_batch: Literal["floor", "exact"] = option(
-        "floor", "where N does not divide B: floor drops the rest, exact gives the first workers one more"
+        "floor",
+        "division of a mini-batch that the number of workers does not divide: floor drops the remainder, exact gives an"
+        " extra example to each of the first workers",
+        advanced=True,
     )
     sampling: Literal["shuffle", "bernoulli"] = option(
         "shuffle",
-        "shuffle: passes over a worker's rows, each in a new order; bernoulli: every row is in a mini-batch with"
-        " probability B/rows, and updates are means over examples, as in MLlib",
+        "shuffle: pass over a worker's rows, in a new order each time; bernoulli: draw every row independently, and"
+        " average each update over its examples, as MLlib does",
+        advanced=True,
     )
-    augment: bool = option(True, "random crops and flips while training")
+    augment: bool = option(True, "crop and flip training images at random", advanced=True)
     follow: bool = option(
         False,
-        "at the end of a pass over a worker's rows, go on with those that a stream has appended since",
+        "after each pass over a worker's rows, include the rows that a stream has appended since",
         may_change=True,
+        advanced=True,
     )
     generation: int | None = option(
         None,
-        "of a set that a stream appends to: train on it as it was with generation G",
-        metavar="G",
+        "generation of a streamed shard set to train on",
         least=0,
         may_change=True,
-        shown="the newest when the run begins",
+        shown="the newest at the start of the run",
+        advanced=True,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow and self.sampling == "bernoulli":
-            raise UsageError("--follow goes by passes over the rows, which --sampling bernoulli has not; leave out one")
+            raise UsageError(
+                "--follow needs passes over the rows, which --sampling bernoulli does not have; leave out one of them"
+            )
 
 
 @dataclass(frozen=True)
@@ -72,42 +79,46 @@ class Optimiser(Spec):
 
     learning_rate: float | None = option(
         None,
-        "rate of a single process: bsp applies A to the mean of N gradients, asp and ssp A/N to each",
-        metavar="A",
+        "learning rate of single-process SGD; synchronous protocols apply it to the mean gradient, asynchronous protocols"
+        " divide it by the number of workers",
         above=0,
-        shown="the model's own, less where gradients may be stale",
+        shown="set by the model, lower if gradients can be stale",
     )
     momentum: float | None = option(
         None,
-        "of SGD, on the servers",
-        metavar="M",
+        "momentum of SGD, kept on the servers",
         least=0,
         below=1,
-        shown=f"{FRESH_MOMENTUM:g}, or the model's own where gradients may be stale, mostly {ModelSpec.stale_momentum:g}",
+        shown=f"{FRESH_MOMENTUM:g}; if gradients can be stale, set by the model, mostly {ModelSpec.stale_momentum:g}",
+        advanced=True,
     )
     momentum_rule: Literal["auto", "heavy-ball", "look-ahead"] = option(
         "auto",
-        "heavy-ball: momentum decays by M an update, as in SGD; look-ahead: by M in as many gradients as there are workers,"
-        " and workers compute at what it will have made of the parameters; auto: look-ahead where gradients may be stale",
+        "heavy-ball: momentum decays with every update, as in SGD; look-ahead: it decays once per round of the workers,"
+        " which compute gradients at the parameters extrapolated by it; auto: look-ahead if gradients can be stale",
+        advanced=True,
     )
-    weight_decay: float = option(2e-4, "L2 factor, part of the loss", metavar="W", least=0)
+    weight_decay: float = option(
+        2e-4, "coefficient of the L2 penalty, which is part of the loss", least=0, advanced=True
+    )
     recipe: Literal["auto", "ch4", "ch6", "constant", "inverse-sqrt"] = option(
         "auto",
-        f"where the rate falls to a tenth. auto: after 3/4 and 9/10 of the run; by epochs: {DROPS}; constant: never;"
-        " inverse-sqrt: A / sqrt(t) in mini-batch t",
+        f"schedule of the learning rate: auto divides it by ten after 3/4 and 9/10 of the run, {DROPS}; constant keeps it;"
+        " inverse-sqrt divides it by the square root of the number of mini-batches",
+        advanced=True,
     )
     tolerance: float = option(
         0.0,
-        "end before --epochs or --steps, as soon as a global mini-batch moves the parameters by less than TOL times the"
-        " greater of their norm and 1; needs --servers 1",
-        metavar="TOL",
+        "end the run early when a mini-batch changes the parameters by less than this fraction of their norm (or of 1, if"
+        " the norm is smaller); 0 disables the test; needs --servers 1",
         least=0,
-        shown="0: never",
+        advanced=True,
     )
     batch_norm: Literal["ema", "last", "recalibrate"] = option(
         "recalibrate",
-        "BatchNorm's running statistics: averaged over all workers' steps, the last update's, or taken anew from training"
-        " rows before each evaluation",
+        "running statistics of BatchNorm: ema averages them over the steps of all workers, last takes them from the last"
+        " update, recalibrate computes them from training rows before each evaluation",
+        advanced=True,
     )
 
 
@@ -115,46 +126,52 @@ class Optimiser(Spec):
 class Processes(Spec):
     """The processes of a run, their device and their timeouts. A resumed run may change all of it."""
 
-    servers: int = option(1, "parameter servers", metavar="S", least=1, may_change=True)
+    servers: int = option(1, "number of parameter servers", least=1, may_change=True)
     device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "where workers compute; auto: on GPUs where there are any", may_change=True
+        "auto", "device of the workers' computation; auto: GPUs if available", may_change=True
     )
     threads: int = option(
         0,
-        "of each worker's computation",
-        metavar="T",
+        "CPU threads per worker; 0 divides this host's cores among its workers",
         least=0,
         may_change=True,
-        shown="0: this host's cores / its workers",
+        advanced=True,
     )
     same_host: Literal["memory", "socket"] = option(
-        "memory", "how gradients reach a server on the same host", may_change=True
+        "memory", "transport between a worker and a server on the same host", may_change=True, advanced=True
     )
     start_wait_s: float = option(
         60.0,
-        "start without a worker that keeps the others waiting for so long; bsp needs all",
+        "seconds to wait at the start for missing workers before the others begin; bsp needs all workers",
         metavar="SECONDS",
         above=0,
         may_change=True,
+        advanced=True,
     )
     heartbeat_timeout_s: float = option(
-        15.0, "a process without a heartbeat for so long is started again", metavar="SECONDS", above=0, may_change=True
+        15.0,
+        "seconds without a heartbeat after which a process is restarted",
+        metavar="SECONDS",
+        above=0,
+        may_change=True,
+        advanced=True,
     )
     stall_timeout_s: float = option(
         300.0,
-        "a process that does nothing for so long, though it has heartbeats, is started again: choose more than one step,"
-        " one batch of an evaluation and one checkpoint take; 0: never",
+        "seconds without progress after which a process is restarted although it sends heartbeats; must exceed the time of"
+        " a step, of an evaluation batch and of a checkpoint; 0 disables the test",
         metavar="SECONDS",
         least=0,
         may_change=True,
+        advanced=True,
     )
     max_restarts: int = option(
         5,
-        "give up when one process fails, or the run goes back to a checkpoint, more often than this without getting"
-        " further than ever before in between; after the first time a restart waits, at most 30 s",
-        metavar="R",
+        "fail when a process is restarted, or the run rolls back, more often than this without new progress in between;"
+        " repeated restarts are delayed by up to 30 seconds",
         least=0,
         may_change=True,
+        advanced=True,
     )
 
 
@@ -162,25 +179,30 @@ class Processes(Spec):
 class RunSpec(Spec):
     """The output, length, seeds and checkpoints of a run. Either epochs or steps is given."""
 
-    output: str = option(help="folder of the run: local, hdfs:// or s3://", metavar="DIR", may_change=True)
+    output: str = option(help="folder of the run, local, hdfs:// or s3://", metavar="URI", may_change=True)
     epochs: int | None = option(
-        None, "passes of all workers together over the examples", metavar="E", least=1, may_change=True
+        None, "length of the run in passes over the training examples", least=1, may_change=True
     )
     steps: int | None = option(
-        None, "mini-batches of each worker, instead of --epochs", metavar="K", least=1, may_change=True
+        None, "length of the run in mini-batches per worker, instead of --epochs", least=1, may_change=True
     )
     seed: int = option(
-        0, "of initial parameters, order of examples, augmentation and dropout", metavar="S", least=0, parse=seed_number
+        0, "seed of initial parameters, order of examples, augmentation and dropout", least=0, parse=seed_number
     )
     model_seed: int | None = option(
-        None, "of initial parameters alone", metavar="S", least=0, parse=seed_number, shown="that of --seed"
+        None, "seed of initial parameters alone", least=0, parse=seed_number, shown="the value of --seed", advanced=True
     )
     stop: Literal["global", "local"] = option(
-        "global", "end when all workers together have done their steps, or each after its own"
+        "global",
+        "end of the run: global counts the steps of all workers together, local lets every worker do its own number of"
+        " steps",
+        advanced=True,
     )
-    checkpoint_every_s: float = option(60.0, "between checkpoints", metavar="SECONDS", above=0, may_change=True)
+    checkpoint_every_s: float = option(
+        60.0, "seconds between checkpoints", metavar="SECONDS", above=0, may_change=True, advanced=True
+    )
     epoch_checkpoints: bool = option(
-        True, "write a checkpoint at the end of every epoch too, which is then evaluated", may_change=True
+        True, "also write and evaluate a checkpoint at the end of every epoch", may_change=True, advanced=True
     )
 
     def __post_init__(self) -> None:
@@ -218,7 +240,7 @@ class Config:
         object.__setattr__(self, "optimiser", filled)  # the dataclass is frozen
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
-                f"--tolerance looks at the whole model on one server: give --servers 1, not {self.processes.servers}"
+                f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
             )
 
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
-from pipeline.core.specs import add_flags, add_member_flags, from_flags, member_from_flags, summaries
+from pipeline.core.specs import Advanced, add_flags, add_member_flags, from_flags, member_from_flags, summaries
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
@@ -18,15 +18,20 @@ from trainer.options import Options
 from trainer.protocols import PROTOCOLS
 
 PROG = "python -m trainer"
-DESCRIPTION = "Train a model on committed shards with worker, server and evaluator processes."
+DESCRIPTION = "Train a model on a committed shard set, with worker, server and evaluator processes."
 EPILOG = """\
-example: python -m trainer --shards build/shards --model resnet20 --protocol asp --servers 2 --epochs 5 --output build/run
+example: python -m trainer --shards build/shards --model resnet20 \\
+             --protocol asp --servers 2 --epochs 5 --output build/run
 
---shards is local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path or s3://bucket/path; it decides
-on the number of workers. --output is local, hdfs:// or s3://: metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
-result.json and report.html. Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an
-interruption (Ctrl-C, SIGTERM) included: it leaves a checkpoint, and the same command with --resume goes on.
-python -m trainer embed --help: vectors of images, for the sharding jobs."""
+--shards is local (plain or file:), hdfs://host:port/path,
+webhdfs://host:port/path or s3://bucket/path. The run has a worker per shard.
+It writes metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
+result.json and report.html. python -m trainer embed computes vectors of images
+for the sharding jobs.
+
+Exit codes: 0 done or already finished, 2 wrong usage, 3 broken shards, 1 other
+errors and interruption (Ctrl-C, SIGTERM), which leaves a checkpoint: the same
+command with --resume resumes the run."""
 LENGTH = ("epochs", "steps")
 BEFORE = ("resume", "overwrite")
 HOSTS = ("roles", "addresses", "token_file")
@@ -36,26 +41,30 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
     """Return the parser. New protocols, models and parameters need no change here."""
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"
-    parser.hints = {"--workers": "a run has a worker for each shard; jobs/reshard.py --workers N makes other shards"}
+    parser.hints = {"--workers": "a run has a worker per shard; jobs/reshard.py --workers N changes their number"}
     add_flags(parser.add_argument_group("data"), Data)
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
         default="resnet20",
         metavar="NAME",
-        help=f"{', '.join(MODELS)}, or your own as module:function with function(image_shape, num_classes) ->"
-        " torch.nn.Module (default %(default)s)",
+        help=f"{', '.join(MODELS)}, or your own as module:function, called as function(image_shape, num_classes), which"
+        " returns a torch.nn.Module (default: %(default)s)",
     )
     add_member_flags(model, MODELS)  # flags of all models; _model_of refuses flags of models not chosen
     add_flags(parser.add_argument_group("optimiser"), Optimiser)
-    protocol = parser.add_argument_group("protocol")
+    protocol = parser.add_argument_group("protocol", summaries(PROTOCOLS))
     protocol.add_argument(
-        "--protocol", choices=list(PROTOCOLS), default="asp", help=f"{summaries(PROTOCOLS)} (default %(default)s)"
+        "--protocol",
+        choices=list(PROTOCOLS),
+        default="asp",
+        metavar="NAME",
+        help="protocol of the run; --protocol NAME --help shows its options (default: %(default)s)",
     )
     add_member_flags(protocol, PROTOCOLS)
     add_flags(parser.add_argument_group("processes"), Processes)
-    hosts = "the same command on each, with its own --roles and an --output that all of them mount or reach"
-    add_flags(parser.add_argument_group("several hosts", hosts), Options, only=HOSTS)
+    hosts = "Run the same command on every host, with its own --roles and an --output that\nall hosts can reach."
+    add_flags(parser.add_argument_group("hosts started by hand", hosts), Options, only=HOSTS)
     _add_run(parser)
     return parser
 
@@ -67,7 +76,7 @@ def _add_run(parser: Parser) -> None:
     add_flags(group.add_mutually_exclusive_group(), Options, only=BEFORE)
     add_flags(group, Options, leave_out=(*BEFORE, *HOSTS))
     command_line.add_config_flag(group, "trainer")
-    group.add_argument("--debug", action="store_true", help="show stack traces")
+    group.add_argument("--debug", action="store_true", help=Advanced("show stack traces"))
 
 
 def config_of(args: argparse.Namespace) -> Config:

@@ -41,13 +41,13 @@ def parse_roles(text: str) -> tuple[Role, ...]:
 def _parse_part(part: str) -> list[Role]:
     match = re.fullmatch(r"(server|worker):(\d{1,4})(?:-(\d{1,4}))?|evaluator", part)
     if not match:
-        raise UsageError(f"--roles: {part!r} is none of server:N, server:A-B, worker:N, worker:A-B, evaluator")
+        raise UsageError(f"--roles: {part!r} is not server:N, server:A-B, worker:N, worker:A-B or evaluator")
     if part == "evaluator":
         return [Role("evaluator")]
     first = int(match[2])
     last = int(match[3] or match[2])
     if last < first:
-        raise UsageError(f"--roles: {part} ends before it begins; write {match[1]}:{last}-{first}")
+        raise UsageError(f"--roles: {part} is an empty range; write {match[1]}:{last}-{first}")
     return [Role(cast(Kind, match[1]), index) for index in range(first, last + 1)]
 
 
@@ -60,40 +60,45 @@ def parse_addresses(text: str) -> tuple[str, ...]:
 class Options(Spec):
     """The options of this host in a run. They may differ between hosts, and between starts."""
 
-    resume: bool = option(False, "go on with the run in DIR, also to a larger --epochs")
-    overwrite: bool = option(False, "delete the run in DIR and start anew")
+    resume: bool = option(False, "resume the run in --output, which a larger --epochs or --steps extends")
+    overwrite: bool = option(False, "delete the run in --output and start again")
     roles: tuple[Role, ...] | None = option(
         None,
-        "what runs here, such as server:0,worker:0-5,evaluator",
+        "processes of this host, such as server:0,worker:0-5,evaluator",
         metavar="LIST",
         parse=parse_roles,
-        shown="everything",
+        shown="all",
+        advanced=True,
     )
     addresses: tuple[str, ...] = option(
         (),
-        "where each server listens, such as tcp://hostA:7000,tcp://hostB:7000",
+        "addresses of the servers in order, such as tcp://hostA:7000,tcp://hostB:7000",
         metavar="LIST",
         parse=parse_addresses,
-        shown="this host only",
+        shown="ports of this host",
+        advanced=True,
     )
     token_file: Path | None = option(
         None,
-        "a secret that the hosts share: admits processes, and encrypts what crosses the network",
-        metavar="PATH",
+        "file with the secret of all hosts, which authenticates processes and encrypts traffic between hosts",
+        metavar="FILE",
         parse=Path,
+        advanced=True,
     )
-    tensorboard: bool = option(False, "write DIR/tensorboard too (extra: tensorboard)")
-    report: bool = option(True, "write report.html at the end")
-    quiet: bool = option(False, "print the end and errors only")
+    tensorboard: bool = option(
+        False, "write TensorBoard logs to OUTPUT/tensorboard (needs the extra tensorboard)", advanced=True
+    )
+    report: bool = option(True, "write report.html at the end", advanced=True)
+    quiet: bool = option(False, "print only the result and errors", advanced=True)
     silent: bool = False  # print nothing at all, for programs that use the Result
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.roles is not None and not self.addresses:
-            raise UsageError("--roles starts a part of a run: give --addresses too, where all hosts find the servers")
+            raise UsageError("--roles starts a part of a run: give --addresses too, the addresses of all servers")
         if self.roles is not None and not self.token_file:
             raise UsageError(
-                "--roles starts a part of a run: give --token-file too, the same secret on every host"
+                "--roles starts a part of a run: give --token-file too, with the same secret on every host"
                 " (make one with: openssl rand -hex 32)"
             )
 
@@ -113,7 +118,7 @@ class Options(Spec):
             if role not in every:
                 count = num_servers if role.kind == "server" else num_workers
                 raise UsageError(
-                    f"--roles names {role.kind}:{role.index}, but the run has {role.kind}s 0..{count - 1}: the shards"
-                    f" decide on the workers, --servers on the servers"
+                    f"--roles names {role.kind}:{role.index}, but the run has {role.kind}s 0..{count - 1}: there is"
+                    f" a worker per shard, and --servers sets the number of servers"
                 )
         return [role for role in every if self.has(role)]

@@ -10,30 +10,34 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser, as_typed
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
-from pipeline.core.specs import add_flags, from_flags
+from pipeline.core.specs import Advanced, add_flags, descriptions, from_flags
 from trainer.config import Config, Optimiser
 from trainer.flags import config_of, flags, options_of
 from trainer.home.place import place_of
 from trainer.options import Options
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import STEP_TIMES, Simulated
+from trainer.simulation.profiles import PROFILES
 
 if TYPE_CHECKING:
     from trainer.runlog.result import Result
 
 __all__ = ["Simulated", "main", "simulate"]
 
-INTERRUPTED = "the same command with --resume goes on from the last checkpoint"
+INTERRUPTED = "the same command with --resume continues from the last checkpoint"
 
 PROG = "python -m trainer.simulate"
-DESCRIPTION = "Train in virtual time, in one process: what would N workers do, and what would become of the model?"
+DESCRIPTION = "Train in virtual time in a single process: simulate any number of workers with real gradients."
 EPILOG = """\
-example: python -m trainer.simulate --shards build/shards --model cnn --protocol ssp --profile one-slow:4 --epochs 2 \\
-           --batch-size 120 --learning-rate 0.01 --output build/virtual
-         python -m trainer.simulate --compute quadratic --workers 1000 --batch-size 1000 --steps 50 --output build/toy \\
-           --compare asp,bsp,ssp:3,k-batch-asp:100 --profile lognormal:0.5
+examples: python -m trainer.simulate --shards build/shards --model cnn \\
+              --protocol ssp --profile one-slow:4 --epochs 2 --batch-size 120 \\
+              --learning-rate 0.01 --output build/virtual
+          python -m trainer.simulate --compute quadratic --workers 1000 \\
+              --batch-size 1000 --steps 50 --output build/toy \\
+              --compare asp,bsp,ssp:3,k-batch-asp:100 --profile lognormal:0.5
 
-It takes the trainer's flags; those of processes that only real ones have (--device, --same-host, ...) have no effect. The
-run's folder and report are those of a real run, in virtual seconds."""
+All options of the trainer are accepted; those of real processes, such as
+--device and --same-host, have no effect. The run's folder and report have the
+form of a real run, with virtual seconds."""
 
 
 def simulate(config: Config, simulated: Simulated, options: Options | None = None) -> Result:
@@ -43,7 +47,7 @@ def simulate(config: Config, simulated: Simulated, options: Options | None = Non
     give the same bits, whatever the load of the machine. A finished run is not simulated again. Raises UsageError,
     DataError (broken shards), and JobError for a run that diverged."""
     if config.data.follow:
-        raise UsageError("--follow: rows arrive in real time, and a simulation's is virtual; leave it out")
+        raise UsageError("--follow reads rows that arrive in real time, which a simulation does not have; leave it out")
     from trainer.simulation.run import run  # loads torch
 
     return run(config, simulated, options or Options())
@@ -56,24 +60,28 @@ def parser() -> Parser:
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required = False
             action.default = ""
+        if action.dest == "device":  # has no effect in virtual time
+            action.help = Advanced(action.help)
     group = made.add_argument_group("virtual time")
-    add_flags(group, Simulated)
+    add_flags(group, Simulated, leave_out=STEP_TIMES)
+    profiles = descriptions({kind.form: kind.summary for kind in PROFILES.values()})
+    add_flags(made.add_argument_group("step times", profiles), Simulated, only=STEP_TIMES)
     group.add_argument(
         "--replay",
-        metavar="RUN",
-        help="compute the gradients of a real run again, in the order of its log, and hold the parameters that result"
-        " against its own; no other flag matters",
+        metavar="URI",
+        help="recompute the gradients of a real run in the order of its log, and compare the resulting parameters with"
+        " those of the run; ignores all other options",
     )
     group.add_argument(
         "--compare",
         metavar="LIST",
-        help="instead of one --protocol several, such as asp,bsp,ssp:3; each in a folder of its own in DIR",
+        help="compare several protocols, such as asp,bsp,ssp:3, each in a folder of its own below --output",
     )
     group.add_argument(
         "--loss",
         type=float,
-        metavar="L",
-        help="of --compare: the loss to be reached (default: the least that all reach)",
+        metavar="FLOAT",
+        help=Advanced("target loss of --compare (default: the lowest loss that all protocols reach)"),
     )
     return made
 
@@ -87,14 +95,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return replay(place_of(args.replay), quiet=args.quiet)
     if not args.output:
-        raise UsageError(f"--output is required: a folder for the run; see {as_typed(PROG)} --help")
+        raise UsageError(f"--output is required: the folder of the run; see {as_typed(PROG)} --help")
     config = config_of(args)
     simulated = from_flags(Simulated, args)
     if args.loss is not None and not args.compare:
-        raise UsageError(f"--loss {args.loss:g} is what runs of --compare are to reach: give --compare LIST too")
+        raise UsageError(f"--loss {args.loss:g} is the target loss of --compare: give --compare LIST too")
     # Also refuses NaN, which no loss can reach.
     if args.loss is not None and not abs(args.loss) < float("inf"):
-        raise UsageError(f"--loss must be a number that a loss can reach, got {args.loss}")
+        raise UsageError(f"--loss must be a finite number, got {args.loss}")
     if args.compare:
         return _compare(args, config, simulated)
     simulate(config, simulated, options_of(args))

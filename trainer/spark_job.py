@@ -20,12 +20,16 @@ from trainer.flags import config_of, flags, options_of
 
 PROG = "train.py"
 EPILOG = """\
-example: spark-submit --master spark://HOST:7077 --conf spark.task.cpus=4 jobs/train.py --shards hdfs://namenode/shards \\
-    --output hdfs://namenode/run --hosts 3 --servers 3 --model resnet20 --epochs 20
+example: spark-submit --master spark://HOST:7077 --conf spark.task.cpus=4 \\
+             jobs/train.py --shards hdfs://namenode/shards \\
+             --output hdfs://namenode/run --hosts 3 --servers 3 \\
+             --model resnet20 --epochs 20
 
-Each host is a task: it takes spark.task.cpus cores, shared by its workers, and the GPUs of spark.task.resource.gpu.amount.
-Exit codes: 0 done or already finished, 2 usage, 3 broken shards, 1 anything else, an interruption included: it leaves a
-checkpoint, and the same command with --resume goes on."""
+Each host is a Spark task, with the cores of spark.task.cpus and the GPUs of
+spark.task.resource.gpu.amount, which its workers share. Exit codes: 0 done or
+already finished, 2 wrong usage, 3 broken shards, 1 other errors and
+interruption, which leaves a checkpoint: the same command with --resume resumes
+the run."""
 BY_HAND = ("roles", "addresses", "token_file")
 
 
@@ -33,7 +37,11 @@ def job_flags(description: str | None) -> Parser:
     parser = flags(PROG, description or "", EPILOG)
     group = parser.add_argument_group("cluster")
     group.add_argument(
-        "--hosts", type=int, default=1, metavar="H", help="over how many tasks the run is spread (default %(default)s)"
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="INT",
+        help="number of Spark tasks that share the run (default: %(default)s)",
     )
     return parser
 
@@ -48,7 +56,7 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     options = options_of(args)
     given = next((name for name in BY_HAND if getattr(args, name)), None)
     if given:
-        raise UsageError(f"--{given.replace('_', '-')} is for hosts that are started by hand; here --hosts is enough")
+        raise UsageError(f"--{given.replace('_', '-')} is for hosts that are started by hand; give --hosts instead")
     with ExitStack() as stack:
         train(config, options, launcher=SparkLauncher(partial(_open, stack, args.debug)), hosts=args.hosts)
     return 0

@@ -10,6 +10,7 @@ import os
 import re
 import select
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import hiding_file
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
+from pipeline.core.specs import WIDTH, Advanced, descriptions
 from pipeline.core.storage import retries
 
 DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, under which installed metadata are found
@@ -44,8 +46,23 @@ def as_typed(text: str) -> str:
     return re.sub(r"python -m trainer\b", "sharding train", text)
 
 
+class _ShowHelp(argparse.Action):
+    """The action of --help and --help-all: print the help and exit."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str, every: bool = False) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+        self.every = every
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(every=self.every), end="")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """An argparse parser with one-line errors that suggest the nearest flag or choice.
+    """An argparse parser with a short --help, and one-line errors that suggest the nearest flag or choice.
+
+    --help shows the flags whose help text is not ``Advanced``; --help-all shows all of them.
 
     Attributes:
         conf: name of the defaults file in conf/, without its extension.
@@ -55,8 +72,11 @@ class Parser(argparse.ArgumentParser):
     conf: str | None
     hints: Mapping[str, str]
 
-    def __init__(self, prog: str | None = None, **settings: Any) -> None:
-        super().__init__(prog=prog and as_typed(prog), **settings)
+    def __init__(self, prog: str | None = None, *, add_help: bool = True, **settings: Any) -> None:
+        super().__init__(prog=prog and as_typed(prog), add_help=False, **settings)
+        if add_help:
+            self.add_argument("-h", "--help", action=_ShowHelp, help="show this help and exit")
+            self.add_argument("--help-all", action=_ShowHelp, every=True, help="show all options and exit")
         self.conf = Path(prog.split()[-1]).stem if prog else None
         self.hints = {}
         self._arguments: list[str] = []
@@ -64,6 +84,39 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
+
+    def format_usage(self) -> str:
+        """Return a usage line that names positional arguments and required flags only."""
+        needed = [action for action in self._actions if action.required or not action.option_strings]
+        others = argparse.Action([], "OPTION", nargs="*")  # is printed as [OPTION ...]
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [others, *needed], ())
+        return formatter.format_help()
+
+    def format_help(self, *, every: bool = False) -> str:
+        """Return the text of --help, or of --help-all if ``every``."""
+        hidden = [] if every else [action for action in self._actions if self._is_hidden(action)]
+        if not any(isinstance(action.help, Advanced) for action in self._actions):
+            # --help-all would repeat --help.
+            hidden = [action for action in self._actions if "--help-all" in action.option_strings]
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            shown = [action for action in group._group_actions if action not in hidden]
+            # A group without flags to show would leave its title and description behind.
+            if shown:
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(shown)
+                formatter.end_section()
+        formatter.add_text(self.epilog)
+        if any(isinstance(action.help, Advanced) for action in hidden):
+            formatter.add_text(f"all {len(self._actions)} options: {self.prog} --help-all")
+        return f"{self.format_usage()}\n{formatter.format_help()}"
+
+    def _is_hidden(self, action: argparse.Action) -> bool:
+        given = {argument.rpartition("=")[2] for argument in self._arguments}
+        return isinstance(action.help, Advanced) and not action.help.owners & given
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
@@ -98,7 +151,7 @@ class Parser(argparse.ArgumentParser):
 def parser(prog: str, description: str | None, epilog: str) -> Parser:
     return Parser(
         prog=prog,
-        description=description and as_typed(description),
+        description=description and textwrap.fill(as_typed(description), WIDTH, break_on_hyphens=False),
         epilog=as_typed(epilog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -123,7 +176,7 @@ def image_shape(text: str) -> tuple[int, int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
     channels, height, width = map(int, match.groups())
     if channels * height * width > MAX_IMAGE_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes an image")
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_IMAGE_BYTES:,} bytes per image")
     return channels, height, width
 
 
@@ -184,17 +237,16 @@ def run_chosen(
         version: shown by --version; without this flag if None.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    lines = [f"  {name:<12}{summary}" for name, summary in summaries.items()]
     flags = Parser(
         prog=prog,
         usage="%(prog)s COMMAND [OPTION ...]",
-        description="commands:\n" + "\n".join(lines),
+        description="commands:\n" + textwrap.indent(descriptions(summaries), "  "),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if version:
         flags.add_argument("--version", action="version", version=version)
     flags.add_argument(
-        "command", choices=summaries, metavar="COMMAND", help="one of the above; COMMAND -h lists options"
+        "command", choices=summaries, metavar="COMMAND", help="command to run; COMMAND --help shows its options"
     )
     flags.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     if not argv:  # argparse would only report that COMMAND is missing
@@ -210,7 +262,7 @@ def run_chosen(
 def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
     """Add --config, with its default file in the help text. conf: name of that file without its extension."""
     file = f"conf/{conf}.toml" if (CONF / f"{conf}.toml").is_file() else "none"
-    flags.add_argument("--config", type=Path, metavar="TOML", help=f"defaults file (default: {file})")
+    flags.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file of option values (default: {file})")
 
 
 def _config_only() -> Parser:
@@ -230,7 +282,7 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
     result = {}
     for key, value in values.items():
         action = actions.get(_key(key))
-        if action is None or key in ("config", "help"):
+        if action is None or key in ("config", "help", "help_all"):
             raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
         # argparse would demand a required flag even though the file has its value.
         action.required = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -24,6 +25,18 @@ from pipeline.core.errors import UsageError
 from pipeline.core.json_values import build
 
 OPTION = "option"
+WIDTH = 79  # columns of descriptions in --help
+
+
+class Advanced(str):
+    """The help text of a flag that --help leaves out and --help-all shows.
+
+    Attributes:
+        owners: names such as ``ssp``; --help shows the flag after all if the command line contains one of them, as in
+            ``--protocol ssp --help``.
+    """
+
+    owners: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -31,8 +44,8 @@ class Option:
     """The properties of a field beside its type and default.
 
     Attributes:
-        help: text for --help.
-        metavar: placeholder of the value in --help.
+        help: text for --help, without the default.
+        metavar: placeholder of the value in --help; by default the type, such as INT.
         flag: name of the flag, by default made of the field's name.
         least, most: inclusive bounds. Infinity and NaN are never in range.
         above, below: exclusive bounds.
@@ -42,6 +55,7 @@ class Option:
         may_change: whether a resumed run may have another value.
         recorded: whether params() contains the field.
         shown: the default in words.
+        advanced: whether only --help-all shows the flag.
     """
 
     help: str
@@ -57,6 +71,7 @@ class Option:
     may_change: bool = False
     recorded: bool = True
     shown: str | None = None
+    advanced: bool = False
 
     def admits(self, value: Any) -> bool:
         """Return whether a value is within the bounds and passes the check."""
@@ -150,8 +165,17 @@ def from_json(members: Mapping[str, type[S]], flag: str, values: Mapping[str, An
 
 
 def summaries(members: Mapping[str, type[Spec]]) -> str:
-    """Return the help of the flag that chooses a member: ``asp: every gradient is applied as it comes; bsp: ...``."""
-    return "; ".join(f"{name}: {member.summary}" for name, member in members.items())
+    """Return a table of names and summaries, to describe the group of the flag that chooses a member."""
+    return descriptions({name: member.summary for name, member in members.items()})
+
+
+def descriptions(items: Mapping[str, str]) -> str:
+    """Return a table of names and descriptions, as the text of a group of flags in --help."""
+    indent = " " * (max(map(len, items)) + 2)
+    return "\n".join(
+        textwrap.fill(text, WIDTH - 2, initial_indent=name.ljust(len(indent)), subsequent_indent=indent)
+        for name, text in items.items()
+    )
 
 
 def add_flags(
@@ -165,9 +189,9 @@ def add_flags(
     hints = get_type_hints(kind)
     for item, about in _options(kind):
         if item.name not in leave_out and (only is None or item.name in only):
-            text = _shown(item, about, "%(default)")
-            default = f" (default{':' * (about.shown is not None)} {text})" if text else ""
-            _add(group, item, hints[item.name], _escaped(about.help) + default, item.default)
+            default = _shown(item, about, "%(default)")
+            text = _escaped(about.help) + (f" (default: {default})" if default else "")
+            _add(group, item, hints[item.name], Advanced(text) if about.advanced else text, item.default)
 
 
 def add_member_flags(
@@ -175,7 +199,8 @@ def add_member_flags(
 ) -> None:
     """Add a flag for every field of a registry's members. Members that share a field share its flag.
 
-    The default of the flags is None, because members may have different defaults."""
+    --help shows these flags only together with the name of a member, because most belong to one member. The default of
+    the flags is None, because members may have different defaults."""
     owners_by_field: dict[str, dict[str, Field[Any]]] = {}
     for name, member in members.items():
         for item, _ in _options(member):
@@ -187,18 +212,21 @@ def add_member_flags(
             (pair for pair in owners.items() if pair[1].default is not False), next(iter(owners.items()))
         )
         about: Option = item.metadata[OPTION]
-        text = f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"
-        _add(group, item, get_type_hints(members[owner])[field_name], _escaped(text), None)
+        text = Advanced(_escaped(f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"))
+        text.owners = frozenset(name for name, each in owners.items() if not each.metadata[OPTION].advanced)
+        _add(group, item, get_type_hints(members[owner])[field_name], text, None)
 
 
 def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
-    """Return ``(default 3)``, or ``(default 3 of asp, 5 of ssp)`` if the defaults of members differ."""
-    shown = {name: _shown(item, item.metadata[OPTION], "") for name, item in owners.items()}
-    if len(set(shown.values())) == 1:
-        default = next(iter(shown.values()))
+    """Return `` (default: 3)``, or `` (default: 3 for asp; 5 for ssp)`` if the defaults of members differ."""
+    names: dict[str, list[str]] = {}
+    for name, item in owners.items():
+        names.setdefault(_shown(item, item.metadata[OPTION], ""), []).append(name)
+    if len(names) == 1:
+        default = next(iter(names))
     else:
-        default = ", ".join(f"{text} of {name}" for name, text in shown.items() if text)
-    return f" (default {default})" if default else ""
+        default = "; ".join(f"{text} for {', '.join(having)}" for text, having in names.items() if text)
+    return f" (default: {default})" if default else ""
 
 
 def from_flags(kind: type[S], args: argparse.Namespace) -> S:
@@ -246,7 +274,7 @@ def _shown(item: Field[Any], about: Option, value: str) -> str:
     """Return a default in words. value: argparse's placeholder for it, if a TOML file may change it."""
     if about.shown is not None:
         return about.shown
-    if item.default is MISSING or item.default is None or item.default is False:
+    if item.default in (MISSING, None, "") or item.default is False:
         return ""
     if item.default is True:
         return "on"
@@ -270,7 +298,8 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: s
     elif choices:
         settings["choices"] = list(choices)
     else:
-        settings |= {"metavar": about.metavar, "type": about.parse or (kind if kind in (int, float) else str)}
+        settings["metavar"] = about.metavar or {int: "INT", float: "FLOAT"}.get(kind, "TEXT")
+        settings["type"] = about.parse or (kind if kind in (int, float) else str)
     group.add_argument(flag_of(item), **settings)
 
 

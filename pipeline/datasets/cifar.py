@@ -273,7 +273,7 @@ def extract(archive: Archive, source: Path, folder: Path) -> None:
                 except KeyError:
                     packed = None
                 if packed is None:
-                    raise DataError(f"{source} holds no file {archive.folder}/{name}; delete it and run it again")
+                    raise DataError(f"{source} contains no file {archive.folder}/{name}; delete it and run it again")
                 with packed, open(folder / name, "wb") as file:
                     shutil.copyfileobj(packed, file, CHUNK_BYTES)
                     sizes[name] = file.tell()
@@ -297,7 +297,7 @@ def is_complete(archive: Archive, target: Target, uri: str) -> bool:
     if expected and all(sizes.get(name) == size for name, size in expected.items()):
         return True
     missing = [name for name, size in expected.items() if sizes.get(name) != size]
-    what = f"lost or changed {missing[0]} since it was fetched" if missing else "holds other files"
+    what = f"lost or changed {missing[0]} since it was fetched" if missing else "contains other files"
     raise UsageError(f"{uri} {what}; delete it, or give --to another folder")
 
 
@@ -336,25 +336,26 @@ def fetch(
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.parser(
         "python -m pipeline fetch",
-        "Download a data set from its home page and publish its official files; a broken download goes on where it"
-        " stopped.",
+        "Download the official files of a data set from its home page; an interrupted download resumes.",
         "",
     )
-    parser.add_argument("name", choices=sorted({name for name, _ in ARCHIVES}), help="data set")
+    parser.add_argument("name", choices=sorted({name for name, _ in ARCHIVES}), help="data set to download")
     parser.add_argument(
-        "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (%(default)s)"
+        "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (default: %(default)s)"
     )
-    parser.add_argument("--to", required=True, metavar="DIR-OR-URI", help="folder to create, local, hdfs:// or s3://")
+    parser.add_argument("--to", required=True, metavar="URI", help="folder to create, local, hdfs:// or s3://")
     parser.add_argument(
-        "--webhdfs", metavar="URL", help="NameNode's web address, e.g. http://host:9870 (default: found)"
+        "--webhdfs", metavar="URL", help="web address of the NameNode, such as http://host:9870 (default: detected)"
     )
-    parser.add_argument("--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (%(default)s)")
+    parser.add_argument(
+        "--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (default: %(default)s)"
+    )
     parser.add_argument(
         "--cache",
         type=Path,
         default=Path(pooch.os_cache("sharding")),
         metavar="DIR",
-        help="for archives (%(default)s)",
+        help="folder of downloaded archives (default: %(default)s)",
     )
     return parser.parse_args(argv)
 

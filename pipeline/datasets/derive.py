@@ -1,7 +1,7 @@
-"""Another data set out of one: fewer rows, smaller images, or rows in an order that round robin deals badly.
+"""A data set derived from another: fewer rows, smaller images, or rows in an order that round robin deals badly.
 
-A study's cheap version of a data set, and its control. The copy is Parquet, ``train.parquet`` and, where the input has
-evaluation rows, ``test.parquet``; no Spark, and the whole copy is held in memory while it is put in order."""
+Studies use it as a cheap version of a data set, and as a control. The copy is Parquet: ``train.parquet`` and, if the
+input has evaluation rows, ``test.parquet``. It needs no Spark, and holds the whole copy in memory to sort it."""
 
 import json
 import sys
@@ -41,19 +41,22 @@ Ints = npt.NDArray[np.int64]
 class Derivation(Spec):
     """The changes to a data set. order applies to training rows only."""
 
-    shrink: int = option(1, "average squares of F x F pixels into one", metavar="F", least=1)
-    rows: int | None = option(None, "keep the first R training rows", metavar="R", least=1, shown="all")
-    labels: Literal["given", "coarse"] = option("given", "coarse: CIFAR-100's twenty classes instead of its hundred")
+    shrink: int = option(1, "side of the squares of pixels that are averaged into a pixel", least=1)
+    rows: int | None = option(None, "number of training rows to keep, from the first", least=1, shown="all")
+    labels: Literal["given", "coarse"] = option(
+        "given", "labels of the copy: those of the input, or the twenty coarse classes of CIFAR-100"
+    )
     order: Literal["given", "class-blocks"] = option(
         "given",
-        "class-blocks: sort by class, and interleave so that round robin over --workers gives each a block of classes",
+        "order of training rows; class-blocks sorts and interleaves them so that round robin over --workers gives every"
+        " worker a block of classes",
     )
-    workers: int | None = option(None, "of class-blocks", metavar="N", least=1)
+    workers: int | None = option(None, "number of workers for --order class-blocks", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.order == "class-blocks") != (self.workers is not None):
-            raise UsageError("--order class-blocks and --workers N go together: blocks are made for N workers")
+            raise UsageError("--order class-blocks and --workers N need each other: give both or neither")
 
 
 def shrunk(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
@@ -130,9 +133,9 @@ def check_derivation(derivation: Derivation, dataset: Dataset) -> None:
     """Raise UsageError if the derivation does not fit the data set, DataError if nothing can be derived from it."""
     layout = dataset.layout
     if layout.dtype != "uint8" or layout.targets:
-        raise DataError(f"{dataset.uri} holds {layout.describe()}: only labelled images of whole numbers are derived")
+        raise DataError(f"{dataset.uri} contains {layout.describe()}: only labelled uint8 images can be derived")
     if derivation.labels == "coarse" and not layout.coarse:
-        raise UsageError(f"--labels coarse: {dataset.uri} holds {layout.describe()}, without coarse labels")
+        raise UsageError(f"--labels coarse: {dataset.uri} contains {layout.describe()}, without coarse labels")
     _check_squares(layout.shape, derivation.shrink)
 
 
@@ -153,14 +156,14 @@ def _refuse_other(target: Path, said: dict[str, object]) -> bool:
     try:
         found = json.loads((target / RECORD).read_text())
     except (OSError, ValueError):
-        raise UsageError(f"--to {target} holds other files; choose a folder that does not exist yet") from None
+        raise UsageError(f"--to {target} contains other files; choose a folder that does not exist yet") from None
     if found != said:
         differing = next(key for key in said if found.get(key) != said[key])
         values = f"{differing} {found.get(differing)}, not {said[differing]}"
         raise UsageError(f"{target} was derived with {values}; choose another folder, or delete it")
     missing = next((name for name in [TRAIN, *([TEST] if said["eval"] else [])] if not (target / name).is_file()), None)
     if missing:
-        raise DataError(f"{target / missing} is missing; delete {target} to have it made again")
+        raise DataError(f"{target / missing} is missing; delete {target} and run the command again")
     return False
 
 
@@ -200,19 +203,19 @@ def _write(path: Path, layout: Layout, rows: Columns, order: Ints | None = None)
 def parser() -> Parser:
     flags = command_line.parser("python -m pipeline derive", main.__doc__, "")
     flags.add_argument("--input", required=True, metavar="URI", help="folder or file of labelled images")
-    flags.add_argument("--eval-input", metavar="URI", help="evaluation images, where --input has none")
-    flags.add_argument("--to", required=True, metavar="DIR", help="folder of this machine to be made")
-    add_flags(flags.add_argument_group("what is done"), Derivation)
+    flags.add_argument("--eval-input", metavar="URI", help="evaluation images, if --input has none")
+    flags.add_argument("--to", required=True, metavar="DIR", help="local folder to create")
+    add_flags(flags.add_argument_group("changes"), Derivation)
     return flags
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline derive``: a smaller copy of a data set, or one in an order that round robin deals badly."""
+    """Write a smaller copy of a data set, or a copy in an order that round robin deals badly."""
 
     def run() -> int:
         args = command_line.parse(parser(), argv)
         made = derive(args.input, local_folder(args.to, "--to"), from_flags(Derivation, args), args.eval_input)
-        print(f"{args.to}: {'written' if made else 'there already, nothing to do'}")
+        print(f"{args.to}: {'written' if made else 'already written, nothing to do'}")
         return 0
 
     command_line.execute(run, interrupted="nothing was written; run it again")

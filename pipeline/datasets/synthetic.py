@@ -78,7 +78,7 @@ class SampleSpec:
         if not 1 <= self.classes <= 100:
             raise ValueError(f"--classes must be from 1 to 100, got {self.classes}")
         if self.rows < 20 * self.classes:
-            raise ValueError(f"--rows must be at least 20 a class ({20 * self.classes} in all), got {self.rows}")
+            raise ValueError(f"--rows must be at least 20 per class ({20 * self.classes} in total), got {self.rows}")
         if self.test_rows < 0:
             raise ValueError(f"--test-rows must not be negative, got {self.test_rows}")
         if not 0 <= self.seed < 2**63:
@@ -335,7 +335,7 @@ def write(files: Mapping[str, bytes], folder: Path) -> bool:
             if _holds(folder, files):
                 return False
             if any(folder.iterdir()):
-                raise UsageError(f"{folder} holds other files; give --to a new folder, or delete this one")
+                raise UsageError(f"{folder} contains other files; give --to a new folder, or delete this folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
@@ -353,14 +353,26 @@ def write(files: Mapping[str, bytes], folder: Path) -> bool:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.parser(
         "python -m pipeline sample",
-        "Write a small generated data set in CIFAR-10's binary layout; equal options give equal bytes.",
+        "Write a small generated data set in the binary layout of CIFAR-10; equal options give equal bytes.",
         "",
     )
-    parser.add_argument("--to", required=True, metavar="DIR", help="folder to create")
-    parser.add_argument("--rows", type=int, default=SampleSpec.rows, help="training rows (%(default)s)")
-    parser.add_argument("--test-rows", type=int, default=SampleSpec.test_rows, help="test rows (%(default)s)")
-    parser.add_argument("--classes", type=int, default=SampleSpec.classes, help="classes (%(default)s)")
-    parser.add_argument("--seed", type=int, default=SampleSpec.seed, help="seed (%(default)s)")
+    parser.add_argument("--to", required=True, metavar="DIR", help="local folder to create")
+    parser.add_argument(
+        "--rows", type=int, default=SampleSpec.rows, metavar="INT", help="training rows (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--test-rows", type=int, default=SampleSpec.test_rows, metavar="INT", help="test rows (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--classes", type=int, default=SampleSpec.classes, metavar="INT", help="classes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=SampleSpec.seed,
+        metavar="INT",
+        help="seed of all random choices (default: %(default)s)",
+    )
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""``python -m pipeline doctor``: whether a run can work here, checked before it is tried."""
+"""``python -m pipeline doctor``: checks whether a run can succeed here, before it starts."""
 
 from __future__ import annotations
 
@@ -23,23 +23,21 @@ def seconds(text: str) -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline doctor``: check versions, rights, room, clocks and tickets (exit code 1: a check failed)."""
+    """Check versions, permissions, free space, clocks and Kerberos tickets; exit code 1 if a check fails."""
     flags = command_line.parser("python -m pipeline doctor", main.__doc__, "")
-    flags.add_argument("--input", metavar="URI", help="what a run is to read; a byte of it is read")
-    flags.add_argument(
-        "--output", metavar="URI", help="where a run is to write; files are written there, and deleted again"
-    )
+    flags.add_argument("--input", metavar="URI", help="input of a run, of which a byte is read")
+    flags.add_argument("--output", metavar="URI", help="output of a run, where test files are written and deleted")
     flags.add_argument(
         "--master",
-        metavar="M",
-        help="start a Spark there, and ask its executors too (local[2], spark://host:port, yarn)",
+        metavar="MASTER",
+        help="Spark master whose executors are checked too: local[2], spark://host:port or yarn",
     )
     flags.add_argument(
         "--wait",
         type=seconds,
         default=WAIT_S,
-        metavar="S",
-        help="seconds to wait for each answer (default %(default)g)",
+        metavar="SECONDS",
+        help="seconds to wait for each answer (default: %(default)g)",
     )
     flags.add_argument("--json", action="store_true", help="print the checks as a JSON object")
 

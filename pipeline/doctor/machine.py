@@ -53,6 +53,6 @@ def check_umask(facts: Sequence[Facts], store_umask: int | None) -> Check:
     if any(umask & 0o044 for _, umask in values):
         setting = "umask" if store_umask is None else "fs.permissions.umask-mode"
         return Check(
-            "umask", WARNING, f"{text}: not all users may read what is written", f"for all, set {setting} to 022"
+            "umask", WARNING, f"{text}: new files are not readable by all users", f"for all, set {setting} to 022"
         )
     return Check("umask", OK, text)

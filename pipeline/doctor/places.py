@@ -75,7 +75,7 @@ def reach_from_task(store: Store, source: str | None, folder: str | None, _: int
             finally:
                 store.delete(mine)
         except FileNotFoundError:
-            problems["--output"] = "what the driver has written is not there"
+            problems["--output"] = "the file that the driver has written does not exist"
         except OSError as error:
             problems["--output"] = str(error)
     return Reach(socket.gethostname(), problems)

@@ -30,7 +30,9 @@ def check_python(facts: Sequence[Facts]) -> Check:
     """Fail if executors have another minor version of Python than the driver, which Spark refuses."""
     text = by_value([(each.where, each.python) for each in facts])
     if len({each.python.rpartition(".")[0] for each in facts}) > 1:
-        return Check("python", FAILED, text, "name one Python for driver and executors by PYSPARK_PYTHON or --archives")
+        return Check(
+            "python", FAILED, text, "set the same Python for driver and executors by PYSPARK_PYTHON or --archives"
+        )
     return Check("python", OK, text)
 
 
@@ -38,7 +40,12 @@ def check_java(facts: Sequence[Facts]) -> Check:
     """Fail if there is no Java, or one that is too old for Spark. Unknown versions are ignored."""
     known = [(each.where, each.java) for each in facts if each.java]
     if not facts[0].java:
-        return Check("java", FAILED, "no program java", f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to one")
+        return Check(
+            "java",
+            FAILED,
+            "no program java",
+            f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to such a version",
+        )
     old = [where for where, version in known if major_version(version) < OLDEST_JAVA]
     if old:
         return Check("java", FAILED, by_value(known), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}")
@@ -87,4 +94,4 @@ def check_extras(missing: Mapping[str, Sequence[str]]) -> Check:
     if not missing:
         return Check("extras", OK, ", ".join(EXTRAS))
     text = "; ".join(f"{extra} lacks {', '.join(modules)}" for extra, modules in missing.items())
-    return Check("extras", WARNING, text, f"if you need one: pip install '.[{next(iter(missing))}]' in the checkout")
+    return Check("extras", WARNING, text, f"if needed: pip install '.[{next(iter(missing))}]' in the checkout")

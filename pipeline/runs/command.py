@@ -26,7 +26,7 @@ def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline shard``: shard images by any strategy of the registry, on the running Spark or a local one."""
+    """Shard images by any strategy, on the running Spark or on a local Spark."""
     cli.execute(lambda: _shard_by_name(argv))
 
 
@@ -83,8 +83,8 @@ def print_result(result: ShardingResult) -> int:
     if share > MANY_COPIES:
         fewer = "--functions" if "functions" in shards.manifest["params"] else "--clusters"
         print(
-            f"note: sparse groups are copied to every worker, which adds {share:.1%} rows; fewer {fewer} make fewer of"
-            " them, --sparse-if never makes none",
+            f"note: copies of sparse groups on every worker add {share:.1%} rows; give fewer {fewer} for fewer copies, or"
+            " --sparse-if never for none",
             file=sys.stderr,
         )
     if result.report:

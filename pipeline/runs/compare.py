@@ -53,19 +53,22 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
     group.add_argument(
         "--strategies",
         default=",".join(STRATEGIES),
-        metavar="A,B,...",
-        help="which ones, each committed to OUTPUT/NAME (default %(default)s)",
+        metavar="LIST",
+        help="strategies to compare, each committed to OUTPUT/NAME (default: all)",
     )
     group.add_argument(
         "--variants",
         default="",
-        metavar="'NAME=A --FLAG V ...; ...'",
-        help="further ones, each committed to OUTPUT/NAME: a strategy with any of its flags over those of all, such as"
-        " 'learned=submodular --embedding build/embeddings; coarse=hash --functions 4'",
+        metavar="LIST",
+        help="further strategies with options of their own, each committed to OUTPUT/NAME, such as 'coarse=hash"
+        " --functions 4; learned=submodular --embedding build/embeddings'",
     )
-    add_flags(group, NeighbourhoodStrategy, leave_out=cli.COMMON)
-    add_flags(group, Submodular, only=("function", "block_rule"))
-    add_flags(group, Hash, only=("family", "functions", "width"))
+    shared = ("embedding", "fit_rows")
+    add_flags(group, NeighbourhoodStrategy, only=shared)
+    group = flags.add_argument_group("distribution_aware and class_cluster")
+    add_flags(group, NeighbourhoodStrategy, leave_out=(*cli.COMMON, *shared))
+    add_flags(flags.add_argument_group("submodular"), Submodular, only=("function", "block_rule"))
+    add_flags(flags.add_argument_group("hash"), Hash, only=("family", "functions", "width"))
     return flags
 
 
@@ -79,10 +82,10 @@ def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
         except UsageError as error:
             raise UsageError(f"--variants: {shlex.join(text)}: {error}") from None
         if name in found:
-            raise UsageError(f"--variants: {shlex.join(text)} has the name of another row; choose a name of its own")
+            raise UsageError(f"--variants: {shlex.join(text)} has a name that is already used; choose another name")
         found[name] = strategy
     if not found:
-        raise UsageError("--strategies names none")
+        raise UsageError("--strategies is empty; name at least one strategy")
     return found
 
 
@@ -107,10 +110,10 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     """Return a variant's name and its strategy, whose own flags override the common ones. Raises UsageError."""
     match = re.fullmatch(r"(\w[\w-]{0,99})=(\w+)", words[0], re.ASCII)
     if not match:
-        raise UsageError("that is not NAME=STRATEGY and its flags, such as coarse=hash --functions 4")
+        raise UsageError("it must be NAME=STRATEGY and options, such as coarse=hash --functions 4")
     name, strategy = match.groups()
     if name in STRATEGIES:
-        raise UsageError(f"{name} is the name of a strategy; choose a name of its own")
+        raise UsageError(f"{name} is the name of a strategy; choose another name")
     flags = Parser(prog="compare.py", add_help=False, allow_abbrev=False)
     cli.add_seed_flag(flags)
     add_flags(flags, find(STRATEGIES, "the strategy", strategy), leave_out=cli.COMMON)
@@ -151,7 +154,7 @@ def run_comparison(prog: str, description: str | None) -> int:
             except UnsuitableError as error:
                 if not made and name == list(strategies)[-1]:
                     raise
-                print(f"{name} is left out: {error}", file=sys.stderr)
+                print(f"{name} is skipped: {error}", file=sys.stderr)
                 continue
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))

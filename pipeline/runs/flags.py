@@ -12,6 +12,7 @@ from pipeline.core import command_line, errors, specs
 from pipeline.core.command_line import Parser, image_shape
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios, parse_ratios
+from pipeline.core.specs import Advanced
 from pipeline.core.storage.store import configured_store
 from pipeline.input.formats import FORMATS
 from pipeline.runs.request import Request
@@ -20,10 +21,10 @@ from pipeline.strategies import Strategy
 
 COMMON = ("seed",)  # parameters of every strategy, listed among the flags of the run
 EPILOG = """\
-Paths are local (plain or file:), hdfs://host:port/path or s3://bucket/path. {ds} and {run_id} in
---input, --eval-input, --embedding and --output are replaced by --ds and --run-id. Exit codes: 0 done or already
-committed, 2 usage, 3 broken input, 1 anything else
-(on YARN in cluster mode the cluster's own 0 or 1)."""
+Paths are local (plain or file:), hdfs://host:port/path or s3://bucket/path.
+The values of --ds and --run-id replace {ds} and {run_id} in paths. Exit codes:
+0 done or already committed, 2 wrong usage, 3 broken input, 1 other errors; on
+YARN in cluster mode, the cluster's own 0 or 1."""
 
 
 def parser(prog: str, description: str | None) -> Parser:
@@ -36,39 +37,40 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         "--input",
         required=True,
         metavar="URI",
-        help="folder, file or pattern (*, ?, [...]) of labelled images, with its partition folders (label=3/); of training"
-        " and test files, the training side",
+        help="folder, file or glob pattern of labelled images; in a folder with training and test files, the training files"
+        " are read, and partition folders such as label=3 become columns",
     )
-    group.add_argument(
-        "--eval-input", metavar="URI", help="evaluation images, committed beside the shards (OUTPUT/_eval)"
-    )
+    group.add_argument("--eval-input", metavar="URI", help="evaluation images, which are committed to OUTPUT/_eval")
     add_layout_flags(group)
 
 
 def add_layout_flags(flags: argparse._ActionsContainer) -> None:
     """Add the flags that describe rows, for files that do not contain their layout."""
-    flags.add_argument("--format", choices=sorted(FORMATS), help="layout of the input (default: recognised by itself)")
+    flags.add_argument("--format", choices=sorted(FORMATS), help="format of the input (default: detected)")
     flags.add_argument(
         "--image-shape",
         type=image_shape,
         metavar="CxHxW",
-        help="image size where files do not tell (default 3x32x32)",
+        help=Advanced("shape of images in files that do not contain it (default: 3x32x32)"),
     )
     flags.add_argument(
         "--channels",
         type=int,
-        metavar="C",
-        help="1 or 3: RGB images become grey, or grey ones RGB (default: as they are, and all alike)",
+        metavar="INT",
+        help=Advanced("convert images to 1 (grey) or 3 (RGB) channels (default: unchanged)"),
     )
     flags.add_argument(
-        "--unlabelled", action="store_true", help="the rows have no labels, or none that shards are to carry"
+        "--unlabelled", action="store_true", help=Advanced("read rows without labels, or ignore their labels")
     )
     flags.add_argument(
-        "--num-classes", type=int, metavar="L", help="labels must lie in 0..L-1 (default: the layout's, or as found)"
+        "--num-classes",
+        type=int,
+        metavar="INT",
+        help=Advanced("number of classes; labels are counted from 0 (default: that of the format, or of the labels)"),
     )
 
 
-WORKERS = "number of shards (with ratios: as many as they have)"
+WORKERS = "number of shards, a shard per worker (default: the number of ratios, if given)"
 
 
 def add_output_flags(
@@ -76,24 +78,28 @@ def add_output_flags(
 ) -> None:
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
-    group.add_argument("--workers", type=int, metavar="N", help=workers)
+    group.add_argument("--workers", type=int, metavar="INT", help=workers)
     if ratios:
         either = group.add_mutually_exclusive_group()
+        either.add_argument("--ratios", metavar="INT:INT:...", help="unequal shares of the workers, such as 4:2:1:1")
         either.add_argument(
-            "--ratios", metavar="R:R:...", help="shares of the workers, such as 4:2:1:1, where they are not equal"
-        )
-        either.add_argument(
-            "--ratios-from", metavar="RUN", help="shares by the speeds that a training run (its --output) has measured"
+            "--ratios-from",
+            metavar="URI",
+            help=Advanced(
+                "folder of a training run whose measured speeds are the shares of the workers, instead of --ratios"
+            ),
         )
     group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
     if rescan:
         group.add_argument(
             "--rescan",
             action="store_true",
-            help="read the input again even if its names, sizes and times are those of the committed set",
+            help=Advanced("read the input again even if names, sizes and times of its files have not changed"),
         )
-    group.add_argument("--allow-empty", action="store_true", help="allow workers without rows")
-    group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures")
+    group.add_argument("--allow-empty", action="store_true", help=Advanced("allow workers without rows"))
+    group.add_argument(
+        "--no-report", action="store_true", help=Advanced("skip report.html and the measures of quality")
+    )
 
 
 def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
@@ -101,16 +107,20 @@ def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     if seed:
         add_seed_flag(group)
     interval = group.add_mutually_exclusive_group()
-    interval.add_argument("--ds", metavar="DATE", help="data interval of a batch run, such as 2026-01-31")
-    interval.add_argument("--run-id", metavar="ID", help="identifier of a batch run")
+    interval.add_argument("--ds", metavar="DATE", help=Advanced("data interval of a batch run, such as 2026-01-31"))
+    interval.add_argument("--run-id", metavar="ID", help=Advanced("identifier of a batch run, instead of --ds"))
     command_line.add_config_flag(group, str(flags.conf))
-    group.add_argument("--quiet", action="store_true", help="print results only")
-    group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+    group.add_argument("--quiet", action="store_true", help="print only results")
+    group.add_argument("--debug", action="store_true", help=Advanced("show stack traces and Spark's logs"))
 
 
 def add_seed_flag(flags: argparse._ActionsContainer) -> None:
     flags.add_argument(
-        "--seed", type=command_line.seed, default=0, metavar="S", help="seed of everything random (default 0)"
+        "--seed",
+        type=command_line.seed,
+        default=0,
+        metavar="INT",
+        help="seed of all random choices (default: %(default)s)",
     )
 
 
@@ -132,7 +142,9 @@ def sharding_parser(
         flags.add_argument(
             "--assignment-only",
             action="store_true",
-            help="write which worker gets which row (OUTPUT/_assignment), and no shards; jobs/materialize.py makes them",
+            help=Advanced(
+                "write only the assignment of rows to workers, from which jobs/materialize.py writes the shards"
+            ),
         )
     add_run_flags(flags)
     if strategy:
@@ -142,9 +154,11 @@ def sharding_parser(
 
 def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, type[Strategy]], **about: Any) -> None:
     """Add --strategy, which chooses one of the members, and a flag per parameter of any member."""
-    group = flags.add_argument_group("strategy")
-    help = specs.summaries(members) + (" (default %(default)s)" if "default" in about else "")
-    group.add_argument("--strategy", choices=members, help=help, **about)
+    group = flags.add_argument_group("strategy", specs.summaries(members))
+    help = "strategy of the run; --strategy NAME --help shows its options"
+    if "default" in about:
+        help += " (default: %(default)s)"
+    group.add_argument("--strategy", choices=members, metavar="NAME", help=help, **about)
     specs.add_member_flags(group, members, leave_out=COMMON)
 
 
@@ -155,7 +169,7 @@ def read_request(args: argparse.Namespace) -> Request:
         raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
 
     if args.run_id and (not re.fullmatch(r"[\w:+.-]+", args.run_id) or ".." in args.run_id):
-        raise UsageError(f"--run-id {args.run_id!r} may hold letters, digits and _ : + . - only")
+        raise UsageError(f"--run-id {args.run_id!r} may contain only letters, digits and _ : + . -")
 
     def filled(uri: str | None) -> str | None:
         return None if uri is None else fill_in(uri, args)
@@ -167,7 +181,7 @@ def read_request(args: argparse.Namespace) -> Request:
     ratios = _ratios(args)
     # jobs/materialize.py takes the number of workers from its assignment.
     if args.workers is None and ratios is None and not hasattr(args, "assignment"):
-        raise UsageError("--workers N is required: the number of shards (or --ratios, a number a worker)")
+        raise UsageError("--workers N is required: the number of shards (or --ratios, a number per worker)")
     # Jobs have different subsets of the flags.
     return Request(
         input=source,
@@ -197,7 +211,7 @@ def fill_in(uri: str, args: argparse.Namespace) -> str:
     interval = _interval(args)
     for key in re.findall(r"\{(ds|run_id)\}", uri):
         if key not in interval:
-            raise UsageError(f"{uri} holds {{{key}}}, but --{key.replace('_', '-')} is not given")
+            raise UsageError(f"{uri} contains {{{key}}}, but --{key.replace('_', '-')} is not given")
         # HDFS forbids colons in names, and Airflow's run ids have them. The manifest stores the id unchanged.
         value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
         uri = uri.replace(f"{{{key}}}", value)
@@ -215,19 +229,21 @@ def _ratios(args: argparse.Namespace) -> Ratios | None:
     given = getattr(args, "ratios", None)
     run = getattr(args, "ratios_from", None)
     if given is not None and run is not None:  # argparse does not see one that comes from the configuration file
-        raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; give one")
+        raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; leave one of them out")
     if run is None:
         return None if given is None else parse_ratios(given)
     measured = measured_ratios(run, configured_store())
     if args.workers not in (None, len(measured)):
-        raise UsageError(f"--ratios-from {run} has measured {len(measured)} workers, and --workers is {args.workers}")
+        raise UsageError(
+            f"--ratios-from {run} has speeds of {len(measured)} workers, but --workers is {args.workers}; leave it out"
+        )
     return measured
 
 
 def execute(main: Callable[[], int]) -> NoReturn:
     """Run a job's main and exit with the documented exit code and one line for every expected error."""
     command_line.execute(
-        main, interrupted="a set is committed whole or not at all, so rerun the same command", cause=_cause
+        main, interrupted="a set is committed completely or not at all, so run the same command again", cause=_cause
     )
 
 

@@ -34,7 +34,7 @@ class Tables(Strategy):
     """A placeholder for the strategy in the manifest of a set made from a user's table."""
 
     name: ClassVar[str] = ASSIGNED
-    summary: ClassVar[str] = "as a table of workers says"
+    summary: ClassVar[str] = "the assignment of a table of (id, worker)"
     table: str = option("", "digest of the table's files")
 
     def draws(self) -> bool:

@@ -252,16 +252,16 @@ def warnings(made: Plan, memory_a_task: int) -> list[str]:
     shape = made.shape
     lines = []
     if shape.functions and shape.clusters > MOST_BUCKETS:
-        lines.append(f"{shape.clusters:,} buckets are more than are dealt: {MOST_BUCKETS:,}")
+        lines.append(f"{shape.clusters:,} buckets exceed the limit of {MOST_BUCKETS:,}")
     if not shape.functions and shape.clusters > MOST_CLUSTERS:
-        lines.append(f"{shape.clusters:,} clusters are more than k-means takes: {MOST_CLUSTERS:,}")
+        lines.append(f"{shape.clusters:,} clusters exceed the limit of k-means, {MOST_CLUSTERS:,}")
     for phase in made.phases:
         if phase.driver_bytes > RESULT_LIMIT:
             sent = phase.driver_bytes / 2**30
             lines.append(f"{phase.name} sends the driver {sent:.1f} GiB: set spark.driver.maxResultSize above it")
         if phase.task_bytes > memory_a_task:
             lines.append(
-                f"a task of {phase.name} holds {phase.task_bytes / 2**30:.1f} GiB, and has {memory_a_task / 2**30:.1f}:"
+                f"a task of {phase.name} needs {phase.task_bytes / 2**30:.1f} GiB, but has {memory_a_task / 2**30:.1f}:"
                 " give executors more memory, or fewer cores each"
             )
     if shape.clusters and shape.rows <= shape.clusters * shape.workers:
@@ -270,11 +270,15 @@ def warnings(made: Plan, memory_a_task: int) -> list[str]:
             f" {shape.workers:,} go to every worker, which is not counted above; use fewer clusters"
         )
     if shape.components > shape.record_bytes and shape.clusters and not shape.functions:
-        lines.append(f"{shape.components:,} components are more than an image has values")
+        lines.append(f"{shape.components:,} components exceed the number of values per image")
     if made.files > MANY_FILES:
-        lines.append(f"{made.files:,} files: a NameNode holds about 150 bytes of each, and the manifest lists them all")
+        lines.append(
+            f"{made.files:,} files: a NameNode needs about 150 bytes of memory per file, and the manifest lists all files"
+        )
     if made.manifest_bytes > 100 << 20:
-        lines.append(f"the manifest has {made.manifest_bytes >> 20:,} MB, which every reader reads whole")
+        lines.append(f"the manifest has {made.manifest_bytes >> 20:,} MB, which every reader reads completely")
     if shape.rows // shape.workers < 100:
-        lines.append(f"a worker has about {shape.rows // shape.workers} rows: its file is mostly its footer")
+        lines.append(
+            f"a worker has about {shape.rows // shape.workers} rows, so its file consists mostly of the footer"
+        )
     return lines

@@ -1,4 +1,4 @@
-"""``python -m pipeline plan``: what a run will take, printed before it is tried."""
+"""``python -m pipeline plan``: an estimate of the cost of a run before it starts."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def gigabytes(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of gigabytes, such as 2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes, such as 2")
     return value
 
 
@@ -137,17 +137,17 @@ def show(made: Plan, rates: Rates, memory_a_task: int) -> str:
         )
         for phase, seconds in zip(made.phases, spent, strict=True)
     ]
-    header = ("phase", "tasks", "to the driver", "a task holds", "read", "written", "about")
+    header = ("phase", "tasks", "to the driver", "per task", "read", "written", "time")
     decoded = amount(shape.rows * shape.record_bytes)
     per_file = shape.rows / max(1, made.files)
-    through = " (rows pass through files by ranges of workers)" if made.spills else ""
+    through = " (rows are first written to files by range of workers)" if made.spills else ""
     lines = [
         ("input", f"{shape.rows:,} rows, {decoded}"),
         ("files", f"{made.files:,} of about {per_file:,.0f} rows{through}"),
         ("manifest", amount(made.manifest_bytes)),
-        ("local disk", f"{decoded} of all executors, if images are pickled, encoded or in large row groups"),
-        ("driver", f"{amount(made.driver_bytes)} beside its libraries"),
-        ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as one here"),
+        ("local disk", f"{decoded} on all executors together, if images are pickled, encoded or in large row groups"),
+        ("driver", f"{amount(made.driver_bytes)} in addition to its libraries"),
+        ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as those of this machine"),
     ]
     found = warnings(made, memory_a_task)
     return "\n".join(
@@ -156,38 +156,60 @@ def show(made: Plan, rates: Rates, memory_a_task: int) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline plan``: tell what sharding takes: tasks, files, memory, and seconds at this machine's rates."""
+    """Estimate the tasks, files, memory and seconds of a sharding run, at the speed of this machine."""
     flags = command_line.parser(
-        "python -m pipeline plan", main.__doc__, "Nothing is read or written; no Spark is needed."
+        "python -m pipeline plan", main.__doc__, "The command reads and writes no data, and needs no Spark."
     )
-    flags.add_argument("--rows", type=number, required=True, help="rows to shard, such as 50000 or 1e9")
-    flags.add_argument("--workers", type=number, required=True, help="workers")
-    flags.add_argument("--image", type=image_shape, default="3x32x32", metavar="CxHxW", help="default %(default)s")
+    flags.add_argument("--rows", type=number, required=True, metavar="INT", help="rows to shard, such as 50000 or 1e9")
+    flags.add_argument("--workers", type=number, required=True, metavar="INT", help="number of workers")
+    flags.add_argument(
+        "--image", type=image_shape, default="3x32x32", metavar="CxHxW", help="shape of images (default: %(default)s)"
+    )
     names = ", ".join(STRATEGIES)
     flags.add_argument(
-        "--strategy", default="distribution_aware", metavar="NAME", help=f"{names} (default %(default)s)"
+        "--strategy",
+        default="distribution_aware",
+        metavar="NAME",
+        help=f"strategy, from {names} (default: %(default)s)",
     )
     flags.add_argument(
-        "--clusters", type=number, metavar="K", help="neighbourhoods (default: twice the classes; 256 of hash)"
+        "--clusters",
+        type=number,
+        metavar="INT",
+        help="number of neighbourhoods (default: twice the number of classes; 256 for hash)",
     )
-    flags.add_argument("--components", type=number, help="of the PCA (default 50, 64 of submodular)")
+    flags.add_argument(
+        "--components", type=number, metavar="INT", help="principal components (default: 50; 64 for submodular)"
+    )
     flags.add_argument(
         "--fit-rows",
         default="auto",
-        metavar="N|all",
+        metavar="INT|all",
         type=count_or_word,
-        help="rows that the PCA, or functions, are fitted to",
+        help="rows that the PCA or the hash functions are fitted to (default: %(default)s)",
     )
-    flags.add_argument("--classes", type=number, default=10, help="classes (default %(default)s)")
     flags.add_argument(
-        "--cores", type=number, default=os.cpu_count() or 1, help="of all executors (default: this machine's)"
+        "--classes", type=number, default=10, metavar="INT", help="number of classes (default: %(default)s)"
     )
-    flags.add_argument("--task-memory-gb", type=gigabytes, default=2.0, help="memory a task (default %(default)s)")
+    flags.add_argument(
+        "--cores",
+        type=number,
+        default=os.cpu_count() or 1,
+        metavar="INT",
+        help="cores of all executors together (default: the cores of this machine)",
+    )
+    flags.add_argument(
+        "--task-memory-gb",
+        type=gigabytes,
+        default=2.0,
+        metavar="GB",
+        help="gigabytes of memory per task (default: %(default)g)",
+    )
 
     def run() -> int:
         args = command_line.parse(flags, argv)
         if args.strategy not in STRATEGIES:
-            raise UsageError(f"--strategy {args.strategy!r} is none of {names}")
+            raise UsageError(f"--strategy {args.strategy!r} is unknown; choose one of {names}")
         if not is_fit_rows(args.fit_rows):
             raise UsageError(f"--fit-rows must be all, auto or a whole number of at least 100, got {args.fit_rows}")
         grouped = issubclass(STRATEGIES[args.strategy], NeighbourhoodStrategy)

@@ -1,4 +1,4 @@
-"""``python -m pipeline zip``: the packages that jobs/ need as one file, for spark-submit's --py-files."""
+"""``python -m pipeline zip``: packs the packages that the jobs need."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ TRAINER = PACKAGE.parent / "trainer"  # for jobs/train.py; missing if only the p
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = command_line.parser("python -m pipeline zip", __doc__, "")
-    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the zip to write")
+    """Pack the packages of the jobs into a zip file for --py-files of spark-submit."""
+    parser = command_line.parser("python -m pipeline zip", main.__doc__, "")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="zip file to write")
     args = parser.parse_args(argv)
     args.to.parent.mkdir(parents=True, exist_ok=True)
     packages = [package for package in (PACKAGE, TRAINER) if package.is_dir()]

@@ -25,8 +25,13 @@ from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.scan import Scan
 from pipeline.spark.images import Images
 
-SPARSE_HELP = "a neighbourhood of at most (le) or fewer than (lt) N rows goes to every worker, or none does (never)"
-START_HELP = "first worker of a group: 0 as in the paper, or where the group before left off"
+SPARSE_HELP = (
+    "neighbourhoods that are copied to every worker: those with at most (le) or fewer (lt) rows than there are workers, or"
+    " none (never)"
+)
+START_HELP = (
+    "first worker of a group: worker 0 as in the paper (zero), or the worker after the previous group's last (carry)"
+)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class Strategy(Spec, ABC):
     even_sizes: ClassVar[bool] = False  # the sizes of shards differ by at most one
     even_classes: ClassVar[bool] = False  # the counts of every class differ by at most one
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
-    seed: int = option(0, "seed of everything random", metavar="S", parse=seed_number, recorded=False)
+    seed: int = option(0, "seed of all random choices", parse=seed_number, recorded=False)
 
     def draws(self) -> bool:
         """True if the seed changes the shards."""
@@ -145,7 +150,7 @@ class Strategy(Spec, ABC):
     def check_without_labels(self) -> None:
         """Raise UsageError if this strategy cannot shard rows without labels."""
         if self.looks_at_labels:
-            raise UsageError(f"{self.name} looks at labels, which --unlabelled rows have not; choose another strategy")
+            raise UsageError(f"{self.name} needs labels, which --unlabelled rows do not have; choose another strategy")
 
     def check_input(self, dataset: Dataset) -> None:
         """Raise UsageError if this strategy cannot shard the rows of the input."""

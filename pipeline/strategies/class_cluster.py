@@ -77,11 +77,11 @@ class ClassCluster(NeighbourhoodStrategy):
     points of one common PCA; no sparse cells, no duplicates."""
 
     name: ClassVar[str] = "class_cluster"
-    summary: ClassVar[str] = "k-means inside each class, each cluster dealt round robin"
+    summary: ClassVar[str] = "k-means clusters inside each class, dealt round robin"
     looks_at_labels: ClassVar[bool] = True
     even_sizes: ClassVar[bool] = True
     even_classes: ClassVar[bool] = True
-    start: Start = option("carry", START_HELP)
+    start: Start = option("carry", START_HELP, advanced=True)
 
     def fit(self, context: Context) -> Fitted:
         # These load spark.ml, which --help and most tasks do without.

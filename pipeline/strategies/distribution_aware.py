@@ -54,18 +54,22 @@ class DistributionAware(NeighbourhoodStrategy):
     """
 
     name: ClassVar[str] = "distribution_aware"
-    summary: ClassVar[str] = "each neighbourhood dealt round robin, sparse ones to every worker"
+    summary: ClassVar[str] = "neighbourhoods dealt round robin, sparse neighbourhoods copied to every worker"
     copies_rows: ClassVar[bool] = True
-    components: float = option(None, **COMPONENTS, shown="the preset's")
-    whiten: bool = option(None, "scale components to equal variance, or keep their variances", shown="the preset's")
-    n_init: int = option(1, "k-means starts, the best kept", metavar="R", least=1)
+    components: float = option(None, **COMPONENTS, shown="set by --preset")
+    whiten: bool = option(None, "scale components to equal variance", shown="set by --preset", advanced=True)
+    n_init: int = option(1, "number of k-means starts, of which the best is used", least=1, advanced=True)
     sparse_if: SparseIf = option("le", SPARSE_HELP)
-    start: Start = option("zero", START_HELP)
-    engine: Engine = option("block", "exact block PCA and integer k-means, or stock spark.ml, slow, for comparison")
+    start: Start = option("zero", START_HELP, advanced=True)
+    engine: Engine = option(
+        "block",
+        "implementation: exact block PCA and integer k-means, or those of spark.ml, slow and for comparison",
+        advanced=True,
+    )
     preset: Preset = option(
         "paper-like",
-        "paper-like: 160 whitened components, which find sparse neighbourhoods; plain: components of 95 % of the"
-        " variance, not whitened",
+        "paper-like: 160 whitened components, which find sparse neighbourhoods; plain: the components that explain 95 % of"
+        " the variance, not whitened",
         recorded=False,
     )
 
@@ -81,7 +85,7 @@ class DistributionAware(NeighbourhoodStrategy):
                     f"--engine spark-ml needs a number of --components, not a share, got {self.components}"
                 )
             if self.n_init != 1:
-                raise UsageError(f"--engine spark-ml has one k-means start; leave out --n-init {self.n_init}")
+                raise UsageError(f"--engine spark-ml has a single k-means start; leave out --n-init {self.n_init}")
             if self.embedding:
                 raise UsageError("--engine spark-ml clusters images; leave out --embedding")
             if self.fit_rows not in ("auto", "all"):

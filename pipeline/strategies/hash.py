@@ -40,7 +40,10 @@ from pipeline.strategies.base import (
 from pipeline.strategies.embeddings import EmbeddingStrategy, seen_layout
 from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, seen_images
 
-FITTED = "rows that hash functions are fitted to: all, or about N, drawn by their ids"
+FITTED = (
+    "approximate number of rows, drawn by id, that the hash functions are fitted to, or all; auto: 10,000 (2,000 very large"
+    " images)"
+)
 FUNCTIONS = 8
 BUCKET_ROWS = 128
 MOST_BUCKETS = 1 << 18
@@ -139,35 +142,36 @@ class Hash(EmbeddingStrategy):
     """
 
     name: ClassVar[str] = "hash"
-    summary: ClassVar[str] = "each bucket of locality-sensitive hashing dealt round robin, sparse ones to every worker"
+    summary: ClassVar[str] = (
+        "buckets of locality-sensitive hashing dealt round robin, sparse buckets copied to every worker"
+    )
     looks_at_pixels: ClassVar[bool] = True
     copies_rows: ClassVar[bool] = True
     family: Family = option(
         "dsh",
-        "lsh: steps of one width along random directions; sign: sides of random hyperplanes; dsh: halves along principal"
-        " directions",
+        "hash functions: steps of equal width along random directions (lsh), sides of random hyperplanes (sign), or halves"
+        " along principal directions (dsh)",
     )
     functions: int | None = option(
         None,
-        "functions that the rows of a bucket agree on",
-        metavar="M",
+        "number of hash functions, whose values all rows of a bucket share",
         least=1,
         most=MOST_FUNCTIONS,
-        shown="8, or as many as leave 128 rows, and 4 a worker, for each combination of bits",
+        shown=f"{FUNCTIONS}, fewer if that leaves less than {BUCKET_ROWS} rows, or 4 per worker, per combination of bits",
     )
     width: float | None = option(
         None,
-        "of a step of lsh, in grey levels, or in the unit of features",
-        metavar="W",
+        "width of the steps of lsh, in grey levels or in units of the embedding",
         above=0,
         most=1e12,
         expected="a positive number of at most 1e12",
-        shown="four times the median distance of nearest neighbours in a sample",
+        shown="four times the median distance between nearest neighbours in a sample",
+        advanced=True,
     )
     embedding: str | None = option(None, **EMBEDDING)
-    fit_rows: int | str = option("auto", **FIT_ROWS | {"help": FITTED, "shown": "10,000; 2,000 very large images"})
+    fit_rows: int | str = option("auto", **FIT_ROWS | {"help": FITTED})
     sparse_if: SparseIf = option("le", SPARSE_HELP)
-    start: Start = option("carry", START_HELP)
+    start: Start = option("carry", START_HELP, advanced=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

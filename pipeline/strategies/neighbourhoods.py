@@ -41,23 +41,22 @@ def is_fit_rows(rows: int | str) -> bool:
 
 
 COMPONENTS: dict[str, Any] = {
-    "help": "principal components: a count, or a share of the variance below 1",
-    "metavar": "C",
+    "help": "number of principal components, or below 1 the share of variance that they explain",
     "check": is_component_number,
     "expected": "a whole number or a share of variance in (0, 1)",
 }
 EMBEDDING: dict[str, Any] = {
-    "help": "look at the vectors of a Parquet column, or of a table of (id, embedding) at a path, as they are, instead of"
-    " pixels",
-    "metavar": "COLUMN|TABLE",
+    "help": "vectors to use instead of pixels: a Parquet column, or the path of a table of (id, embedding)",
+    "metavar": "COLUMN|URI",
 }
 FIT_ROWS: dict[str, Any] = {
-    "help": "rows that the PCA is fitted to: all, or about N, drawn by their ids",
-    "metavar": "N|all",
+    "help": "approximate number of rows, drawn by id, that the PCA is fitted to, or all; auto: 10,000 or three per pixel,"
+    " whichever is more (2,000 for very large images)",
+    "metavar": "INT|all",
     "parse": count_or_word,
     "check": is_fit_rows,
     "expected": "all, auto or a whole number of at least 100",
-    "shown": "as many as cost what the eigenvectors cost: 10,000, or three a pixel; 2,000 very large images",
+    "advanced": True,
 }
 
 
@@ -77,15 +76,15 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
 
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
-        None, "neighbourhoods in all", metavar="K", least=1, most=MOST_CLUSTERS, shown="twice the classes"
+        None, "number of neighbourhoods", least=1, most=MOST_CLUSTERS, shown="twice the number of classes"
     )
     embedding: str | None = option(None, **EMBEDDING)
     components: float = option(50.0, **COMPONENTS)
-    whiten: bool = option(False, "scale components to equal variance")
+    whiten: bool = option(False, "scale components to equal variance", advanced=True)
     fit_rows: int | str = option("auto", **FIT_ROWS)
-    max_iter: int = option(150, "k-means iterations", metavar="I", least=1)
+    max_iter: int = option(150, "maximum number of k-means iterations", least=1, advanced=True)
     tol: float = option(
-        1e-4, "k-means tolerance, as scikit-learn's", metavar="T", least=0, expected="a number of 0 or more"
+        1e-4, "tolerance of k-means, as in scikit-learn", least=0, expected="a number of 0 or more", advanced=True
     )
 
     def __post_init__(self) -> None:

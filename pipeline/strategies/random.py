@@ -25,7 +25,7 @@ class Random(Strategy):
     needs no shuffle."""
 
     name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "a permutation, then round robin, exact sizes"
+    summary: ClassVar[str] = "a random permutation dealt round robin; equal shard sizes"
     even_sizes: ClassVar[bool] = True
 
     def fit(self, context: Context) -> Fitted:

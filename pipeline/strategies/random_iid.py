@@ -30,7 +30,7 @@ class RandomIid(Strategy):
     Shards can be uneven. With few rows a shard can be empty, which is refused."""
 
     name: ClassVar[str] = "random_iid"
-    summary: ClassVar[str] = "an independent draw a row, binomial sizes"
+    summary: ClassVar[str] = "rows drawn independently; shard sizes are binomial"
 
     def fit(self, context: Context) -> Fitted:
         return Fitted(Independent(self.seed), row_counts(context))

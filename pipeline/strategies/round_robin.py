@@ -13,7 +13,7 @@ class RoundRobin(Strategy):
     Sizes differ by at most one. The order of the files is kept, so sorted or periodic data give skewed shards."""
 
     name: ClassVar[str] = "round_robin"
-    summary: ClassVar[str] = "row i to worker i mod N"
+    summary: ClassVar[str] = "row i goes to worker i modulo the number of workers"
     even_sizes: ClassVar[bool] = True
 
     def draws(self) -> bool:

@@ -47,8 +47,8 @@ class Stratified(Strategy):
     summary: ClassVar[str] = "each class dealt round robin"
     looks_at_labels: ClassVar[bool] = True
     even_classes: ClassVar[bool] = True
-    start: Start = option("zero", START_HELP)
-    shuffle_within_class: bool = option(False, "deal each class in a seeded random order")
+    start: Start = option("zero", START_HELP, advanced=True)
+    shuffle_within_class: bool = option(False, "deal the rows of each class in random order")
 
     def draws(self) -> bool:
         return self.shuffle_within_class

@@ -174,35 +174,36 @@ class Submodular(EmbeddingStrategy):
     """
 
     name: ClassVar[str] = "submodular"
-    summary: ClassVar[str] = "each class in blocks that are as like it as can be (greedy, submodular)"
+    summary: ClassVar[str] = "the most representative subset of every class (greedy submodular selection)"
     looks_at_labels: ClassVar[bool] = True
     looks_at_pixels: ClassVar[bool] = True
     even_sizes: ClassVar[bool] = True
     even_classes: ClassVar[bool] = True
-    function: FunctionName = option("graph-cut", "what the rows of a class on one worker are worth together")
+    function: FunctionName = option("graph-cut", "submodular function that values the rows of a class on a worker")
     block_rule: BlockRule = option(
         "micro",
-        "who gets a row next: paper: the worker whose rows are worth least; size: whose part is filled least; micro: as"
-        " paper, among equal blocks of which a worker has as many as its ratio says",
+        "worker that receives the next row: paper: the worker whose rows have the lowest value; size: the worker with the"
+        " lowest share of its rows; micro: as paper, over blocks of equal size, of which a worker has as many as its ratio",
+        advanced=True,
     )
     embedding: str = option(
         "pca:64",
-        "what similarity is measured on: principal components of images, or the vectors of a Parquet column, or of a table"
-        " of (id, embedding) at a path, as they are",
-        metavar="pca:C|COLUMN|TABLE",
+        "vectors that define similarity: a number of principal components, a Parquet column, or the path of a table of"
+        " (id, embedding)",
+        metavar="pca:INT|COLUMN|URI",
         check=is_embedding,
         expected="pca:C, C components or a share of the variance below 1, the name of a column or the path of a table",
     )
     fit_rows: int | str = option("auto", **FIT_ROWS)
-    start: Start = option("carry", START_HELP)
+    start: Start = option("carry", START_HELP, advanced=True)
     part_rows: int = option(
         PART_ROWS,
-        "rows of a class that are placed together; a larger class is cut by a hash of ids",
-        metavar="R",
+        "maximum number of rows per placement task; a larger class is divided by a hash of ids",
         least=100,
+        advanced=True,
     )
     task_memory_gb: float = option(
-        2.0, "memory that the task of a class may take, refused beyond", metavar="GB", above=0, recorded=False
+        2.0, "memory limit per placement task, in gigabytes", metavar="GB", above=0, recorded=False, advanced=True
     )
 
     @property

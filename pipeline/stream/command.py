@@ -14,7 +14,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.reporting.tables import aligned
 from pipeline.core.shardset.commit import check_reports
 from pipeline.core.shardset.manifest import read_committed
-from pipeline.core.specs import add_flags, from_flags
+from pipeline.core.specs import Advanced, add_flags, from_flags
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
@@ -47,68 +47,74 @@ def stream_parser(prog: str, description: str | None) -> Parser:
         "--source",
         required=True,
         metavar="URI",
-        help="folder in which files arrive, local or hdfs://, or a topic, kafka://HOST:PORT/TOPIC, whose messages are one"
-        " raw record each",
+        help="folder in which files arrive, local or hdfs://, or a topic kafka://HOST:PORT/TOPIC, whose messages are raw"
+        " records",
     )
     group.add_argument(
         kafka_options.FLAG,
         action="append",
         metavar="KEY=VALUE",
-        help="property of Kafka's consumer, such as security.protocol=SASL_SSL; may be repeated. Other users of the"
-        " machine see a command line: put secrets into the file of --kafka-options",
+        help=Advanced(
+            "property of Kafka's consumer, such as security.protocol=SASL_SSL, which can be repeated; put secrets into the"
+            " file of --kafka-options, because other users of the machine can see command lines"
+        ),
     )
     group.add_argument(
         kafka_options.FILE_FLAG,
         metavar="FILE",
-        help="local file of such properties, in the form of Kafka's client.properties",
+        help="local file of properties of Kafka's consumer, in the format of client.properties",
     )
     cli.add_layout_flags(group)
     group.add_argument(
         "--late-after",
         type=float,
         metavar="SECONDS",
-        help="put rows aside whose file, or message, is so much older than the newest before it (default: never)",
+        help="seconds behind the newest file or message after which rows are quarantined as late (default: never)",
     )
     group = flags.add_argument_group("batches")
     group.add_argument(
         "--trigger",
         default="30 seconds",
         metavar="TIME|once",
-        help="a batch every so often, such as '30 seconds' (the default); once: all that is there, and end",
+        help="time between batches, or once to process all available rows and end (default: '%(default)s')",
     )
     group.add_argument(
         "--batch-limit",
         type=int,
-        metavar="F",
-        help="at most so many files, or messages, a batch (default: all there are)",
+        metavar="INT",
+        help="maximum number of files or messages per batch (default: unlimited)",
     )
     group.add_argument(
         "--checkpoint",
         metavar="URI",
-        help="where Spark notes which files are in which batch, local or hdfs:// (default: OUTPUT/_checkpoint)",
+        help="folder of Spark's checkpoint, local or hdfs:// (default: OUTPUT/_checkpoint)",
     )
     group.add_argument(
         "--allow-data-loss",
         action="store_true",
-        help="go on without messages of a topic that were deleted before they were read (default: end with exit code 3)",
+        help=Advanced("continue if messages of the topic were deleted before they were read, instead of exit code 3"),
     )
     group = flags.add_argument_group("output")
-    group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set that grows")
-    group.add_argument("--workers", type=int, required=True, metavar="N", help="number of shards")
+    group.add_argument("--output", required=True, metavar="URI", help="folder of the growing shard set")
+    group.add_argument("--workers", type=int, required=True, metavar="INT", help="number of shards, a shard per worker")
     group.add_argument(
         "--window-rows",
         type=int,
         default=WINDOW_ROWS,
-        metavar="W",
-        help="a window closes with the batch in which it comes to W rows: then buckets of at most N rows go to every worker;"
-        " 0: never (default %(default)s)",
+        metavar="INT",
+        help="rows per window, at whose end sparse buckets are copied to every worker; 0 disables windows"
+        " (default: %(default)s)",
     )
-    group.add_argument("--no-report", action="store_true", help="skip report.html and the quality figures at the end")
+    group.add_argument(
+        "--no-report", action="store_true", help=Advanced("skip report.html and the measures of quality")
+    )
     cli.add_run_flags(flags)
     group = flags.add_argument_group("strategy")
     add_flags(group, Hash, only=("family", "functions", "width"))
     group.add_argument(
-        "--model", metavar="URI", help="committed set whose hash functions to use (default: fitted to the first batch)"
+        "--model",
+        metavar="URI",
+        help="committed set whose hash functions are used (default: functions fitted to the first batch)",
     )
     return flags
 
@@ -169,7 +175,7 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
             kafka_options.FILE_FLAG: args.kafka_options,
         }
         if flag := next((flag for flag, value in given.items() if value), None):
-            raise UsageError(f"{flag} is of messages, and --source {args.source} is a folder: leave it out")
+            raise UsageError(f"{flag} applies to messages, but --source {args.source} is a folder: leave it out")
     places = [request.output, *([] if topic.is_topic(args.source) else [args.source])]
     # Places that need Spark's settings are checked after its start.
     if any(only_spark_knows(uri) and not is_object(Store().resolve(uri)) for uri in places):
@@ -215,14 +221,14 @@ def source_of(store: Store, uri: str, output: str) -> str:
     output, and DataError if it does not exist."""
     source = store.resolve(uri)
     if is_object(source):
-        raise UsageError(f"--source {source}: a stream takes files from local folders and hdfs://; copy them there")
+        raise UsageError(f"--source {source}: a stream reads files from local folders and hdfs://; copy them there")
     if PATTERN_SIGNS & set(source):
         raise UsageError(
-            f"--source {source}: Spark takes a name with one of {{}}[]*?\\ for a pattern; name a folder without"
+            f"--source {source}: Spark reads a name with one of {{}}[]*?\\ as a pattern; choose a folder without them"
         )
     check_apart(store, output, source)
     if not store.exists(source):
-        raise DataError(f"{source} does not exist; check --source, or make the folder in which files are to arrive")
+        raise DataError(f"{source} does not exist; check --source, or create the folder in which files will arrive")
     return source
 
 
@@ -230,15 +236,15 @@ def checkpoint_of(store: Store, given: str | None, output: str) -> str:
     """Return the checkpoint's folder as Spark needs it. Raises UsageError if Spark cannot reach it."""
     place = store.resolve(given) if given else f"{output}/{CHECKPOINT}"
     if is_object(place):
-        raise UsageError(f"Spark keeps its checkpoint on a local disk or hdfs://, not in {place}: give --checkpoint")
+        raise UsageError(f"Spark writes its checkpoint to a local disk or hdfs://, not to {place}: give --checkpoint")
     return place if is_remote(place) else f"file://{place}"
 
 
 def finish(args: argparse.Namespace, run: GenerationRun, tally: Tally) -> int:
     shards = tally.last.shards if tally.last else None
     done = f"{tally.committed:,} generations, {tally.rows:,} rows"
-    speed = f", {tally.rows / tally.seconds:,.0f} rows a second" if tally.committed else ""
-    aside = f", {tally.quarantined:,} put aside" if tally.quarantined else ""
+    speed = f", {tally.rows / tally.seconds:,.0f} rows per second" if tally.committed else ""
+    aside = f", {tally.quarantined:,} quarantined" if tally.quarantined else ""
     print(f"{run.output}: {done}{speed}{aside}")
     if shards is None:
         return 0

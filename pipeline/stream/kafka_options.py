@@ -41,12 +41,12 @@ def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
         try:
             text = Path(path).read_text(encoding="latin-1")  # as Java reads it
         except OSError as error:
-            raise UsageError(f"{FILE_FLAG} {path}: {error.strerror}; name a local file of the driver") from None
+            raise UsageError(f"{FILE_FLAG} {path}: {error.strerror}; give a local file of the driver") from None
         options = {_checked(key, f"{FILE_FLAG} {path}"): value for key, value in properties(text).items()}
     for text in given:
         key, separator, value = text.partition("=")
         if not separator:
-            raise UsageError(f"{FLAG} takes KEY=VALUE, such as security.protocol=SASL_SSL, and one has no '='")
+            raise UsageError(f"{FLAG} needs KEY=VALUE, such as security.protocol=SASL_SSL, but a value has no '='")
         options[_checked(key.strip(), FLAG)] = value
     return options
 
@@ -76,7 +76,7 @@ def _checked(key: str, flag: str) -> str:
     """Return a key without Spark's prefix. Raises UsageError."""
     name = key.removeprefix(PREFIX)
     if not _KEY.fullmatch(name):
-        raise UsageError(f"{flag}: {key!r} is no property of a Kafka consumer, such as security.protocol")
+        raise UsageError(f"{flag}: {key!r} is not a property of a Kafka consumer, such as security.protocol")
     if name.lower() in RESERVED:
         raise UsageError(f"{flag}: the stream sets {name} itself; leave it out")
     return name

@@ -105,7 +105,7 @@ class Running:
             tally.committed += 1
             self.say(line(batch, done))
         elif done.seconds:
-            self.say(f"batch {batch}: no row to commit, {done.quarantined:,} put aside")
+            self.say(f"batch {batch}: no rows to commit, {done.quarantined:,} quarantined")
         else:
             tally.skipped += 1
             self.say(f"batch {batch}: committed already")
@@ -118,11 +118,11 @@ def line(batch: int, done: Outcome) -> str:
     last = generations(done.shards)[-1]
     parts = [
         f"generation {last.number} (batch {batch}): {last.rows:,} rows in {done.seconds:.1f} s",
-        f"{last.rows / done.seconds:,.0f} rows a second",
+        f"{last.rows / done.seconds:,.0f} rows per second",
         f"{manifest['rows']:,} rows in {done.buckets:,} buckets of {BYTES} bytes of state each",
     ]
     parts += [f"{last.copies:,} copies of sparse buckets"] * last.closes
-    parts += [f"{last.quarantined:,} put aside"] * bool(last.quarantined)
+    parts += [f"{last.quarantined:,} quarantined"] * bool(last.quarantined)
     return ", ".join(parts)
 
 

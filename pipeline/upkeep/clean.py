@@ -1,4 +1,4 @@
-"""``python -m pipeline clean``: deletes what killed runs have left beside a committed set, once it has said what."""
+"""``python -m pipeline clean``: lists the leftovers of killed runs beside a committed set, and deletes them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def clean(store: Store, uri: str) -> int:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline clean``: tell what killed runs have left beside a committed set, and with --yes delete it."""
+    """List the files that killed runs have left beside a committed set, and delete them with --yes."""
     flags = command_line.parser("python -m pipeline clean", main.__doc__, "")
     flags.add_argument("uri", metavar="URI", help="folder of a shard set, local, hdfs:// or s3://")
-    flags.add_argument("--yes", action="store_true", help="delete it")
+    flags.add_argument("--yes", action="store_true", help="delete the listed files")
 
     def run() -> int:
         args = command_line.parse(flags, argv)
@@ -70,15 +70,13 @@ def main(argv: Sequence[str]) -> None:
             print(path)
         if len(doomed) > MANY:
             print(f"... and {len(doomed) - MANY:,} more")
-        done = "deleted" if args.yes else "would be deleted; --yes does it"
-        print(
-            f"{len(found.attempts)} attempts and {len(found.files)} files: {done}" if doomed else "nothing is left over"
-        )
+        done = "deleted" if args.yes else "would be deleted; --yes deletes them"
+        print(f"{len(found.attempts)} attempts and {len(found.files)} files: {done}" if doomed else "no leftovers")
         if found.behind:
             done = "is" if args.yes else "would be"
-            print(f"{NAME} is older than the set, as a run was killed in its commit: it {done} brought up to date")
+            print(f"{NAME} is older than the set, because a run was killed during its commit: it {done} updated")
         if found.live:
-            print(f"{len(found.live)} runs may be at work there: what is theirs is left alone")
+            print(f"{len(found.live)} runs may still be active there: their files are kept")
         return 0
 
     command_line.execute(run, interrupted="run it again")

@@ -1,4 +1,4 @@
-"""``python -m pipeline inspect``: what is in a committed set, on one screen, from its manifest alone."""
+"""``python -m pipeline inspect``: a summary of a committed set, from its manifest alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
         lines.append(("groups", counted))
     lines += [
         ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
-        ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB" if not only else "none yet: the assignment alone"),
+        ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB" if not only else "none, only the assignment"),
     ]
     if manifest["eval"]:
         lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
@@ -87,7 +87,7 @@ def workers_table(shards: ShardSet) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline inspect``: tell what is in a committed set, from its manifest alone."""
+    """Show the contents of a committed set, from its manifest alone."""
     flags = command_line.parser("python -m pipeline inspect", main.__doc__, "")
     flags.add_argument("uri", metavar="URI", help="folder of a committed set, local, hdfs:// or s3://")
 

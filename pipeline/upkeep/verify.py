@@ -1,4 +1,4 @@
-"""``python -m pipeline verify``: whether every file of a committed set is there, and with ``--deep`` every byte of it."""
+"""``python -m pipeline verify``: checks the files of a committed set, and with ``--deep`` every byte of them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def verify(shards: ShardSet, *, deep: bool) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``python -m pipeline verify``: hold the files of a committed set against its manifest (exit code 3: damaged)."""
+    """Compare the files of a committed set with its manifest; exit code 3 if any are damaged."""
     flags = command_line.parser("python -m pipeline verify", main.__doc__, "")
     flags.add_argument("uri", metavar="URI", help="folder of a committed set, local, hdfs:// or s3://")
-    flags.add_argument("--deep", action="store_true", help="read every file whole, and compare its SHA-256 too")
+    flags.add_argument("--deep", action="store_true", help="also read every file and compare its SHA-256")
 
     def run() -> int:
         args = command_line.parse(flags, argv)
@@ -44,14 +44,14 @@ def main(argv: Sequence[str]) -> None:
         files = len(shards.hashed_files())
         if damage:
             raise DataError(
-                f"{shards.uri}: {len(damage):,} of {files:,} files are damaged; make the set again: its job with --overwrite"
+                f"{shards.uri}: {len(damage):,} of {files:,} files are damaged; repeat the job with --overwrite"
             )
         if args.deep:
-            print(f"{shards.uri}: whole, every byte of {files:,} files is what was committed")
+            print(f"{shards.uri}: intact, every byte of {files:,} files is as committed")
         else:
-            print(f"{shards.uri}: all {files:,} files are there and of the right size; --deep reads every byte")
+            print(f"{shards.uri}: all {files:,} files exist and have the right size; --deep reads every byte")
         if has_leftovers(shards.store, shards):
-            print(f"killed runs have left files beside it: {as_typed('python -m pipeline clean')} {shards.uri}")
+            print(f"killed runs have left files beside the set: {as_typed('python -m pipeline clean')} {shards.uri}")
         return 0
 
     command_line.execute(run, interrupted="run it again")

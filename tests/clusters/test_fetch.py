@@ -62,7 +62,7 @@ def test_on_hdfs_files_arrive_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tm
     with pytest.raises(DataError):
         publish("/data/half", archive_of(mirror.data, ("absent.bin",)))
     client.write("/data/other/mine", b"1")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         publish("/data/other")
     assert sorted(client.list("/data")) == ["empty", "other", "set"]
 

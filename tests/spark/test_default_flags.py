@@ -143,7 +143,7 @@ def count_rows(folder: Path) -> int:
 
 def assert_set(output: Path, strategy: str, *, workers: int = WORKERS, eval_rows: int = EVAL_ROWS) -> None:
     """Fail unless a set is whole, has every row of the sample and its copies, and has a report."""
-    assert "files are there and of the right size" in last_line(run_command("verify", output))
+    assert "files exist and have the right size" in last_line(run_command("verify", output))
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["strategy"], manifest["rows"]) == (strategy, ROWS)
     folders = sorted(output.glob("worker=*"))
@@ -287,7 +287,7 @@ def test_verify(shards: Path) -> None:
 
 
 def test_clean(shards: Path) -> None:
-    assert last_line(run_command("clean", shards)) == "nothing is left over"
+    assert last_line(run_command("clean", shards)) == "no leftovers"
 
 
 def test_doctor() -> None:

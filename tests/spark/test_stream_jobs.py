@@ -52,7 +52,7 @@ def test_files_that_are_there_are_drained_in_batches_and_those_that_come_later_a
     first = spark_submit(JOB, *flags, *limits, env=QUIET)
     assert first.returncode == 0, first.stderr
     assert [generation.rows for generation in generations(open_committed(STORE, output))] == [120, 120, 60]
-    assert "rows a second" in first.stdout + first.stderr
+    assert "rows per second" in first.stdout + first.stderr
     assert "32 bytes of state each" in first.stdout + first.stderr
     assert (tmp_path / "set" / "report.html").exists()
     source.arrive()
@@ -105,7 +105,10 @@ def test_applications_that_are_killed_lose_and_double_nothing(tmp_path: Path) ->
     ("flags", "words"),
     [
         (("--source", "IN", "--workers", "0"), "--workers must be at least 1, got 0"),
-        (("--source", "IN", "--workers", "2", "--allow-data-loss"), "--allow-data-loss is of messages, and --source"),
+        (
+            ("--source", "IN", "--workers", "2", "--allow-data-loss"),
+            "--allow-data-loss applies to messages, but --source",
+        ),
         (("--source", "IN", "--workers", "2", "--trigger", "soon"), "--trigger must be a time such as '30 seconds'"),
         (("--source", "s3://bucket/in", "--workers", "2"), "local folders and hdfs://"),
         (("--source", "IN", "--workers", "2", "--window-rows", "-1"), "--window-rows must be 0 or more, got -1"),
@@ -116,10 +119,10 @@ def test_applications_that_are_killed_lose_and_double_nothing(tmp_path: Path) ->
         (("--source", "OUT/in", "--workers", "2"), "overlap"),
         (
             ("--source", "IN", "--workers", "2", "--kafka-option", "a.b=c"),
-            "--kafka-option is of messages, and --source",
+            "--kafka-option applies to messages, but --source",
         ),
         (("--source", "IN", "--workers", "2", "--late-after", "nan"), "--late-after must be a positive number"),
-        (("--source", "IN[1]", "--workers", "2"), "for a pattern; name a folder without"),
+        (("--source", "IN[1]", "--workers", "2"), "as a pattern; choose a folder without them"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:

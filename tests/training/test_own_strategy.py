@@ -114,6 +114,6 @@ def test_a_wrong_flag_of_a_strategy_is_one_line_before_spark_starts(
 
 
 def test_help_names_the_strategy_and_its_flag(program: Path) -> None:
-    text = " ".join(start(program, "--help").stdout.split())
-    assert "mine: runs of rows in turn" in text
-    assert "--my-flag ROWS mine: rows of a run (default 5)" in text
+    text = " ".join(start(program, "--help-all").stdout.split())
+    assert "mine runs of rows in turn" in text
+    assert "--my-flag ROWS mine: rows of a run (default: 5)" in text

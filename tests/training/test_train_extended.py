@@ -117,9 +117,9 @@ def test_its_flags_are_checked_like_all_others(tmp_path: Path, flags: tuple[obje
 
 
 def test_help_tells_of_it(tmp_path: Path) -> None:
-    text = " ".join(trainer(tmp_path, "--help").stdout.split())
-    assert "pairs: an update takes several gradients" in text
-    assert "--pair-size P pairs: gradients in an update (default 1)" in text
+    text = " ".join(trainer(tmp_path, "--protocol", "pairs", "--help").stdout.split())
+    assert "pairs an update takes several gradients" in text
+    assert "--pair-size P pairs: gradients in an update (default: 1)" in text
 
 
 OWN_MODEL = """

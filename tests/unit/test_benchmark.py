@@ -241,7 +241,7 @@ def test_rows_that_could_not_be_loaded_are_the_error_of_their_runs() -> None:
         (["--models", "forest"], "is not a list of logistic, linear, perceptron"),
         (["--tasks", "280,x"], "is not a list of whole numbers"),
         (["--higgs-rows", "10"], "--higgs-rows must be at least 4000"),
-        (["--year-rows", "5000", "--year", "x.txt"], "leave one out"),
+        (["--year-rows", "5000", "--year", "x.txt"], "leave one of them out"),
         (["--quick", "--sizes", "5000,100"], "--sizes must be at least 4000, got 100"),
         (["--mini-batches", "0"], "--mini-batches must be at least 1, got 0"),
     ],

@@ -33,7 +33,7 @@ ENTERS = {
     "study": {"runs", "datasets", "spark"},
     "spark_job": {"spark"},
     "embed": {"input"},
-    "benchmark": {"clustering", "datasets", "input", "runs", "spark", "strategies"},
+    "benchmark": {"clustering", "datasets", "input", "spark", "strategies"},
 }
 NEEDS_SPARK = ("trainer.study.run.make_sets", "trainer.benchmark")  # a process of its own; a job
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all

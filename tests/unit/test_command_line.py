@@ -26,7 +26,7 @@ from trainer.flags import flags as trainer_flags
         (shard_parser, ["--strategy", "stratifed"], "did you mean stratified?"),
         (trainer_flags, ["--staleness-bond", "2"], "did you mean --staleness-bound?"),
         (trainer_flags, ["--protocol", "dsp"], "did you mean dssp?"),
-        (trainer_flags, ["--workers", "3"], "jobs/reshard.py --workers N makes other shards"),
+        (trainer_flags, ["--workers", "3"], "jobs/reshard.py --workers N changes their number"),
         (trainer_flags, ["--zzzz", "3"], "unrecognized arguments: --zzzz 3; see "),
     ],
 )

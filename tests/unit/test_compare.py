@@ -23,11 +23,11 @@ def read(variants: str, *flags: str) -> dict[str, Strategy]:
 @pytest.mark.parametrize(
     ("variants", "line"),
     [
-        ("submodular --function graph-cut", "--variants: submodular --function graph-cut: that is not NAME=STRATEGY"),
-        ("a/b=hash", "a/b=hash: that is not NAME=STRATEGY"),
-        (f"{'a' * 101}=hash", "that is not NAME=STRATEGY"),
+        ("submodular --function graph-cut", "--variants: submodular --function graph-cut: it must be NAME=STRATEGY"),
+        ("a/b=hash", "a/b=hash: it must be NAME=STRATEGY"),
+        (f"{'a' * 101}=hash", "it must be NAME=STRATEGY"),
         ("random=hash", "random=hash: random is the name of a strategy"),
-        ("a=hash; a=random", "a=random has the name of another row"),
+        ("a=hash; a=random", "a=random has a name that is already used"),
         ("a=nothing", "a=nothing: the strategy must be"),
         ("a=hash --family none", "a=hash --family none: argument --family: invalid choice: 'none'"),
         ("b=random; a=hash --functions 0", "a=hash --functions 0: --functions must be"),

@@ -246,11 +246,11 @@ def test_a_task_tells_what_it_sees(tmp_path: Path) -> None:
 
 
 def test_what_executors_cannot_reach_is_named() -> None:
-    fine, bad = Reach("a", {}), Reach("b", {"--output": "what the driver has written is not there"})
+    fine, bad = Reach("a", {}), Reach("b", {"--output": "the file that the driver has written does not exist"})
     assert check_reach("--output", "/o", [fine]).level == OK
     local, remote = (check_reach("--output", path, [fine, bad]) for path in ("/o", "hdfs://h/o"))
     assert local.text == "/o is local, and b cannot use it as the driver does"
-    assert remote.text == "b: what the driver has written is not there"
+    assert remote.text == "b: the file that the driver has written does not exist"
     assert {local.level, remote.level} == {FAILED}
 
 

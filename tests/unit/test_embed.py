@@ -279,7 +279,7 @@ def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path:
     output = str(tmp_path / "t")
     with pytest.raises(UsageError, match=r"either --input or --shards"):
         Embedding(output=output)
-    with pytest.raises(UsageError, match=r"leave --format, --image-shape and --channels out"):
+    with pytest.raises(UsageError, match=r"leave out --format, --image-shape and --channels"):
         Embedding(output=output, shards="s", format="parquet")
     for options, error, line in (
         ({"input": str(tmp_path / "none")}, DataError, "none does not exist; check --input"),

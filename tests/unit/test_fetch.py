@@ -262,7 +262,7 @@ def test_a_truncated_file_is_noticed_on_the_rerun(mirror: Mirror, place: Place) 
 def test_a_folder_with_other_files_is_left_alone(mirror: Mirror, place: Place) -> None:
     place.target.mkdir(parents=True)
     (place.target / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         place.fetch(mirror)
     assert place.files() == {"notes.txt": b"mine"}
     assert mirror.asked == []
@@ -275,7 +275,7 @@ def test_an_empty_folder_is_filled(mirror: Mirror, place: Place) -> None:
 
 
 def test_an_archive_that_lacks_a_file_leaves_no_half_folder(mirror: Mirror, place: Place) -> None:
-    with pytest.raises(DataError, match=r"holds no file set/absent\.bin"):
+    with pytest.raises(DataError, match=r"contains no file set/absent\.bin"):
         place.fetch(mirror, archive_of(mirror.data, (*FILES, "absent.bin")))
     assert place.leftovers() == []
 
@@ -294,7 +294,7 @@ def test_a_hostile_archive_writes_nothing_outside_the_target(mirror: Mirror, pla
     assert place.fetch(mirror, archive_of(mirror.data, ("good",)))
     assert place.files() == {"good": b"evil"}
     assert sorted(os.listdir(place.root)) == ["cache", "data"]
-    with pytest.raises(DataError, match="holds no file set/link"):
+    with pytest.raises(DataError, match="contains no file set/link"):
         fetch.extract(archive_of(mirror.data, ("link",)), place.cache / "set.tar.gz", place.root)
 
 

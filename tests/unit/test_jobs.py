@@ -138,7 +138,7 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source: Path, tm
     ("flags", "expected"),
     [
         (["--components", "0.9"], "--engine spark-ml needs a number of --components, not a share, got 0.9"),
-        (["--n-init", "4"], "--engine spark-ml has one k-means start; leave out --n-init 4"),
+        (["--n-init", "4"], "--engine spark-ml has a single k-means start; leave out --n-init 4"),
         (["--fit-rows", "500"], "--engine spark-ml is fitted to all rows; leave out --fit-rows 500"),
     ],
 )

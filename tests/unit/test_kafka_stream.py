@@ -59,11 +59,11 @@ def test_options_go_over_the_file_with_or_without_the_prefix(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("hunter2", "takes KEY=VALUE"),
+        ("hunter2", "needs KEY=VALUE"),
         ("bootstrap.servers=hunter2", "the stream sets bootstrap.servers itself"),
         ("kafka.Auto.Offset.Reset=hunter2", "the stream sets Auto.Offset.Reset itself"),
-        ("startingOffsets=hunter2", "'startingOffsets' is no property of a Kafka consumer"),
-        ("=hunter2", "'' is no property"),
+        ("startingOffsets=hunter2", "'startingOffsets' is not a property of a Kafka consumer"),
+        ("=hunter2", "'' is not a property"),
     ],
 )
 def test_a_wrong_property_is_one_line_without_its_value(tmp_path: Path, text: str, words: str) -> None:
@@ -77,7 +77,7 @@ def test_a_wrong_property_is_one_line_without_its_value(tmp_path: Path, text: st
             consumer_options([], str(file))
         assert f"--kafka-options {file}: " in str(raised.value)
         assert "hunter2" not in str(raised.value)
-    with pytest.raises(UsageError, match="No such file or directory; name a local file of the driver"):
+    with pytest.raises(UsageError, match="No such file or directory; give a local file of the driver"):
         consumer_options([], str(tmp_path / "nowhere"))
 
 
@@ -101,7 +101,7 @@ def test_the_flag_may_be_repeated_and_a_toml_file_holds_a_list(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"kafka_option is not a list of texts, such as \[\"KEY=VALUE\"\]") as raised:
         options_of(*topic, "--config", str(config))
     assert "hunter2" not in str(raised.value)
-    with pytest.raises(UsageError, match="--kafka-option is of messages, and --source"):
+    with pytest.raises(UsageError, match="--kafka-option applies to messages, but --source"):
         options_of("--source", str(tmp_path), *given)
 
 

@@ -340,7 +340,7 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_nets:good", "there is no module own_nets in .*run from the folder that holds it"),
+        ("own_nets:good", "there is no module own_nets in .*run from the folder that contains it"),
         ("own_net.deep:good", "no module own_net.deep"),
         ("own_net:goode", "own_net.py has no function goode; it has: good, listed, wide"),
         ("own_net:number", "has no function number"),

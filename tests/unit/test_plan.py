@@ -21,7 +21,7 @@ def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
     assert warnings(large, 2 << 30) == []
     lines = warnings(plan(Shape(10**6, 100_000, 150_528, 10, 70_000, 50, 4)), 1 << 30)
     text = "\n".join(lines)
-    for sign in ("70,000 clusters are more", "a task of pca holds", "about 10 rows"):
+    for sign in ("70,000 clusters exceed the limit", "a task of pca needs", "about 10 rows"):
         assert sign in text
 
 
@@ -36,7 +36,7 @@ def test_a_class_that_no_task_holds_is_said_before_a_run_of_submodular() -> None
     assert [phase.tasks for phase in large.phases if phase.name == "blocks"] == [100]
     assert warnings(large, 2 << 30) == []
     (line,) = warnings(large, 400 << 20)
-    assert line.startswith("a task of blocks holds 0.5 GiB, and has 0.4")
+    assert line.startswith("a task of blocks needs 0.5 GiB, but has 0.4")
 
 
 def test_hashing_is_planned_without_a_clustering() -> None:
@@ -44,7 +44,7 @@ def test_hashing_is_planned_without_a_clustering() -> None:
     assert [phase.name for phase in small.phases] == ["scan", "functions", "hash", "buckets", "assign", "write"]
     assert warnings(small, 2 << 30) == []
     lines = warnings(plan(Shape(10**7, 12, 3072, clusters=300_000, functions=40)), 2 << 30)
-    assert lines[0] == "300,000 buckets are more than are dealt: 262,144"
+    assert lines[0] == "300,000 buckets exceed the limit of 262,144"
 
 
 def test_tasks_follow_rows_times_workers() -> None:
@@ -62,10 +62,10 @@ def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     out = capsys.readouterr().out
     for sign in (
         "1,000,000,000 rows, 3.1 TB",
-        "ranges of workers",
+        "range of workers",
         "pca",
         "kmeans x 52",
-        "on 64 cores as fast as one here",
+        "on 64 cores as fast as those of this machine",
     ):
         assert sign in out
     assert json.dumps(out).isascii()
@@ -77,7 +77,7 @@ def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--rows", "0", "--workers", "2"], "is not a whole number of 1 or more"),
         (["--rows", "many", "--workers", "2"], "is not a number"),
         (["--rows", "10", "--workers", "12"], "12 workers are more than 10 rows"),
-        (["--rows", "10", "--workers", "2", "--strategy", "best"], "'best' is none of"),
+        (["--rows", "10", "--workers", "2", "--strategy", "best"], "'best' is unknown; choose one of"),
         (["--rows", "10", "--workers", "2", "--image", "32"], "is not CHANNELSxHEIGHTxWIDTH"),
     ],
 )

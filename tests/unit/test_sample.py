@@ -180,7 +180,7 @@ def test_writing_twice_keeps_the_first_files(tmp_path: Path, capsys: pytest.Capt
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["sample", "--to", str(tmp_path), "--rows", "100", "--classes", "2"]) == 2
-    assert "holds other files" in capsys.readouterr().err
+    assert "contains other files" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -193,7 +193,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--rows", "199"], "at least 20 a class"),
+        (["--rows", "199"], "at least 20 per class"),
         (["--classes", "0"], "from 1 to 100"),
         (["--classes", "101"], "from 1 to 100"),
         (["--test-rows", "-1"], "not be negative"),
@@ -236,4 +236,4 @@ def test_an_interruption_is_one_line_and_exit_1(
 
     monkeypatch.setattr("pipeline.datasets.synthetic.main", interrupt)
     assert main(["sample", "--to", str(tmp_path / "data")]) == 1
-    assert capsys.readouterr().err == "sample: interrupted; run it again to go on\n"
+    assert capsys.readouterr().err == "sample: interrupted; run the command again to continue\n"

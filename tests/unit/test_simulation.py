@@ -181,7 +181,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     until(lambda: (tmp_path / "run" / "pushes.csv").exists(), "it has begun")
     process.send_signal(signal.SIGINT)
-    assert "--resume goes on" in process.communicate(timeout=60)[1]
+    assert "--resume continues" in process.communicate(timeout=60)[1]
     assert process.returncode == 1
     version = newest(tmp_path / "run" / "checkpoints", verify=True)
     assert version
@@ -441,7 +441,7 @@ def test_what_cannot_be_simulated_is_one_clear_line_and_leaves_nothing(
 
 
 def test_replaying_what_is_no_run_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="holds no run"):
+    with pytest.raises(JobError, match="contains no run"):
         main(["--replay", str(tmp_path)])
 
 

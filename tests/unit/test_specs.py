@@ -21,7 +21,7 @@ class Kettle(Spec):
     litres: float = option(1.5, "how much it holds", metavar="L", above=0)
     lid: bool = option(True, "whether it has a lid")
     colour: Literal["red", "blue"] = option("red", "its colour, 100 % enamel")
-    watts: int | None = option(None, "its power", least=100, most=3000, shown="the mains'")
+    watts: int | None = option(None, "its power", least=100, most=3000, shown="the mains'", advanced=True)
     note: str | None = option(None, "a note", may_change=True)
     size: str = option("", "a size that fills litres", recorded=False)
     serial: int = 7  # no option: neither a flag nor an entry
@@ -61,7 +61,7 @@ def member(*argv: str) -> Spec:
 def help_of(add: Any, *what: Any) -> str:
     flags = parser()
     add(flags, *what)
-    return " ".join(flags.format_help().split())
+    return " ".join(flags.format_help(every=True).split())
 
 
 def test_every_option_is_a_flag_with_the_fields_type_and_default() -> None:
@@ -74,15 +74,16 @@ def test_every_option_is_a_flag_with_the_fields_type_and_default() -> None:
 def test_help_names_defaults_and_escapes_percent_signs() -> None:
     text = help_of(specs.add_flags, Kettle)
     for part in (
-        "--litres L how much it holds (default 1.5)",
-        "--lid, --no-lid whether it has a lid (default on)",
-        "--colour {red,blue} its colour, 100 % enamel (default red)",
+        "--litres L how much it holds (default: 1.5)",
+        "--lid, --no-lid whether it has a lid (default: on)",
+        "--colour {red,blue} its colour, 100 % enamel (default: red)",
         "its power (default: the mains')",
-        "--note NOTE a note",
+        "--note TEXT a note",
     ):
         assert part in text
     assert "--serial" not in text
     assert "a note (default" not in text
+    assert "fills litres (default" not in text
 
 
 @pytest.mark.parametrize(
@@ -162,10 +163,19 @@ def test_a_toml_file_may_hold_parameters_of_members_that_are_not_chosen(tmp_path
 
 def test_the_help_of_members_names_them_and_the_defaults_that_differ() -> None:
     text = help_of(specs.add_member_flags, HOUSEHOLD)
-    assert "--litres L kettle, cup: how much it holds (default 1.5 of kettle, 0.3 of cup)" in text
+    assert "--litres L kettle, cup: how much it holds (default: 1.5 for kettle; 0.3 for cup)" in text
     assert "--colour {red,blue} kettle: its colour" in text
     assert "--lid, --no-lid kettle, cup:" in text
-    assert specs.summaries(HOUSEHOLD) == "kettle: boils; cup: holds tea"
+    assert specs.summaries(HOUSEHOLD) == "kettle  boils\ncup     holds tea"
+
+
+def test_help_leaves_advanced_options_to_help_all() -> None:
+    flags = parser()
+    specs.add_flags(flags, Kettle)
+    assert "--litres" in flags.format_help()
+    assert "--watts" not in flags.format_help()
+    assert flags.format_help().endswith("all 9 options: python -m household --help-all\n")
+    assert "--watts INT" in flags.format_help(every=True)
 
 
 def test_a_member_comes_back_from_what_it_wrote() -> None:

@@ -39,7 +39,7 @@ def test_a_changed_ledger_is_found(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_stored_study_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no ledger"):
+    with pytest.raises(UsageError, match="contains no ledger"):
         recomputed(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "ledger.jsonl").write_text("")

@@ -111,10 +111,10 @@ def test_what_decides_the_training_holds_defaults_and_no_seeds() -> None:
 
 def test_keys_are_flags() -> None:
     keys = {"batch_size": 12, "norm": "group", "augment": False, "start": True, "learning_rate": 1e-05}
-    flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help"}
+    flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help", "--help-all"}
     said = ["--batch-size=12", "--norm=group", "--no-augment", "--start", "--learning-rate=1e-05"]
     assert argv_of(keys, flags) == said
-    for key in ("batch", "other", "help"):  # an abbreviation is no flag, nor is one that is not about a run
+    for key in ("batch", "other", "help", "help_all"):  # an abbreviation is no flag, nor is one that is not about a run
         with pytest.raises(UsageError, match=f"{key} = 1: there is no such flag"):
             argv_of({key: 1}, flags)
 
@@ -262,10 +262,10 @@ def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path
         ([plan, "--output", out, "--jobs", "0"], "--jobs must be at least 1, got 0"),
         ([plan, "--output", out, "--seeds", "0"], "seeds must be from 1 to 100000, got 0"),
         ([plan, "--output", out, "--share", "3/2"], "--share 3/2 is not I/N"),
-        ([plan, "--output", out, "--merge", str(tmp_path / "no")], "there is no ledger.jsonl in it"),
+        ([plan, "--output", out, "--merge", str(tmp_path / "no")], "contains no ledger.jsonl"),
         ([plan, "--output", str(tmp_path)], "holds other files; choose a folder that is empty"),
-        ([plan, "--output", out, "--report-only"], "holds no ledger"),
-        (["nobody", "--output", out], "the plan nobody is neither a TOML file nor one of"),
+        ([plan, "--output", out, "--report-only"], "contains no ledger"),
+        (["nobody", "--output", out], "the plan nobody is neither a TOML file nor a plan of conf/study"),
         ([str(tmp_path / "no.toml"), "--output", out], "does not exist"),
     ):
         with pytest.raises(UsageError) as raised:
@@ -304,7 +304,7 @@ def test_hosts_share_all_seeds_and_none_twice_and_each_has_every_cell() -> None:
     assert sorted(run for part in parts for run in part) == sorted(plan.runs())
     assert [sorted({run.seed for run in part}) for part in parts] == [[0, 3], [1, 4], [2]]
     assert all({run.cell for run in part} == set(plan.cells()) for part in parts)
-    with pytest.raises(UsageError, match="--share 6/6: the plan has 5 seeds only"):
+    with pytest.raises(UsageError, match="--share 6/6: the plan has only 5 seeds"):
         shared(plan, 6, 6)
     assert share("2/3") == (2, 3)
 

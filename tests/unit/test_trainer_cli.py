@@ -51,7 +51,7 @@ def parsed(*args: object) -> tuple[Config, Options]:
 
 
 def test_help_names_every_model_and_a_flag_for_every_setting() -> None:
-    done = trainer("--help")
+    done = trainer("--help-all")
     assert done.returncode == 0
     for part in (Data, Optimiser, Processes, RunSpec, Options, *MODELS.values(), *PROTOCOLS.values()):
         for field in fields(part):

@@ -63,9 +63,9 @@ def test_verify_finds_damage_by_size_and_deeply_by_content(
     said = capsys.readouterr()
     if deep:
         assert str(victim) in said.out
-        assert "1 of 4 files are damaged; make the set again: its job with --overwrite" in said.err
+        assert "1 of 4 files are damaged; repeat the job with --overwrite" in said.err
     else:
-        assert "every byte of 4 files is what was committed" in said.out
+        assert "every byte of 4 files is as committed" in said.out
 
 
 def test_a_place_without_a_set_is_one_line(tmp_path: Path, capsys: Capture) -> None:
@@ -93,17 +93,17 @@ def test_clean_says_what_it_would_delete_and_deletes_it_when_told(tmp_path: Path
     before = files_below(output)
     assert before > files_of(output) - {"manifest.json"}
     assert ended("verify", output) == 0
-    assert "killed runs have left files beside it: python -m pipeline clean" in capsys.readouterr().out
+    assert "killed runs have left files beside the set: python -m pipeline clean" in capsys.readouterr().out
     assert ended("clean", output) == 0
     out = capsys.readouterr().out
-    assert "would be deleted; --yes does it" in out
+    assert "would be deleted; --yes deletes them" in out
     assert "worker=000/part-00000-v1-" in out
     assert files_below(output) == before
     assert ended("clean", output, "--yes") == 0
     assert files_below(output) == files_of(output) | {"notes.txt"}
     assert whole(output) == "second"
     assert ended("clean", output) == 0
-    assert "nothing is left over" in capsys.readouterr().out
+    assert "no leftovers" in capsys.readouterr().out
 
 
 def test_clean_leaves_a_live_run_alone(tmp_path: Path) -> None:

@@ -6,15 +6,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.core import command_line
 from pipeline.core.atomic import write_durably
 from pipeline.core.command_line import Parser, add_config_flag
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.reporting.tables import table
+from pipeline.core.specs import Advanced
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
-from pipeline.runs import flags as cli
 from pipeline.spark.package import TRAINER
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import ship_package, spark_context
@@ -22,24 +23,31 @@ from trainer.benchmark.experiment import add_experiment_flags, experiment_from_f
 from trainer.benchmark.results.summary import Summary, judge_goals, summarise
 
 REPORT = "report.html"
+EPILOG = """\
+Exit codes: 0 done, also if some runs failed (the report contains their errors),
+2 wrong usage, 1 other errors."""
 COLUMNS = ("model", "rows", "mini-batch", "system", "mini-batches", "seconds", "ms each", "MLlib / system")
 NUMBERS = (1, 2, 4, 5, 6, 7)  # columns
 
 
 def flags(description: str | None) -> Parser:
-    parser = cli.parser("benchmark.py", description)
+    parser = command_line.parser("benchmark.py", description, EPILOG)
     group = parser.add_argument_group("benchmark")
-    group.add_argument("--output", required=True, metavar="DIR", help="local folder of figures and report")
+    group.add_argument("--output", required=True, metavar="DIR", help="local folder of measurements and report")
     group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
-    group.add_argument("--quick", action="store_true", help="each configuration on little data, once: three minutes")
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help="run every configuration once on little data, which takes about three minutes",
+    )
     add_experiment_flags(group)
     run_group = parser.add_argument_group("run")
     run_group.add_argument(
-        "--overwrite", action="store_true", help="start anew; without, runs already measured are kept"
+        "--overwrite", action="store_true", help="delete earlier measurements in --output and start again"
     )
     add_config_flag(run_group, "benchmark")
-    run_group.add_argument("--quiet", action="store_true", help="print results only")
-    run_group.add_argument("--debug", action="store_true", help="show stack traces and Spark's logs")
+    run_group.add_argument("--quiet", action="store_true", help="print only results")
+    run_group.add_argument("--debug", action="store_true", help=Advanced("show stack traces and Spark's logs"))
     return parser
 
 
@@ -51,7 +59,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
     output = _check_output(args.output)
     if is_object(args.data or ""):
         raise UsageError(
-            f"--data {args.data}: Spark's own readers, MLlib's among them, read no object store here; use hdfs://"
+            f"--data {args.data}: the readers of Spark and MLlib do not support object stores here; use hdfs://"
         )
     require("benchmark", "benchmark.py")
     # These need the packages of the extra that was just checked.

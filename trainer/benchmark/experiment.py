@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from pipeline.core.command_line import seed as parse_seed
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import Spec, add_flags, option
+from pipeline.core.specs import Advanced, Spec, add_flags, option
 from trainer.benchmark.configurations import (
     BLOCK_ROWS,
     HYPERPARAMETERS,
@@ -57,49 +57,61 @@ class Experiment(Spec):
 
     Raises UsageError for a value out of range, and for a number of generated rows beside a real file."""
 
-    higgs: str | None = option(None, "the real HIGGS.csv instead of rows like it", metavar="URI")
-    year: str | None = option(None, "the real YearPredictionMSD.txt instead of rows like it", metavar="URI")
+    higgs: str | None = option(None, "file HIGGS.csv to read, instead of generated rows", metavar="URI")
+    year: str | None = option(None, "file YearPredictionMSD.txt to read, instead of generated rows", metavar="URI")
     higgs_rows: int | None = option(
         HIGGS_ROWS,
-        "generated rows of higgs-like",
-        metavar="N",
+        "generated rows that resemble HIGGS",
         least=MIN_ROWS,
-        shown=f"{HIGGS_ROWS:,}; quick {QUICK_HIGGS_ROWS:,}",
+        shown=f"{HIGGS_ROWS:,}; with --quick {QUICK_HIGGS_ROWS:,}",
+        advanced=True,
     )
     year_rows: int | None = option(
         YEAR_ROWS,
-        "generated rows of year-like",
-        metavar="N",
+        "generated rows that resemble YearPredictionMSD",
         least=MIN_ROWS,
-        shown=f"{YEAR_ROWS:,}; quick {QUICK_YEAR_ROWS:,}",
+        shown=f"{YEAR_ROWS:,}; with --quick {QUICK_YEAR_ROWS:,}",
+        advanced=True,
     )
-    repeats: int = option(3, "runs to convergence of each configuration", metavar="R", least=1, shown="3; quick 1")
+    repeats: int = option(3, "runs to convergence per configuration", least=1, shown="3; with --quick 1")
     sizes: tuple[int, ...] | None = option(
         None,
-        "numbers of rows on which single mini-batches are timed, too",
+        "numbers of rows on which single mini-batches are timed",
         metavar="LIST",
         parse=_parse_sizes,
-        shown="the most that memory holds, a tenth, a hundredth; quick: none",
+        shown="as many as fit into memory, and a tenth and a hundredth of that; with --quick none",
+        advanced=True,
     )
     tasks: tuple[int, ...] = option(
         TASKS,
-        f"numbers of tasks, and of workers up to {MAX_WORKERS}, with which mini-batches are timed for the cost model of"
-        " many nodes, and to validate it",
+        f"numbers of tasks, and of workers up to {MAX_WORKERS}, with which mini-batches are timed to fit and validate the"
+        " cost model of many nodes",
         metavar="LIST",
         parse=_parse_sizes,
-        shown=f"{','.join(map(str, TASKS))}; quick: none",
+        shown=f"{','.join(map(str, TASKS))}; with --quick none",
+        advanced=True,
     )
-    mini_batches: int = option(100, "mini-batches that are timed there", metavar="K", least=1, shown="100; quick 20")
+    mini_batches: int = option(
+        100, "timed mini-batches for --sizes and --tasks", least=1, shown="100; with --quick 20", advanced=True
+    )
     batches: tuple[int, ...] = option(
-        (2000, 500), "mini-batches to converge with", metavar="LIST", parse=_parse_sizes, shown="2000,500"
+        (2000, 500),
+        "mini-batch sizes of the runs to convergence, in rows",
+        metavar="LIST",
+        parse=_parse_sizes,
+        shown="2000,500",
     )
     models: tuple[Model, ...] = option(
-        MODELS, f"of {', '.join(MODELS)}", metavar="LIST", parse=_parse_names(MODELS), shown="all"
+        MODELS, f"models to train, from {', '.join(MODELS)}", metavar="LIST", parse=_parse_names(MODELS), shown="all"
     )
     systems: tuple[System, ...] = option(
-        SYSTEMS, f"of {', '.join(SYSTEMS)}", metavar="LIST", parse=_parse_names(SYSTEMS), shown="all"
+        SYSTEMS,
+        f"systems to compare, from {', '.join(SYSTEMS)}",
+        metavar="LIST",
+        parse=_parse_names(SYSTEMS),
+        shown="all",
     )
-    seed: int = option(0, "seed of data and sampling", metavar="S", parse=parse_seed, shown="0")
+    seed: int = option(0, "seed of generated rows and sampling", parse=parse_seed, shown="0")
     tolerance: float = TOLERANCE  # of the stop rule
 
     def __post_init__(self) -> None:
@@ -109,7 +121,7 @@ class Experiment(Spec):
             file = self.file(problem)
             if rows is not None and file:
                 raise UsageError(
-                    f"{problem.flag}-rows {rows} is of generated rows, and {problem.flag} gives real ones; leave one out"
+                    f"{problem.flag}-rows {rows} generates rows, and {problem.flag} reads real rows; leave one of them out"
                 )
         small = [size for size in self.sizes or () if size < MIN_ROWS]
         if small:
@@ -143,7 +155,7 @@ def add_experiment_flags(group: argparse._ArgumentGroup) -> None:
     """Add a flag for each field of Experiment. Absent flags are None, because --quick changes the defaults."""
     add_flags(group, Experiment)
     group.add_argument(
-        "--arms", dest="systems", type=_parse_names(SYSTEMS), metavar="LIST", help="another name of --systems"
+        "--arms", dest="systems", type=_parse_names(SYSTEMS), metavar="LIST", help=Advanced("alias of --systems")
     )
     group.set_defaults(**dict.fromkeys(field.name for field in fields(Experiment)))
 

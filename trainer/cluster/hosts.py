@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 class Hosts(Spec):
     """The flags of ``python -m trainer`` for a cluster."""
 
-    hosts: int = option(1, "of a cluster that share the run", metavar="H", least=1)
+    hosts: int = option(1, "number of hosts that share the run", least=1)
     launcher: Literal["ray", "local"] | None = option(
-        None, "where they are: nodes of a Ray cluster, or processes of this machine, each as if it were a host"
+        None, "hosts of the run: nodes of a Ray cluster, or processes of this machine that act as hosts"
     )
-    host_cores: int = option(1, "that each takes of a Ray cluster, for all its workers", metavar="C", least=1)
-    host_gpus: float = option(0.0, "that each takes of a Ray cluster", metavar="G", least=0)
+    host_cores: int = option(1, "CPU cores per host that are reserved on a Ray cluster", least=1, advanced=True)
+    host_gpus: float = option(0.0, "GPUs per host that are reserved on a Ray cluster", least=0, advanced=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.hosts > 1 and self.launcher is None:
             raise UsageError(
-                f"--hosts {self.hosts} needs --launcher: ray or local (jobs/train.py takes those of Spark)"
+                f"--hosts {self.hosts} needs --launcher: ray or local (jobs/train.py uses the hosts of a Spark cluster)"
             )
 
     def make(self) -> Launcher | None:

@@ -61,6 +61,6 @@ class ModelSpec(Spec):
 def norm_option() -> Norm:
     """Return the option for the kind of normalisation layers."""
     kind: Norm = option(
-        "batch", "normalisation layers: group has no running statistics, which helps where shards are skewed"
+        "batch", "normalisation layers; group has no running statistics, which helps if shards are skewed"
     )
     return kind

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class LinearSpec(ModelSpec):
     learning_rate: ClassVar[float] = 0.01
     stale_learning_rate: ClassVar[float] = 0.005
-    intercept: bool = option(True, "an intercept beside the weights")
+    intercept: bool = option(True, "add an intercept to the weights")
 
 
 class Logistic(LinearSpec):

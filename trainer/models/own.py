@@ -63,7 +63,7 @@ def _import(reference: str, module_name: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but imports one that does not
         message = f"--model {reference}: there is no module {error.name} in {here} nor among the installed packages"
-        raise UsageError(f"{message}; run from the folder that holds it") from error
+        raise UsageError(f"{message}; run from the folder that contains it") from error
 
 
 def _checked(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:

@@ -20,7 +20,9 @@ class ResNetSpec(ModelSpec):
     stale_learning_rate: ClassVar[float] = 0.025
     blocks: ClassVar[int]
     norm: Norm = norm_option()
-    shortcut: Shortcut = option("pad", "of blocks that change size: zeros, or a 1x1 convolution")
+    shortcut: Shortcut = option(
+        "pad", "shortcut of blocks that change the image size: zero padding, or a 1x1 convolution"
+    )
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
         from trainer.models.networks.resnet import ResNet

@@ -13,5 +13,5 @@ class ASP(Protocol):
     """Asynchronous parallel. With equally fast workers the staleness is about n - 1."""
 
     name: ClassVar[str] = "asp"
-    summary: ClassVar[str] = "every gradient is applied as it comes"
+    summary: ClassVar[str] = "applies every gradient as soon as it arrives"
     synchronous: ClassVar[bool] = False

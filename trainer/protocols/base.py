@@ -125,6 +125,4 @@ def k_of(k: int | None, num_workers: int) -> int:
 def check_distinct(k: int | None, num_workers: int) -> None:
     """Raise UsageError if an update would need more distinct workers than there are."""
     if k_of(k, num_workers) > num_workers:
-        raise UsageError(
-            f"--k {k} asks for gradients of {k} workers, and there are {num_workers}: give at most so many"
-        )
+        raise UsageError(f"--k {k} exceeds the number of workers, {num_workers}: give at most {num_workers}")

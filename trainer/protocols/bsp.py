@@ -16,7 +16,7 @@ class BSP(Protocol):
     worker, which draws the same mini-batch again, so failures do not change the result either."""
 
     name: ClassVar[str] = "bsp"
-    summary: ClassVar[str] = "one update takes a gradient of every worker"
+    summary: ClassVar[str] = "applies the mean gradient of all workers in every update"
     synchronous: ClassVar[bool] = True
     reproducible: ClassVar[bool] = True
     in_worker_order: ClassVar[bool] = True

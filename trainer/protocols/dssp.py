@@ -23,10 +23,10 @@ class DSSP(SSP):
     the times of the last two pushes and the extra steps of each worker: O(N)."""
 
     name: ClassVar[str] = "dssp"
-    summary: ClassVar[str] = "like ssp, with a bound between two that follows the workers' speeds"
+    summary: ClassVar[str] = "like ssp, with a bound that adapts to the workers' speeds"
 
     staleness_upper_bound: int = option(
-        15, "steps that a worker may be ahead of the slowest at most", metavar="U", least=0
+        15, "highest value of the bound on how many steps a worker may be ahead of the slowest worker", least=0
     )
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class DSSP(SSP):
         if self.staleness_upper_bound < self.staleness_bound:
             raise UsageError(
                 f"--staleness-upper-bound {self.staleness_upper_bound} is below --staleness-bound"
-                f" {self.staleness_bound}, the lower one: give at least so much"
+                f" {self.staleness_bound}, the lower bound: give at least as much"
             )
 
     def clock_bound(self) -> int:

@@ -17,10 +17,10 @@ class KASP(Protocol):
     updates, with staleness."""
 
     name: ClassVar[str] = "k-asp"
-    summary: ClassVar[str] = "an update takes gradients of K workers, fresh or stale"
+    summary: ClassVar[str] = "applies gradients of K different workers, fresh or stale, in every update"
     synchronous: ClassVar[bool] = False
 
-    k: int | None = option(None, "gradients per update", metavar="K", least=1, shown="half of the workers")
+    k: int | None = option(None, "gradients per update", least=1, shown="half of the number of workers")
 
     def check(self, num_workers: int) -> None:
         check_distinct(self.k, num_workers)

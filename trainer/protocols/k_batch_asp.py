@@ -15,10 +15,10 @@ class KBatchASP(Protocol):
     of a fast worker."""
 
     name: ClassVar[str] = "k-batch-asp"
-    summary: ClassVar[str] = "an update takes any K gradients, fresh or stale; nobody waits"
+    summary: ClassVar[str] = "applies any K gradients, fresh or stale, in every update; workers never wait"
     synchronous: ClassVar[bool] = False
 
-    k: int | None = option(None, "gradients per update", metavar="K", least=1, shown="half of the workers")
+    k: int | None = option(None, "gradients per update", least=1, shown="half of the number of workers")
 
     def update_size(self, num_workers: int) -> int:
         return k_of(self.k, num_workers)

@@ -17,17 +17,17 @@ class KBatchBSP(Protocol):
     of a fast worker. Steps that are unfinished when the update is made are cancelled."""
 
     name: ClassVar[str] = "k-batch-bsp"
-    summary: ClassVar[str] = "an update takes the first K fresh gradients, several of a fast worker"
+    summary: ClassVar[str] = "applies the first K fresh gradients in every update, whichever worker they come from"
     synchronous: ClassVar[bool] = True
 
-    k: int | None = option(None, "gradients per update", metavar="K", least=1, shown="half of the workers")
+    k: int | None = option(None, "gradients per update", least=1, shown="half of the number of workers")
     cancel: Literal["push", "preempt"] = option(
         "push",
-        "how a gradient ends that comes too late for its update: refused when it is pushed, or given up between"
-        " micro-batches",
+        "handling of a gradient that is too late for its update: push refuses it when it arrives, preempt stops its"
+        " computation between micro-batches",
     )
     micro_batches: int = option(
-        4, "of a step under --cancel preempt; BatchNorm's statistics are those of a micro-batch", metavar="J", least=2
+        4, "micro-batches per step with --cancel preempt, which also are the batches of BatchNorm", least=2
     )
 
     def update_size(self, num_workers: int) -> int:

@@ -16,7 +16,7 @@ class KBSP(KBatchBSP):
     A worker waits until the update that contains its gradient is made; the steps of the other n - k are cancelled."""
 
     name: ClassVar[str] = "k-bsp"
-    summary: ClassVar[str] = "an update takes the gradients of the K fastest workers"
+    summary: ClassVar[str] = "applies the gradients of the K fastest workers in every update"
 
     def check(self, num_workers: int) -> None:
         check_distinct(self.k, num_workers)

@@ -18,17 +18,19 @@ class NSoftsync(Protocol):
     because gradients are divided by their staleness."""
 
     name: ClassVar[str] = "n-softsync"
-    summary: ClassVar[str] = "an update takes N/M gradients, each divided by its staleness"
+    summary: ClassVar[str] = (
+        "applies the gradients of N/M of the N workers, each divided by its staleness, in every update"
+    )
     synchronous: ClassVar[bool] = False
 
-    softsync: int = option(1, "an update takes floor(workers / M) gradients", metavar="M", least=1)
+    softsync: int = option(1, "divisor M of the number of workers, which gives the gradients per update", least=1)
     divide_by_staleness: bool = option(True, "divide each gradient by its staleness")
 
     def check(self, num_workers: int) -> None:
         if self.softsync > num_workers:
             raise UsageError(
-                f"--softsync {self.softsync} splits {num_workers} workers: give at most {num_workers}, which is one"
-                " gradient an update"
+                f"--softsync {self.softsync} exceeds the number of workers, {num_workers}: give at most {num_workers},"
+                " for a gradient per update"
             )
 
     def update_size(self, num_workers: int) -> int:

@@ -17,13 +17,12 @@ class SSP(Protocol):
     c - staleness_bound - 1, and all of its own. A bound of 0 is a barrier. Lost and finished workers do not count."""
 
     name: ClassVar[str] = "ssp"
-    summary: ClassVar[str] = "like asp, but nobody runs far ahead"
+    summary: ClassVar[str] = "like asp, with a bound on how far a worker can be ahead"
     synchronous: ClassVar[bool] = False
 
     staleness_bound: int = option(
         3,
-        "steps that a worker may be ahead of the slowest; 0 is a barrier. Of dssp, the least that the bound may be",
-        metavar="S",
+        "steps that a worker may be ahead of the slowest worker, for dssp the lowest value of this bound; 0 is a barrier",
         least=0,
     )
 

@@ -38,4 +38,4 @@ def _failure(part: str) -> Failure:
             return Failure(int(match[2]) if match[2] else None, float(match[3]), float(match[4]))
     except ValueError:
         pass
-    raise UsageError(f"--failures: {part!r} is none of {FORM}, such as worker:3@12.5+4")
+    raise UsageError(f"--failures: {part!r} is not one of {FORM}, such as worker:3@12.5+4")

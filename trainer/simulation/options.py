@@ -9,9 +9,9 @@ from pipeline.core.command_line import seed
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Spec, option
 from trainer.simulation.failures import FORM, Failure, parse_failures
-from trainer.simulation.profiles import PROFILES, Homogeneous, Profile, parse_profile
+from trainer.simulation.profiles import Homogeneous, Profile, parse_profile
 
-_PROFILES = "; ".join(f"{kind.form}: {kind.summary}" for kind in PROFILES.values())
+STEP_TIMES = ("profile", "step_ms", "schedule_seed")  # fields
 
 
 @dataclass(frozen=True)
@@ -20,29 +20,38 @@ class Simulated(Spec):
 
     compute: Literal["none", "quadratic", "real"] = option(
         "real",
-        "none: a schedule without numbers; quadratic: the gradients of a toy loss; real: those of the model on the shards",
+        "gradients to compute: none (the schedule alone), quadratic (a toy loss), or real (the model on the shards)",
     )
     workers: int | None = option(
-        None, "virtual workers, over which the shards are dealt", metavar="N", least=1, shown="as many as shards"
+        None, "virtual workers, to which the shards are dealt", least=1, shown="a worker per shard"
     )
-    rows: int = option(50_000, "examples of the set, where there are no --shards", metavar="R", least=1)
+    rows: int = option(50_000, "examples of the simulated data set without --shards", least=1, advanced=True)
     profile: Profile = option(
-        Homogeneous(), f"how long a step takes. {_PROFILES}", metavar="NAME", parse=parse_profile, shown="homogeneous"
+        Homogeneous(),
+        "distribution of step times",
+        metavar="NAME",
+        parse=parse_profile,
+        shown="homogeneous",
     )
-    step_ms: float = option(100.0, "of an ordinary step", metavar="MS", above=0)
-    latency_ms: float = option(0.0, "of a message", metavar="MS", least=0)
+    step_ms: float = option(100.0, "milliseconds per ordinary step", metavar="MS", above=0, advanced=True)
+    latency_ms: float = option(0.0, "milliseconds per message", metavar="MS", least=0, advanced=True)
     bandwidth_mbps: float | None = option(
         None,
-        "megabits a second of each server's link, a direction, which all workers share",
-        metavar="M",
+        "megabits per second and direction of each server's link, which all workers share",
         above=0,
-        shown="without limit",
+        shown="unlimited",
+        advanced=True,
     )
     schedule_seed: int | None = option(
-        None, "of the time that steps take", metavar="S", least=0, parse=seed, shown="that of --seed"
+        None, "seed of step times", least=0, parse=seed, shown="the value of --seed", advanced=True
     )
     failures: tuple[Failure, ...] = option(
-        (), f"scripted failures, a list of {FORM}", metavar="LIST", parse=parse_failures, shown="none"
+        (),
+        f"scripted failures, a list of {FORM}",
+        metavar="LIST",
+        parse=parse_failures,
+        shown="none",
+        advanced=True,
     )
 
     def check(self, num_workers: int) -> None:

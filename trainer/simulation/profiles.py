@@ -42,7 +42,7 @@ class Profile:
     def check(self) -> None:
         """Raise UsageError for an invalid parameter."""
         if self.parameter:
-            raise UsageError(f"--profile {self.name} takes nothing behind a colon, got {self.parameter}")
+            raise UsageError(f"--profile {self.name} takes no parameter after a colon, got {self.parameter}")
 
     def number(self, what: str) -> float:
         """Return the parameter as a positive number. Raises UsageError."""
@@ -58,7 +58,7 @@ class Profile:
 class Homogeneous(Profile):
     name = "homogeneous"
     form = "homogeneous"
-    summary = "all steps take the same"
+    summary = "equal step times"
 
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
         return step_s
@@ -67,7 +67,7 @@ class Homogeneous(Profile):
 class OneSlow(Profile):
     name = "one-slow"
     form = "one-slow:F"
-    summary = "worker 0 takes F times as long"
+    summary = "worker 0 is F times slower"
 
     def check(self) -> None:
         self.number("F")
@@ -81,7 +81,7 @@ class Mixed(Profile):
 
     name = "mixed"
     form = "mixed"
-    summary = "machines with 8, 4 and 2 cores, 5 to 2 to 2, as in the thesis's cluster #C2"
+    summary = "machines with 8, 4 and 2 cores in the ratio 5:2:2, as in the thesis's cluster #C2"
 
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
         return step_s * C2_CORES[0] / C2_CORES[worker % len(C2_CORES)]
@@ -92,7 +92,7 @@ class Exponential(Profile):
 
     name = "exponential"
     form = "exponential:RATE"
-    summary = "every step is drawn from an exponential law of RATE steps a second"
+    summary = "an exponential distribution with RATE steps per second"
 
     def check(self) -> None:
         self.number("RATE")
@@ -104,7 +104,7 @@ class Exponential(Profile):
 class LogNormal(Profile):
     name = "lognormal"
     form = "lognormal:SIGMA"
-    summary = "every step is drawn from a log-normal law of the same mean; SIGMA: of its logarithm"
+    summary = "a log-normal distribution of the same mean, with standard deviation SIGMA of the logarithm"
 
     def check(self) -> None:
         self.number("SIGMA")
@@ -120,11 +120,11 @@ class Trace(Profile):
 
     name = "trace"
     form = "trace:RUN"
-    summary = "the times of the steps of a real run, in their order"
+    summary = "the step times of a real run, in their order"
 
     def check(self) -> None:
         if not self._times:
-            raise UsageError(f"--profile {self.form}: {self.parameter or 'nothing'} holds no run with pushes")
+            raise UsageError(f"--profile {self.form}: {self.parameter or 'nothing'} contains no run with pushes")
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:

@@ -25,38 +25,48 @@ from trainer.study.run.ledger import LEDGER, Ledger
 from trainer.study.run.runner import Runner
 
 PROG = "python -m trainer.study"
-DESCRIPTION = "Train several configurations with many seeds, and report mean, spread and significance."
+DESCRIPTION = "Train several configurations with many seeds, and report means, spreads and significance of differences."
 EPILOG = """\
-example: python -m trainer.study quick --output build/study
-         python -m trainer.study my-plan.toml --output build/study --seeds 50
+examples: python -m trainer.study quick --output build/study
+          python -m trainer.study my-plan.toml --output build/study --seeds 50
 
-PLAN is a TOML file, or the name of one of those that come with the program (conf/study). A run that is in DIR's ledger
-is not repeated: the same command goes on where it stopped, and a larger --seeds adds to a finished study. Several hosts
-do a share each (--share 1/2, --share 2/2), and one of them takes the others' ledgers (--merge). Exit codes: 0 done, 2
-usage, 3 broken data, 1 anything else, an interruption included."""
-INTERRUPTED = "runs that ended are in the ledger, and the same command goes on"
+A run that is in the ledger of --output is not repeated: the same command
+resumes an interrupted study, and a larger --seeds extends a finished study.
+Several hosts can divide a study (--share 1/2, --share 2/2); --merge then
+combines their ledgers. Exit codes: 0 done, 2 wrong usage, 3 broken data,
+1 other errors and interruption."""
+INTERRUPTED = "finished runs are in the ledger, and the same command resumes the study"
 
 
 def parser() -> Parser:
     made = command_line.parser(PROG, DESCRIPTION, EPILOG)
-    made.add_argument("plan", metavar="PLAN", help="TOML file, or one of: " + ", ".join(shipped()))
+    made.add_argument(
+        "plan", metavar="PLAN", help="TOML file of a plan, or the name of a plan in conf/study: " + ", ".join(shipped())
+    )
     made.add_argument("--output", required=True, metavar="DIR", help="folder of the study")
-    made.add_argument("--seeds", type=int, metavar="N", help="seeds 0..N-1 instead of the plan's")
+    made.add_argument(
+        "--seeds", type=int, metavar="INT", help="number of seeds, counted from 0 (default: set by the plan)"
+    )
     made.add_argument(
         "--jobs",
         type=int,
-        metavar="J",
-        help="runs at once (default: a core each in virtual time, one on real processes)",
-    )
-    made.add_argument("--share", type=share, default=(1, 1), metavar="I/N", help="do every N-th seed, from the I-th")
-    made.add_argument(
-        "--merge", type=Path, nargs="+", default=[], metavar="DIR", help="take the ledgers of these studies of the plan"
+        metavar="INT",
+        help="number of parallel runs (default: the number of cores in virtual time, 1 with real processes)",
     )
     made.add_argument(
-        "--keep-sets", action="store_true", help="keep the shard sets (default: until their runs are done)"
+        "--share", type=share, default=(1, 1), metavar="I/N", help="run every N-th seed, from the I-th (default: 1/1)"
     )
-    made.add_argument("--report-only", action="store_true", help="train nothing: report on what is in the ledger")
-    made.add_argument("--quiet", action="store_true", help="print the result and errors only")
+    made.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="add the runs of other studies of the same plan",
+    )
+    made.add_argument("--keep-sets", action="store_true", help="keep the shard sets after their runs have ended")
+    made.add_argument("--report-only", action="store_true", help="report on the runs in the ledger, without training")
+    made.add_argument("--quiet", action="store_true", help="print only the result and errors")
     made.add_argument("--debug", action="store_true", help="show stack traces")
     return made
 
@@ -81,7 +91,7 @@ def find_plan(name: str) -> StudyPlan:
     if name in shipped():
         return read_plan(Path(str(CONF / "study" / f"{name}.toml")))
     if not name.endswith(".toml"):
-        raise UsageError(f"the plan {name} is neither a TOML file nor one of {', '.join(shipped())}")
+        raise UsageError(f"the plan {name} is neither a TOML file nor a plan of conf/study: {', '.join(shipped())}")
     return read_plan(Path(name))
 
 
@@ -98,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if plan.beside == root.name:
         raise UsageError(f"beside = {plan.beside!r} is the study in {root} itself; name another folder next to it")
     if args.report_only and not args.merge and not (root / LEDGER).exists():
-        raise UsageError(f"--report-only: {root} holds no ledger; leave it out to train")
+        raise UsageError(f"--report-only: {root} contains no ledger; leave the option out to train")
     # Check everything before the folder is locked and written.
     refuse_foreign(root)
     if (root / PLAN).exists():
@@ -137,14 +147,16 @@ def shared(plan: StudyPlan, part: int, parts: int) -> list[Run]:
     is no seed for that part."""
     seeds = plan.seeds[part - 1 :: parts]
     if not seeds:
-        raise UsageError(f"--share {part}/{parts}: the plan has {len(plan.seeds)} seeds only, and a share is of seeds")
+        raise UsageError(
+            f"--share {part}/{parts}: the plan has only {len(plan.seeds)} seeds, too few for {parts} shares"
+        )
     return list(replace(plan, seeds=seeds).runs())
 
 
 def _other_study(plan: StudyPlan, folder: Path) -> Ledger:
     """Return the ledger of another study of this plan, which may be running. Raises UsageError, DataError."""
     if not (folder / LEDGER).is_file():
-        raise UsageError(f"--merge {folder}: there is no {LEDGER} in it; name a study's folder")
+        raise UsageError(f"--merge {folder} contains no {LEDGER}; give the folder of a study")
     refuse_other_plan(plan, folder)
     return Ledger(folder / LEDGER)
 

@@ -5,7 +5,6 @@ the SHA-256 of every file that the ledger gives. The files themselves are not st
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from trainer.study.run.sets import Sets
 RESULTS = Path(str(CONF)) / "study" / "results"
 DIGESTS = "derived.sha256"  # in the format of sha256sum
 PROG = "python -m trainer.study.check"
-DESCRIPTION = "Write the tables of stored studies from their ledgers, and check that they are the published ones."
+DESCRIPTION = "Recompute the tables of stored studies from their ledgers, and compare them with the published tables."
 
 
 def stored() -> list[Path]:
@@ -36,7 +35,7 @@ def recomputed(folder: Path) -> dict[str, str]:
 
     Raises UsageError if the folder belongs to another plan, DataError if its runs have different data."""
     if not (folder / LEDGER).is_file():
-        raise UsageError(f"{folder} holds no {LEDGER}")
+        raise UsageError(f"{folder} contains no {LEDGER}; give the folder of a study")
     if folder.name not in shipped():
         raise UsageError(f"{folder}: no plan is named {folder.name}; plans are {', '.join(shipped())}")
     plan = find_plan(folder.name)
@@ -61,25 +60,25 @@ def check(folder: Path, output: Path) -> None:
     for line in digests(files).splitlines():
         if line not in published:
             raise DataError(
-                f"{output / line.split()[1]} differs from the published file; if that is right, {PROG} --accept"
-                f" renews {folder / DIGESTS}"
+                f"{output / line.split()[1]} differs from the published file; if the change is intended, run"
+                f" {PROG} --accept, which renews {folder / DIGESTS}"
             )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line.parser(PROG, DESCRIPTION, "")
     parser.add_argument(
-        "folders", type=Path, nargs="*", metavar="DIR", help="stored studies (default: this checkout's)"
+        "folders", type=Path, nargs="*", metavar="DIR", help="folders of stored studies (default: all of this checkout)"
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("build/study-check"),
         metavar="DIR",
-        help="where a study's tables are written, in a folder of its name (default %(default)s)",
+        help="folder to which the tables are written, in a subfolder per study (default: %(default)s)",
     )
     parser.add_argument("--accept", action="store_true", help="renew the digests instead of comparing them")
-    parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--debug", action="store_true", help="show stack traces")
     args = parser.parse_args(argv)
     require("study", "checking a study")
     if not (args.folders or stored()):
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = args.output / folder.name
         # Also after --accept, since it writes the tables.
         check(folder, output)
-        print(f"{folder.name}: every number is that of the ledger; see {output}/README.md")
+        print(f"{folder.name}: the published tables agree with the ledger; see {output}/README.md")
     return 0
 
 
