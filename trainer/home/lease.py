@@ -23,6 +23,7 @@ from typing import Any
 from pipeline.core.errors import JobError
 from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.attempt import is_running, whoami
+from pipeline.core.storage.claim import claim
 from pipeline.core.storage.files import FileInfo
 from trainer.home.place import StorePlace, entries
 from trainer.run_files import LEASE
@@ -113,7 +114,9 @@ class Lease:
         begun = self.clock()
         try:
             self.folder.store.create(str(self._path(self.number + 1))).close()
-        except FileExistsError:  # of another process, unless the reply to an earlier attempt was lost
+        except FileExistsError:
+            # An empty file does not tell whose it is, so claim() is of no use. The listing tells whether it is another
+            # process's, or this one's from an earlier attempt whose reply was lost.
             if self._look() != Held(self.number + 1, self._first):
                 self.number = 0
                 return False
@@ -180,11 +183,8 @@ class Lease:
         return Held.of(entries(self.folder))
 
     def _put(self, number: int, content: dict[str, Any]) -> bool:
-        try:
-            self.folder.store.put_new(str(self._path(number)), json.dumps(content).encode())
-        except FileExistsError:
-            return False
-        return True
+        record = json.dumps(content).encode()
+        return claim(self.folder.store, str(self._path(number)), record) == record
 
     def _path(self, number: int) -> StorePlace:
         return self.folder / f"{number:06d}"

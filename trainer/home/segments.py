@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from pipeline.core.atomic import naming
 from pipeline.core.errors import DataError, JobError
+from pipeline.core.storage.claim import claim
 from trainer.home.folders import Folders
 from trainer.home.place import Place, StorePlace, entries, write_whole
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
@@ -135,15 +136,13 @@ def begin(home: StorePlace, work: Path) -> Folders:
     """Begin a start that leads the run, and write the log so far into the work folder. Raises DataError and OSError.
 
     An earlier start that still runs notices this at its next copy."""
-    # Two starts at the same time get different numbers, because put_new never replaces a file.
+    # Two starts at the same time get different numbers, because their records differ.
+    mine = uuid4().hex.encode()
     while True:
         log = look(home)
         number = f"{log.begun + 1:06d}"
-        try:
-            home.store.put_new(str(home / SEGMENTS / f"{number}.begun"), uuid4().hex.encode())
+        if claim(home.store, str(home / SEGMENTS / f"{number}.begun"), mine) == mine:
             break
-        except FileExistsError:
-            continue
     begins = []
     for file, data in _whole_logs(home).items():
         if data:
@@ -204,10 +203,7 @@ def _copy(folders: Folders, file: str, log: Log) -> bool:
         data = lines.read()
     data = data[: data.rfind(b"\n") + 1]  # the last line may still be written
     if data:
-        try:
-            home.store.put_new(str(home / SEGMENTS / f"{folders.source}-{start:012d}.{file}"), data)
-        except FileExistsError:
-            return False
+        return claim(home.store, str(home / SEGMENTS / f"{folders.source}-{start:012d}.{file}"), data) == data
     return True
 
 

@@ -16,6 +16,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import fits, parse_object
 from pipeline.core.shardset.generations import as_of, generations
 from pipeline.core.shardset.manifest import read_committed
+from pipeline.core.storage.claim import claim
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 from trainer.data.follow import Following, Stretch
@@ -36,24 +37,23 @@ def recorded(home: Place, worker: int) -> list[Stretch]:
     """Return the recorded decisions of a worker, ordered by position."""
     folder = home / FOLLOWED
     mine = re.compile(rf"worker-{worker:03d}-\d+\.json")
-    return sorted(_read(folder / entry.name) for entry in entries(folder) if mine.fullmatch(entry.name))
+    places = [folder / entry.name for entry in entries(folder) if mine.fullmatch(entry.name)]
+    return sorted(_parse(place, place.read_bytes()) for place in places)
 
 
 def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
     """Write the record if there is none, and return the stored one."""
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
-    try:
-        with_retries(store.put_new)(str(place), json.dumps(stretch._asdict()).encode())
-    except FileExistsError:  # written by an earlier start of this worker that was taken for dead
-        return _read(place)
-    return stretch
+    # Another one is by an earlier start of this worker that was taken for dead.
+    stored = with_retries(claim)(store, str(place), json.dumps(stretch._asdict()).encode())
+    return _parse(place, stored or b"")
 
 
-def _read(place: Place) -> Stretch:
-    """Read a record. Raises DataError if it is damaged."""
+def _parse(place: Place, text: bytes) -> Stretch:
+    """Return the stretch of a record. Raises DataError if it is damaged."""
     try:
-        values = parse_object(place.read_bytes())
+        values = parse_object(text)
         if not fits(values, dict[str, int]):
             raise ValueError("its values are no whole numbers")
         return Stretch(**values)

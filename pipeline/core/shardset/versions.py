@@ -1,11 +1,11 @@
-"""The numbered versions of a set. Each number is taken at most once, by a put-if-absent of its file. No Spark.
+"""The numbered versions of a set. Each number is taken at most once, by a claim of its file. No Spark.
 
 OUTPUT/_manifests/000042.json   a committed manifest; an empty file marks a number that can no longer be committed
 OUTPUT/manifest.json            a copy of the newest version, for readers of a single file; updated right after the commit
 
-Put-if-absent is link() on a local disk, a rename without overwriting on HDFS, and a conditional PUT on S3. Of all
-processes that commit under one number exactly one succeeds, however long another was suspended. Numbers only grow: files
-with numbers below the newest manifest are deleted, files above it are kept."""
+A claim (storage/claim.py) is link() on a local disk, a rename without overwriting on HDFS, and a conditional PUT on S3.
+Of all processes that commit under one number exactly one succeeds, however long another was suspended. Numbers only grow:
+files with numbers below the newest manifest are deleted, files above it are kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.core.json_values import fits, parse
+from pipeline.core.storage.claim import claim
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 
@@ -77,11 +78,11 @@ def path_of(uri: str, number: int) -> str:
 def put(store: Store, staged: str, uri: str, number: int) -> bool:
     """Commit a staged file as version ``number``; return False if the number was already taken.
 
-    If the answer of the store is lost, the content of the target tells who succeeded. Raises OSError if there is none."""
-    data = with_retries(store.read)(staged)
+    Manifests of different runs differ, because the names of their files do. Raises OSError."""
+    manifest = with_retries(store.read)(staged)
     target = path_of(uri, number)
     with_retries(store.makedirs)(f"{uri}/{FOLDER}")
-    if not with_retries(_take)(store, staged, target, data):
+    if with_retries(claim)(store, target, manifest, staged=staged) != manifest:
         return False
     with_retries(store.sync_folder)(f"{uri}/{FOLDER}")
     # A number may be free again because a far newer version stands: nothing counts below that.
@@ -91,36 +92,17 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
     return True
 
 
-def _take(store: Store, staged: str, target: str, data: bytes) -> bool:
-    """Rename a staged manifest to a version's path; return whether its content is there. Safe to retry."""
-    try:
-        store.rename(staged, target)
-    except OSError as error:
-        try:
-            there = with_retries(store.read)(target)
-        except FileNotFoundError:
-            there = None  # taken, and deleted since as a newer one stands; or nothing was done
-        if there != data:
-            if isinstance(error, FileExistsError):
-                return False
-            raise
-    return True
-
-
 def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
-    """Take a number without a manifest, so that no run can commit it; return False if it was taken meanwhile.
+    """Take a number without a manifest, so that no run can commit it; return False if one has committed it meanwhile.
 
-    scratch: a folder that only the caller uses."""
+    All who withhold a number write the same empty file, so several may succeed. scratch: a folder that only the caller
+    uses."""
     staged = f"{scratch}/withheld-{number}"
     store.makedirs(scratch)
     store.delete(staged)
     store.write_new(staged, b"")
     store.makedirs(f"{uri}/{FOLDER}")
-    try:
-        store.rename(staged, path_of(uri, number))
-    except OSError:
-        if not store.exists(path_of(uri, number)):
-            raise
+    if claim(store, path_of(uri, number), b"", staged=staged) != b"":
         return False
     store.sync_folder(f"{uri}/{FOLDER}")
     return True
