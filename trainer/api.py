@@ -95,7 +95,7 @@ def pinned(config: Config, *, overwrite: bool = False) -> Config:
     if not made:
         return config
     saved = None if overwrite else saved_generation(place_of(config.run.output))
-    return replace(config, data=replace(config.data, generation=made[-1].number if saved is None else saved))
+    return replace(config, data=replace(config.data, generation=len(made) - 1 if saved is None else saved))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Layout
+from pipeline.core.shardset.contract import Manifest
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Dtype, Layout
 from pipeline.core.shardset.manifest import ShardSet, missing_file, with_rows
 from pipeline.core.shardset.schema import DTYPES, broken_is_data_error, no_labels, raw_images, record_schema
 from pipeline.core.shardset.versions import NAME
@@ -163,49 +164,50 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
         raise DataError(f"{problem}; the set is damaged")
     try:
         return _dataset(shards, manifest)
-    except (ValueError, KeyError) as error:
-        fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    except ValueError as fault:
         raise DataError(f"{shards.uri}/{NAME} is damaged: {fault}; make the set again with --overwrite") from None
 
 
-def _dataset(shards: ShardSet, manifest: dict[str, Any]) -> CommittedDataset:
-    """Return the dataset of a manifest. Raises KeyError or ValueError if the manifest is of another kind."""
+def _dataset(shards: ShardSet, manifest: Manifest) -> CommittedDataset:
+    """Return the dataset of a manifest. Raises ValueError if the manifest is of another kind."""
+    manifest.require("chunks", "rows", "generation", "neighbourhoods")
     listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
-    chunks = manifest["chunks"]
+    chunks = manifest.chunks
     if not all(len(chunk) == 2 and chunk[0] <= chunk[1] for chunk in chunks):
         raise ValueError("chunks are not ranges of ids")
     # Rows that no chunk covers would be left out of every set that is made of this one.
     ends = [0, *(last for _, last in chunks)]
-    if ends[:-1] != [first for first, _ in chunks] or ends[-1] != manifest["rows"]:
-        raise ValueError(f"chunks do not cover the ids from 0 to {manifest['rows']}")
+    if ends[:-1] != [first for first, _ in chunks] or ends[-1] != manifest.rows:
+        raise ValueError(f"chunks do not cover the ids from 0 to {manifest.rows}")
     return CommittedDataset(
         store=shards.store,
         uri=shards.uri,
         format="shards",
         files=tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file, _ in listed),
         layout=layout_of(manifest),
-        generation=manifest["generation"],
-        total=manifest["rows"],
+        generation=manifest.generation,
+        total=manifest.rows,
         num_workers=shards.num_workers,
         chunks=tuple((low, high) for low, high in chunks),
         file_chunks=tuple(chunk for _, chunk in listed),
-        neighbourhoods=manifest["neighbourhoods"] is not None,
+        neighbourhoods=manifest.neighbourhoods is not None,
     )
 
 
-def layout_of(manifest: dict[str, Any]) -> Layout:
-    """Return the layout of a committed set's rows. Raises KeyError or ValueError if the manifest is of another kind."""
-    columns = manifest["labels"]["columns"]
-    image = manifest["image"]
-    if len(image["shape"]) != 3 or min(image["shape"]) < 1 or image["dtype"] not in DTYPES:
-        raise ValueError(f"images of {image['dtype']} in the shape {image['shape']}")
-    if math.prod(image["shape"]) > MAX_IMAGE_BYTES:
-        raise ValueError(f"images in the shape {image['shape']}, of more than {MAX_IMAGE_BYTES:,} bytes")
+def layout_of(manifest: Manifest) -> Layout:
+    """Return the layout of a committed set's rows. Raises ValueError if the manifest is of another kind."""
+    manifest.require("labels", "image")
+    columns = manifest.labels.columns
+    image = manifest.image
+    if len(image.shape) != 3 or min(image.shape) < 1 or image.dtype not in DTYPES:
+        raise ValueError(f"images of {image.dtype} in the shape {image.shape}")
+    if math.prod(image.shape) > MAX_IMAGE_BYTES:
+        raise ValueError(f"images in the shape {image.shape}, of more than {MAX_IMAGE_BYTES:,} bytes")
     return Layout(
-        tuple(image["shape"]),
-        manifest["labels"]["num_classes"],
+        image.chw,
+        manifest.labels.num_classes,
         20 if "coarse_label" in columns else None,
-        image["dtype"],
+        cast(Dtype, image.dtype),
         "target" in columns,
         "label" in columns,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 
 from pipeline.assignment.groups import GroupTable
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
+from pipeline.core.shardset.contract import Assignment, Evaluation, Image, Labels, Neighbourhood, ShardFile, Worker
 from pipeline.output.assignment import AssignmentFile, Tally
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.spark.source import Source
@@ -21,7 +21,7 @@ LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
 
 def describe_workers(
     written: list[WrittenChunk], num_workers: int, allow_empty: bool, neighbourhoods: Ints | None = None
-) -> list[dict[str, Any]]:
+) -> list[Worker]:
     """Return the entry of every worker.
 
     Args:
@@ -39,14 +39,14 @@ def describe_workers(
             by_worker[file.worker].append(file)
     check_empty([len(files) for files in by_worker], allow_empty)
     return [
-        {
-            "index": index,
-            "rows": sum(file.rows for file in files),
-            "copies": sum(file.copies for file in files),
-            "files": _files(files),
-            "label_histogram": _histogram(files),
-            **({} if neighbourhoods is None else {"neighbourhood_histogram": neighbourhoods[index].tolist()}),
-        }
+        Worker(
+            index=index,
+            rows=sum(file.rows for file in files),
+            copies=sum(file.copies for file in files),
+            files=_files(files),
+            label_histogram=_histogram(files),
+            neighbourhood_histogram=None if neighbourhoods is None else neighbourhoods[index].tolist(),
+        )
         for index, files in enumerate(by_worker)
     ]
 
@@ -61,63 +61,61 @@ def check_empty(rows: Sequence[int], allowed: bool) -> None:
         )
 
 
-def describe_assigned_workers(
-    tally: Tally, allow_empty: bool, neighbourhoods: Ints | None = None
-) -> list[dict[str, Any]]:
+def describe_assigned_workers(tally: Tally, allow_empty: bool, neighbourhoods: Ints | None = None) -> list[Worker]:
     """Return the entry of every worker of an assignment without shards. Raises UsageError as ``check_empty``."""
     check_empty(tally.rows.tolist(), allow_empty)
     return [
-        {
-            "index": index,
-            "rows": int(tally.rows[index]),
-            "copies": int(tally.copies[index]),
-            "files": [],
-            "label_histogram": tally.label_counts[index].tolist(),
-            **({} if neighbourhoods is None else {"neighbourhood_histogram": neighbourhoods[index].tolist()}),
-        }
+        Worker(
+            index=index,
+            rows=int(tally.rows[index]),
+            copies=int(tally.copies[index]),
+            files=[],
+            label_histogram=tally.label_counts[index].tolist(),
+            neighbourhood_histogram=None if neighbourhoods is None else neighbourhoods[index].tolist(),
+        )
         for index in range(len(tally.rows))
     ]
 
 
-def describe_assignment(files: list[AssignmentFile]) -> dict[str, Any]:
-    return {"rows": sum(file.rows for file in files), "files": _files(files)}
+def describe_assignment(files: list[AssignmentFile]) -> Assignment:
+    return Assignment(rows=sum(file.rows for file in files), files=_files(files))
 
 
-def _files(files: Sequence[WrittenFile | AssignmentFile]) -> list[dict[str, Any]]:
-    return [{"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256} for f in files]
+def _files(files: Sequence[WrittenFile | AssignmentFile]) -> list[ShardFile]:
+    return [ShardFile(file.path, file.rows, file.bytes, file.sha256) for file in files]
 
 
 def _histogram(files: list[WrittenFile]) -> list[int]:
     return np.sum([file.label_counts for file in files], axis=0).tolist() if files else []
 
 
-def describe_neighbourhoods(table: GroupTable) -> list[dict[str, Any]]:
+def describe_neighbourhoods(table: GroupTable) -> list[Neighbourhood]:
     """Return the size of each neighbourhood and whether it is sparse, by its number."""
     pairs = zip(table.sizes, table.sparse, strict=True)
-    return [{"size": int(size), "sparse": bool(sparse)} for size, sparse in pairs]
+    return [Neighbourhood(int(size), bool(sparse)) for size, sparse in pairs]
 
 
-def describe_image(source: Source) -> dict[str, Any]:
+def describe_image(source: Source) -> Image:
     """Return the shape, dtype and layout of images and the mean of each channel over all rows."""
     channels, height, width = source.dataset.layout.shape
     means = source.scan.channel_means(height * width)
-    return {"shape": [channels, height, width], "dtype": source.dataset.layout.dtype, "layout": "CHW", "mean": means}
+    return Image([channels, height, width], source.dataset.layout.dtype, "CHW", means)
 
 
-def describe_labels(source: Source) -> dict[str, Any]:
+def describe_labels(source: Source) -> Labels:
     layout = source.dataset.layout
     columns = ["label"] * layout.labelled + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
-    return {"columns": columns, "num_classes": source.scan.num_classes}
+    return Labels(columns=columns, num_classes=source.scan.num_classes)
 
 
-def describe_eval(source: Source, written: list[WrittenChunk]) -> dict[str, Any]:
+def describe_eval(source: Source, written: list[WrittenChunk]) -> Evaluation:
     files = [file for chunk in written for file in chunk.files]
-    return {
-        "rows": source.dataset.rows,
-        "files": _files(files),
-        "label_histogram": _histogram(files),
-        "input": source.describe(),
-    }
+    return Evaluation(
+        rows=source.dataset.rows,
+        files=_files(files),
+        label_histogram=_histogram(files),
+        input=source.describe(),
+    )
 
 
 def versions() -> dict[str, str]:

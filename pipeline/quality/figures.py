@@ -6,7 +6,6 @@ the meaning of a colour. No function reads a file."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -32,6 +31,7 @@ from pipeline.core.reporting.plots import (
     separate_thousands,
     short,
 )
+from pipeline.core.shardset.contract import Neighbourhood
 from pipeline.quality.metrics import Floats, Ints, expected_counts
 
 BARS = 400  # above, neighbourhoods are drawn as one outline, because a bar takes half a millisecond
@@ -125,10 +125,10 @@ def class_boxes(table: Ints) -> Figure:
     return figure
 
 
-def neighbourhood_sizes(groups: Sequence[Mapping[str, Any]], num_workers: int) -> Figure:
+def neighbourhood_sizes(groups: Sequence[Neighbourhood], num_workers: int) -> Figure:
     """Draw the size of every neighbourhood on a log scale; sparse ones are orange, hatched and crossed."""
-    sizes = np.array([group["size"] for group in groups])
-    sparse = np.array([group["sparse"] for group in groups], bool)
+    sizes = np.array([group.size for group in groups])
+    sparse = np.array([group.sparse for group in groups], bool)
     positions = np.arange(len(sizes))
     figure, (ax,) = canvas(3.0)
     heights = np.maximum(sizes, 1) - 0.5  # from a base of 0.5, so that one example is visible on the log scale

@@ -5,10 +5,10 @@ items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``job
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.layout import Layout
-from pipeline.core.shardset.manifest import ShardFile, ShardSet
+from pipeline.core.shardset.contract import Neighbourhood, ShardFile
+from pipeline.core.shardset.layout import Dtype, Layout
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.schema import no_labels, raw_images
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Run, serial
@@ -177,9 +178,9 @@ def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels
     return moments(features, labels, places, reader.limits.get("label", 1), len(reader.counted), bandwidth)
 
 
-def largest(groups: Sequence[Mapping[str, Any]], most: int) -> Ints:
+def largest(groups: Sequence[Neighbourhood], most: int) -> Ints:
     """Return the numbers of the largest neighbourhoods, at most ``most``, ascending."""
-    sizes = np.array([group["size"] for group in groups], np.int64)
+    sizes = np.array([group.size for group in groups], np.int64)
     return np.sort(np.argsort(-sizes, kind="stable")[:most])
 
 
@@ -202,26 +203,21 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     Reads every file twice, because the sums need the kernel's bandwidth. Raises DataError if a file disagrees with the
     manifest."""
     manifest = shards.manifest
-    rows = manifest["rows"]
-    workers = manifest["workers"]
-    groups = manifest["neighbourhoods"] or []
+    rows = manifest.rows
+    workers = manifest.workers
+    groups = manifest.neighbourhoods or []
     limits = {"id": rows, "copy": len(workers)}
-    if "label" in manifest["labels"]["columns"]:
-        limits["label"] = manifest["labels"]["num_classes"]
+    if "label" in manifest.labels.columns:
+        limits["label"] = manifest.labels.num_classes
     if groups:
         limits["neighbourhood"] = len(groups)
-    layout = Layout(tuple(manifest["image"]["shape"]), dtype=manifest["image"]["dtype"])
-    listed = [
-        (worker, ShardFile.from_json(file))
-        for worker, entry in enumerate(workers)
-        for file in entry["files"]
-        if file["rows"]
-    ]
+    layout = Layout(manifest.image.chw, dtype=cast(Dtype, manifest.image.dtype))
+    listed = [(worker, file) for worker, entry in enumerate(workers) for file in entry.files if file.rows]
     files = [file for _, file in listed]
     counted = largest(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
     reader = Reader(shards.store, shards.uri, layout, limits, counted)
 
-    sparse = np.flatnonzero([group["sparse"] for group in groups])
+    sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
         *run(partial(sample_file, reader, spread_evenly(rows, SAMPLE_ROWS), sparse), files), strict=True
     )
@@ -236,6 +232,6 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         raise DataError(
             f"{shards.uri}: the shards own {owners} examples, the manifest says {rows}; rerun with --overwrite"
         )
-    dense = [not groups[number]["sparse"] for number in counted]
-    figures = assess([entry["rows"] for entry in workers], totals, dense, sample.features, bandwidth)
+    dense = [not groups[number].sparse for number in counted]
+    figures = assess([entry.rows for entry in workers], totals, dense, sample.features, bandwidth)
     return figures, sample, rarest([image for part in images for image in part])

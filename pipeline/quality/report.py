@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.core.reporting import plots
 from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, template
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.input.dataset import Run, serial
 from pipeline.quality import figures
@@ -27,7 +28,7 @@ RATIOS = (
 
 
 def draw_figures(
-    manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]
+    manifest: Manifest, measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]
 ) -> dict[str, EmbeddedFigure]:
     """Return every applicable figure of a set by its place on the page. About 0.2 s each.
 
@@ -38,8 +39,8 @@ def draw_figures(
         sparse: images of sparse neighbourhoods.
     """
     shards = measured.shards
-    groups = manifest["neighbourhoods"]
-    labelled = "label" in manifest["labels"]["columns"]
+    groups = manifest.neighbourhoods
+    labelled = "label" in manifest.labels.columns
     drawn: dict[str, EmbeddedFigure] = {}
     with plots.style():
         if len(shards) > 1:
@@ -49,7 +50,7 @@ def draw_figures(
             if labelled:
                 heat = figures.class_heat_map(measured.class_table)
                 drawn["heat"] = embed_figure(heat, "Examples per worker and class")
-            if labelled and not manifest.get("ratios"):  # the figure's band assumes equal shares
+            if labelled and not manifest.ratios:  # the figure's band assumes equal shares
                 boxes = figures.class_boxes(measured.class_table)
                 drawn["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
         if measured.mmd_ratio is not None:
@@ -60,18 +61,18 @@ def draw_figures(
             figure = figures.neighbourhood_sizes(groups, len(shards))
             drawn["neighbourhoods"] = embed_figure(figure, "Sizes of the neighbourhoods")
         if len(sample.ids) > 1:
-            classes = manifest["labels"]["num_classes"] if labelled else 0
+            classes = manifest.labels.num_classes if labelled else 0
             by, count = ("neighbourhood", len(groups)) if groups else ("class", classes)
             figure = projection(measured, sample, by, count, sparse)
             coloured = f", by {by}" if count else ""
             drawn["projection"] = embed_figure(
                 figure, f"Sample of {len(sample.ids)} images in two dimensions{coloured}"
             )
-        drawn["seconds"] = embed_figure(figures.stacked_seconds({"this run": manifest["seconds"]}), "Seconds per phase")
+        drawn["seconds"] = embed_figure(figures.stacked_seconds({"this run": manifest.seconds}), "Seconds per phase")
     return drawn
 
 
-def render(manifest: Mapping[str, Any], measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
+def render(manifest: Manifest, measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
     """Return the report as one HTML page without external links. About 2 s for 12 workers on one core."""
     page: str = template("pipeline.quality", "report.html").render(
         manifest=manifest,
@@ -106,17 +107,17 @@ def write_report(shards: ShardSet, write: Callable[[str, bytes], object], run: R
     return measured
 
 
-def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, Any]:
+def comparison_row(manifest: Manifest, measured: Quality) -> dict[str, Any]:
     """Return the entry of one set for ``render_comparison``, as plain JSON values.
 
     Values that need another set for comparison are None."""
     return {
         "adjusted_rand": None,
         "cluster_chi_square_per_dof": None,
-        "name": manifest["strategy"],
-        "strategy": manifest["strategy"],
-        "workers": manifest["num_workers"],
-        "seconds": dict(manifest["seconds"]),
+        "name": manifest.strategy,
+        "strategy": manifest.strategy,
+        "workers": manifest.num_workers,
+        "seconds": dict(manifest.seconds),
         "rows": measured.rows,
         "copies": measured.copies,
         "max_rows": measured.max_rows,
@@ -126,7 +127,7 @@ def comparison_row(manifest: Mapping[str, Any], measured: Quality) -> dict[str, 
         "mmd_ratio": measured.mmd_ratio,
         "mmd_ratio_sd": measured.mmd_ratio_sd,
         "mean_ratio": measured.mean_ratio,
-        "bytes": sum(file["bytes"] for worker in manifest["workers"] for file in worker["files"]),
+        "bytes": sum(file.bytes for worker in manifest.workers for file in worker.files),
     }
 
 

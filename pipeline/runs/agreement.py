@@ -14,7 +14,8 @@ from pyspark import SparkContext
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.manifest import ShardFile, ShardSet
+from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums, table_of
@@ -42,7 +43,7 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> A
     rows."""
     left = shards.assignment_files()
     right = reference.assignment_files()
-    near = reference.manifest["neighbourhoods"]
+    near = reference.manifest.neighbourhoods
     if not left or not right or not near:
         return None
     if len(left) != len(right):

@@ -239,7 +239,7 @@ def _run(
             Thread(target=load_report, daemon=True).start()
         progress = PhaseLog(context, quiet=quiet, title=title)
         result = work(context, progress)
-        report = report and not result.shards.manifest.get("assignment_only")
+        report = report and not result.shards.manifest.assignment_only
         place = f"{result.shards.uri}/{REPORT}"
         # A set that was committed already may have its report too.
         reported = not result.fresh and result.shards.store.exists(place)

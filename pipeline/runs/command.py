@@ -79,9 +79,9 @@ def print_result(result: ShardingResult) -> int:
     shards = result.shards
     print(f"{shards.uri}: {'committed' if result.fresh else 'already committed, nothing to do'}")
     print(aligned(describe(shards)))
-    share = shards.manifest["copies"] / shards.manifest["rows"]
+    share = shards.manifest.copies / shards.manifest.rows
     if share > MANY_COPIES:
-        fewer = "--functions" if "functions" in shards.manifest["params"] else "--clusters"
+        fewer = "--functions" if "functions" in shards.manifest.params else "--clusters"
         print(
             f"note: copies of sparse groups on every worker add {share:.1%} rows; give fewer {fewer} for fewer copies, or"
             " --sparse-if never for none",

@@ -158,10 +158,10 @@ def run_comparison(prog: str, description: str | None) -> int:
                 continue
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
-            rows.append({**row, "name": name, "total_s": sum(shards.manifest["seconds"].values())})
+            rows.append({**row, "name": name, "total_s": sum(shards.manifest.seconds.values())})
             made[name] = shards
         # The neighbourhoods of the exact k-means are the reference for all sets.
-        exact = [shards for shards in made.values() if shards.manifest["strategy"] == DistributionAware.name]
+        exact = [shards for shards in made.values() if shards.manifest.strategy == DistributionAware.name]
         for row in rows:
             row |= agreement_row(context, made[row["name"]], exact[0] if exact else None)
         store.replace(f"{output}/compare.json", json.dumps(rows, indent=1).encode())

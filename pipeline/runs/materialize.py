@@ -93,11 +93,11 @@ def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:
     if not table.made_by:
         return Tables(table=content_digest(table.store, table.files, run_on(context)))
     manifest = table.made_by.manifest
-    return Tables(**manifest["asked"]) if manifest["strategy"] == ASSIGNED else read_strategy(table.made_by)
+    return Tables(**manifest.asked) if manifest.strategy == ASSIGNED else read_strategy(table.made_by)
 
 
 def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:
-    ratios = table.made_by.manifest.get("ratios") if table.made_by else None
+    ratios = table.made_by.manifest.ratios if table.made_by else None
     return tuple(ratios) if ratios else None
 
 
@@ -158,23 +158,23 @@ def _place(
     if not shards:
         return Placed(Tabled(table.store, paths, num_workers, neighbourhoods=False), copies, {})
     manifest = shards.manifest
-    near = [worker.get("neighbourhood_histogram") for worker in manifest["workers"]]
+    near = [worker.neighbourhood_histogram for worker in manifest.workers]
     return Placed(
-        Tabled(table.store, paths, num_workers, neighbourhoods=manifest["neighbourhoods"] is not None),
+        Tabled(table.store, paths, num_workers, neighbourhoods=manifest.neighbourhoods is not None),
         copies,
         resolved_params(manifest),
-        manifest["neighbourhoods"],
+        manifest.neighbourhoods,
         np.array(near, np.int64) if near[0] is not None else None,
     )
 
 
 def check_rows(context: SparkContext, shards: ShardSet, source: Source) -> None:
     """Raise DataError if an assignment is damaged, or was made for other rows."""
-    made_for = shards.manifest["input"]["fingerprint"]
+    made_for = shards.manifest.input.fingerprint
     if made_for != source.fingerprint():
         raise DataError(
             f"{shards.uri} assigns other rows ({made_for}) than {source.dataset.uri} has ({source.fingerprint()});"
-            f" it was made for {shards.manifest['input']['uri']}"
+            f" it was made for {shards.manifest.input.uri}"
         )
     damage = run_on(context)(partial(damage_of, shards.store, shards.uri), shards.assignment_files())
     if problem := next(filter(None, damage), None):

@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.commit import check_reports
-from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet
+from pipeline.core.shardset.contract import FORMAT_VERSION
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
@@ -179,15 +180,15 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "assignment only": request.assignment_only,
     }
     held = {
-        "strategy": manifest["strategy"],
-        **manifest.get("asked", manifest["params"]),
-        "seed": manifest["seed"],
-        "workers": manifest["num_workers"],
-        "ratios": manifest.get("ratios"),
-        "interval": manifest.get("interval"),
-        "evaluation rows": "yes" if manifest.get("eval") else "none",
-        "assignment only": manifest.get("assignment_only", False),
-        "channels": manifest["image"]["shape"][0],
+        "strategy": manifest.strategy,
+        **(manifest.params if "asked" in manifest.absent else manifest.asked),
+        "seed": manifest.seed,
+        "workers": manifest.num_workers,
+        "ratios": manifest.ratios,
+        "interval": manifest.interval,
+        "evaluation rows": "yes" if manifest.evaluation else "none",
+        "assignment only": manifest.assignment_only,
+        "channels": next(iter(manifest.image.shape), None),
     }
     if request.channels:
         asked["channels"] = request.channels

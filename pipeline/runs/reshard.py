@@ -14,7 +14,8 @@ from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build
-from pipeline.core.shardset.manifest import ShardFile, ShardSet, open_committed
+from pipeline.core.shardset.contract import Manifest
+from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.versions import NAME
 from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.committed import CommittedDataset, committed_dataset
@@ -49,8 +50,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         dataset = committed_dataset(shards)
         # Evaluation rows are read from the set, too: the original input is not needed.
         beside = None
-        if shards.manifest["eval"]:
-            listed = [ShardFile.from_json(file) for file in shards.manifest["eval"]["files"]]
+        if listed := shards.eval_files():
             files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
             beside = Dataset(store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
         progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")
@@ -61,7 +61,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         if not dataset.neighbourhoods:
             return strategy.prepared(store, run_on(context)).fit(fitting)
         with progress.phase("assign"):
-            counts = neighbourhood_counts(context, dataset, len(shards.manifest["neighbourhoods"]), fitting.bounds)
+            counts = neighbourhood_counts(context, dataset, len(shards.manifest.neighbourhoods or ()), fitting.bounds)
         return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))
 
     return ShardingRun(
@@ -72,44 +72,43 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
 def refuse_other_rows(shards: ShardSet, scan: Scan) -> None:
     """Raise DataError if the rows of a set are not the ones that its manifest describes."""
     fingerprint = f"{scan.rows}-{scan.fingerprint:016x}"
-    if fingerprint != shards.manifest["input"]["fingerprint"]:
+    if fingerprint != shards.manifest.input.fingerprint:
         raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
 
 
 def refuse_other_manifests(shards: ShardSet) -> None:
     """Raise DataError if a manifest lacks a key that resharding needs."""
-    missing = next((key for key in NEEDED if key not in shards.manifest), None)
-    if missing or "fingerprint" not in shards.manifest["input"]:
+    missing = next((key for key in NEEDED if key in shards.manifest.absent), None)
+    if missing or shards.manifest.input.fingerprint is None:
         raise DataError(f"{shards.uri}/{NAME} is damaged: it lacks {missing or 'input.fingerprint'}; restore it")
 
 
-def resolved_params(manifest: dict[str, Any]) -> dict[str, Any]:
+def resolved_params(manifest: Manifest) -> dict[str, Any]:
     """Return the parameters that the fit of a set decided, including those that replace requested values."""
-    asked = manifest["asked"]
-    return {key: value for key, value in manifest["params"].items() if key not in asked or asked[key] != value}
+    asked = manifest.asked
+    return {key: value for key, value in manifest.params.items() if key not in asked or asked[key] != value}
 
 
 def carried_models(shards: ShardSet) -> tuple[tuple[str, str], ...]:
     """Return the files of a set's fitted models: (current path, path under _model)."""
-    files = shards.manifest["model"]["files"] if shards.manifest["model"] else []
-    return tuple((f"{shards.uri}/{file['path']}", file["path"].split("/", 2)[2]) for file in files)
+    return tuple((f"{shards.uri}/{path}", path.split("/", 2)[2]) for path in shards.manifest.model or ())
 
 
 def read_strategy(shards: ShardSet) -> Strategy:
     """Return the strategy with its configuration from the manifest. Raises DataError."""
     manifest = shards.manifest
-    kind = STRATEGIES.get(manifest["strategy"])
+    kind = STRATEGIES.get(manifest.strategy)
     if kind is None:
         raise DataError(
-            f"{shards.uri} was made by {manifest['strategy']!r}, which this version does not know"
-            if manifest["strategy"] != ASSIGNED
+            f"{shards.uri} was made by {manifest.strategy!r}, which this version does not know"
+            if manifest.strategy != ASSIGNED
             else f"{shards.uri} was made from a table of workers; make another with jobs/materialize.py"
         )
     # Parameters that this version of the strategy does not have are ignored.
     known = {field.name for field in fields(kind)} - {"seed"}
-    params = {key: value for key, value in manifest["asked"].items() if key in known}
+    params = {key: value for key, value in manifest.asked.items() if key in known}
     try:
-        return build(kind, params | {"seed": manifest["seed"]})
+        return build(kind, params | {"seed": manifest.seed})
     except (ValueError, UsageError) as error:
         raise DataError(f"{shards.uri}/{NAME} is damaged: asked: {error}; restore it") from None
 

@@ -18,8 +18,9 @@ from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
+from pipeline.core.shardset.contract import Manifest, Neighbourhood, Worker
 from pipeline.core.shardset.damage import first_damage
-from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet, missing_file, read_committed
+from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.core.storage.store import Store
 from pipeline.doctor import beforehand
 from pipeline.input.dataset import Dataset, discover
@@ -159,7 +160,7 @@ class Placed:
     placement: Placement
     copies: int
     params: dict[str, Any]
-    neighbourhoods: list[dict[str, Any]] | None = None
+    neighbourhoods: list[Neighbourhood] | None = None
     histogram: Ints | None = None
     shares: Ints | None = None
     models: dict[str, Any] = field(default_factory=dict)
@@ -250,7 +251,7 @@ class ShardingRun:
         inputs = self._scan()
         if before and not looks_current and self._is_current(before, inputs) and not self._is_damaged(before):
             return self._found(before)
-        damaged = before and before.manifest.get("identity") == self.identity and missing_file(before)
+        damaged = before and before.manifest.identity == self.identity and missing_file(before)
         if before and not damaged:  # a set with missing files is repaired without --overwrite
             refuse_unless(
                 self.request.overwrite,
@@ -321,7 +322,7 @@ class ShardingRun:
         with progress.phase("write"):
             written = self._write(source, placed, staging)
             if placed.neighbourhoods is not None:
-                sparse = sum(entry["sparse"] for entry in placed.neighbourhoods)
+                sparse = sum(entry.sparse for entry in placed.neighbourhoods)
                 progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
         written_eval = None
         if inputs.evaluation:
@@ -360,40 +361,41 @@ class ShardingRun:
         committed = publish(
             attempt, manifest, moves + models, before=before, supersedes=lambda theirs: self._supersedes(theirs, inputs)
         )
-        return ShardingResult(committed, fresh=committed.manifest["generation"].endswith(attempt.id))
+        return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))
 
-    def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str]) -> dict[str, Any]:
+    def _describe(self, inputs: Inputs, dealt: Dealt, models: list[str]) -> Manifest:
         """Return the manifest."""
         source = inputs.source
         evaluation = inputs.evaluation
         placed = dealt.placed
-        return {
-            "format_version": FORMAT_VERSION,
-            "strategy": self.strategy.name,
-            "params": {**self.strategy.params(), **placed.params},
-            "asked": self.strategy.params(),
-            "seed": self.strategy.seed,
-            "num_workers": self.request.num_workers,
-            "ratios": self.request.ratios and list(self.request.ratios),
-            "rows": source.scan.rows,
-            "copies": placed.copies,
-            "interval": self.request.interval,
-            "input": source.describe(),
-            "image": describe_image(source),
-            "labels": describe_labels(source),
-            "chunks": [list(part) for part in source.parts],
-            "workers": self._describe_workers(dealt),
-            "neighbourhoods": placed.neighbourhoods,
-            "eval": describe_eval(evaluation, dealt.written_eval.chunks) if evaluation and dealt.written_eval else None,
-            "model": {"files": [{"path": path} for path in models]} if models else None,
-            "assignment": describe_assignment(dealt.written.assignment),
-            "assignment_only": self.request.assignment_only,
-            "identity": self.identity,
-            "seconds": dict(self.progress.seconds),
-            "versions": versions(),
-        }
+        return Manifest(
+            strategy=self.strategy.name,
+            params={**self.strategy.params(), **placed.params},
+            asked=self.strategy.params(),
+            seed=self.strategy.seed,
+            num_workers=self.request.num_workers,
+            ratios=list(self.request.ratios) if self.request.ratios else None,
+            rows=source.scan.rows,
+            copies=placed.copies,
+            interval=self.request.interval,
+            input=source.describe(),
+            image=describe_image(source),
+            labels=describe_labels(source),
+            chunks=[list(part) for part in source.parts],
+            workers=self._describe_workers(dealt),
+            neighbourhoods=placed.neighbourhoods,
+            evaluation=describe_eval(evaluation, dealt.written_eval.chunks)
+            if evaluation and dealt.written_eval
+            else None,
+            model=models or None,
+            assignment=describe_assignment(dealt.written.assignment),
+            assignment_only=self.request.assignment_only,
+            identity=self.identity,
+            seconds=dict(self.progress.seconds),
+            versions=versions(),
+        )
 
-    def _describe_workers(self, dealt: Dealt) -> list[dict[str, Any]]:
+    def _describe_workers(self, dealt: Dealt) -> list[Worker]:
         allowed = self.request.allow_empty
         histogram = dealt.placed.histogram
         if dealt.written.tally:
@@ -405,15 +407,15 @@ class ShardingRun:
 
         Inputs are compared by listing if they are not scanned yet, else by content."""
         manifest = before.manifest
-        if manifest.get("identity") != self.identity or missing_file(before):
+        if manifest.identity != self.identity or missing_file(before):
             return False
-        if self.request.overwrite and "assignment" not in manifest:  # made by an older version
+        if self.request.overwrite and "assignment" in manifest.absent:  # made by an older version
             return False
-        beside = (manifest.get("eval") or {}).get("input", {})
+        beside = manifest.evaluation.input if manifest.evaluation else None
         if inputs is None:
             listings = self.dataset.listing(), self.evaluation.listing() if self.evaluation else None
-            return (manifest["input"]["listing"], beside.get("listing")) == listings
-        return (manifest["input"]["fingerprint"], beside.get("fingerprint")) == inputs.fingerprints()
+            return (manifest.input.listing, beside.listing if beside else None) == listings
+        return (manifest.input.fingerprint, beside.fingerprint if beside else None) == inputs.fingerprints()
 
     def _supersedes(self, theirs: ShardSet, inputs: Inputs) -> bool:
         """True if this run may replace a set that another run committed in the meantime. Raises UsageError."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark import SparkContext
 
 from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_a_task
+from pipeline.core.shardset.contract import Input
 from pipeline.input.dataset import Dataset
 from pipeline.input.scan import Scan, scan
 from pipeline.spark.images import Images, run_on
@@ -35,16 +35,16 @@ class Source:
     def fingerprint(self) -> str:
         return f"{self.scan.rows}-{self.scan.fingerprint:016x}"
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "uri": self.dataset.uri,
-            "format": self.dataset.format,
-            "files": len(self.dataset.files),
-            "bytes": self.dataset.bytes,
-            "rows": self.dataset.rows,
-            "fingerprint": self.fingerprint(),
-            "listing": self.dataset.listing(),
-        }
+    def describe(self) -> Input:
+        return Input(
+            uri=self.dataset.uri,
+            format=self.dataset.format,
+            files=len(self.dataset.files),
+            bytes=self.dataset.bytes,
+            rows=self.dataset.rows,
+            fingerprint=self.fingerprint(),
+            listing=self.dataset.listing(),
+        )
 
 
 def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Source:

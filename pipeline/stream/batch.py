@@ -18,8 +18,9 @@ from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, 
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
 from pipeline.core.shardset.commit import Move
-from pipeline.core.shardset.generations import KEY, sum_of_fingerprints
-from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet
+from pipeline.core.shardset.contract import Generation, Manifest, Neighbourhood, Stream
+from pipeline.core.shardset.generations import sum_of_fingerprints
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset
@@ -41,8 +42,6 @@ from pipeline.stream.look import LookJob, Seen, look
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state
 from pipeline.stream.placement import ByBucket, Copies, SomeBuckets, groups_of
 from pipeline.stream.request import StreamRequest
-
-STREAM = "stream"
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Batch:
     def num_classes(self) -> int:
         assert self.dataset
         if self.before:
-            return int(self.before.manifest["labels"]["num_classes"])
+            return self.before.manifest.labels.num_classes
         return self.request.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
     def look(self, broken: list[Broken]) -> tuple[Seen | None, Hashes | None]:
@@ -134,12 +133,19 @@ class Batch:
         assert self.dataset
         return bounds_of(self.dataset.first, self.rows, self.request.num_workers, self.dataset)
 
-    def make(self, seen: Seen, hashes: Hashes) -> tuple[dict[str, Any], list[Move]]:
-        """Write the rows and return the manifest of this generation alone, with the files to move."""
+    def make(self, seen: Seen, hashes: Hashes, batch: int, source_digest: str) -> tuple[Manifest, list[Move]]:
+        """Write the rows and return the manifest of this generation alone, with the files to move.
+
+        Args:
+            seen: the scan of the rows.
+            hashes: the hash functions.
+            batch: number of the batch.
+            source_digest: digest that identifies the batch's files or messages.
+        """
         assert self.dataset
         state = load_state(self.before) if self.before else State(Buckets.none(), np.zeros(1, np.int64))
         end = self.dataset.first + self.rows
-        window = int(self.before.manifest[STREAM]["window_first"]) if self.before else 0
+        window = self.before.manifest.stream.window_first if self.before and self.before.manifest.stream else 0
         closes = bool(self.request.window_rows) and end - window >= self.request.window_rows
         # Buckets that are still sparse when the window closes are copied to every worker.
         counted = count(
@@ -156,9 +162,25 @@ class Batch:
         if not self.before:
             models += save_hashes(self.context, self.store, hashes, self.staging)
         manifest = self._describe(source, written, chunks, after, hashes, [path for _, path in models])
-        manifest[STREAM] |= {"window_first": end if closes else window}
-        manifest[KEY][0] |= {"closes": closes}
-        return manifest, written.moves() + models
+        generation = Generation(
+            rows=manifest.rows,
+            copies=manifest.copies,
+            total=end,
+            fingerprint=self._total_fingerprint(source),
+            mean=manifest.image.mean,
+            buckets=len(after.buckets),
+            closes=closes,
+            batch=batch,
+            source=source_digest,
+            version=0,
+        )
+        stream = Stream(state_bytes=BYTES * len(after.buckets), window_first=end if closes else window)
+        return replace(manifest, stream=stream, generations=[generation]), written.moves() + models
+
+    def _total_fingerprint(self, source: Source) -> str:
+        """Return the fingerprint of all rows of the set, those of this batch included."""
+        before = self.before.manifest.input.fingerprint if self.before else None
+        return sum_of_fingerprints([*filter(None, [before]), source.fingerprint()])
 
     def _check_limits(self, counted: Counted, window: int, end: int, tasks: int) -> None:
         """Raise UnsuitableError if the batch makes more buckets or copies than ``jobs/hash.py`` allows.
@@ -179,7 +201,7 @@ class Batch:
         copies = counted.new_copies + counted.old_copies
         # A set that predates this limit may exceed it; it can grow as long as its new windows do not.
         if copies > end - window:
-            copies += int(before.manifest["copies"]) if before else 0
+            copies += before.manifest.copies if before else 0
             check_copies(copies, end, "fewer workers, fewer --functions, or --window-rows 0, with another --output")
 
     def _write(
@@ -188,7 +210,7 @@ class Batch:
         """Write the rows of the batch and, if a window closes, copies of the window's earlier rows.
 
         Returns the written files and the id ranges of the chunks that they make."""
-        at = len(self.before.manifest["chunks"]) if self.before else 0
+        at = len(self.before.manifest.chunks) if self.before else 0
         placement = ByBucket(hashes, self.request.num_workers, tuple(counted.chunks))
         written = write_all(self.context, self.staging, source, placement, first=at)
         chunks = list(source.parts)
@@ -248,7 +270,7 @@ class Batch:
         after: State,
         hashes: Hashes,
         models: list[str],
-    ) -> dict[str, Any]:
+    ) -> Manifest:
         request = self.request
         scan = source.scan
         end = source.dataset.rows + total_rows(self.before)
@@ -256,52 +278,32 @@ class Batch:
         # The manifest's mean covers all rows of the set, not only this batch.
         whole = replace(source, scan=replace(scan, rows=end, channel_sums=after.sums))
         image = describe_image(whole)
-        prints = [self.before.manifest["input"]["fingerprint"]] if self.before else []
-        total = sum_of_fingerprints([*prints, source.fingerprint()])
-        generation = {
-            "rows": scan.rows,
-            "copies": copies,
-            "total": end,
-            "fingerprint": total,
-            "mean": image["mean"],
-            "buckets": len(after.buckets),
-        }
         buckets = after.buckets
         sizes = buckets.by_number(buckets.counts).tolist()
         copied = buckets.by_number(buckets.copied).tolist()
-        return {
-            "format_version": FORMAT_VERSION,
-            "strategy": request.strategy.name,
-            "params": {**request.strategy.params(), **resolved(hashes), "buckets": len(after.buckets)},
-            "asked": request.strategy.params(),
-            "seed": request.seed,
-            "num_workers": request.num_workers,
-            "ratios": None,
-            "rows": scan.rows,
-            "copies": copies,
-            "interval": None,
-            "input": source.describe(),
-            "image": image,
-            "labels": describe_labels(source),
-            "chunks": [list(part) for part in chunks],
-            "workers": describe_workers(written.chunks, request.num_workers, True),
-            "neighbourhoods": [
-                {"size": size, "sparse": size == known} for size, known in zip(sizes, copied, strict=True)
-            ],
-            "eval": None,
-            "model": {"files": [{"path": path} for path in models]},
-            "assignment": describe_assignment(written.assignment),
-            "assignment_only": False,
-            "identity": request.identity(),
-            "seconds": {},
-            "versions": versions(),
-            STREAM: {"state_bytes": BYTES * len(buckets)},
-            KEY: [generation],
-        }
+        return Manifest(
+            strategy=request.strategy.name,
+            params={**request.strategy.params(), **resolved(hashes), "buckets": len(after.buckets)},
+            asked=request.strategy.params(),
+            seed=request.seed,
+            num_workers=request.num_workers,
+            rows=scan.rows,
+            copies=copies,
+            input=source.describe(),
+            image=image,
+            labels=describe_labels(source),
+            chunks=[list(part) for part in chunks],
+            workers=describe_workers(written.chunks, request.num_workers, True),
+            neighbourhoods=[Neighbourhood(size, size == known) for size, known in zip(sizes, copied, strict=True)],
+            model=models,
+            assignment=describe_assignment(written.assignment),
+            identity=request.identity(),
+            versions=versions(),
+        )
 
 
 def total_rows(before: ShardSet | None) -> int:
-    return int(before.manifest["rows"]) if before else 0
+    return before.manifest.rows if before else 0
 
 
 def bounds_of(

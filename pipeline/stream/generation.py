@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import publish
-from pipeline.core.shardset.generations import KEY, last_batch
+from pipeline.core.shardset.generations import last_batch
 from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
@@ -25,7 +25,7 @@ from pipeline.input.committed import layout_of
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.stream.arrivals import Arrivals, Broken, survey
-from pipeline.stream.batch import STREAM, Batch, total_rows
+from pipeline.stream.batch import Batch, total_rows
 from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
@@ -120,7 +120,7 @@ class GenerationRun:
         clear_drafts(self.store, self.output, batch)
         progress = PhaseLog(self.context, quiet=True, title=f"batch {batch} to {self.output}")
         with Attempt(self.store, self.output) as attempt:
-            held = (before.manifest[STREAM] if before else {}).get("newest_ms", 0)
+            held = before.manifest.stream.newest_ms if before and before.manifest.stream else 0
             if held > latest_believable_ms():  # committed by an older version, or this clock is behind
                 held = 0
             with progress.phase("discover"):
@@ -142,19 +142,23 @@ class GenerationRun:
             if seen is None or hashes is None:
                 seconds = time.monotonic() - began
                 return Outcome(before, quarantined=aside, seconds=seconds, warnings=arrived.warnings)
-            manifest, moves = work.make(seen, hashes)
-            manifest["seconds"] = dict(progress.seconds)
-            entry = {"batch": batch, "source": arrived.source, "quarantined": aside}
             # The batch number is committed with the rows, so that a repeated batch is recognised.
-            manifest[KEY][0] |= entry | {"seconds": round(time.monotonic() - began, 3)}
-            manifest[STREAM] |= {"query": self.query, "newest_ms": max(held, arrived.newest_ms)}
+            manifest, moves = work.make(seen, hashes, batch, arrived.source)
+            assert manifest.stream
+            entry = replace(manifest.generations[0], quarantined=aside, seconds=round(time.monotonic() - began, 3))
+            manifest = replace(
+                manifest,
+                seconds=dict(progress.seconds),
+                stream=replace(manifest.stream, query=self.query, newest_ms=max(held, arrived.newest_ms)),
+                generations=[entry],
+            )
             made = publish(attempt, manifest, moves, before=before, supersedes=lambda theirs: False, appends=True)
-            if not made.manifest["generation"].endswith(attempt.id):
+            if not made.manifest.generation.endswith(attempt.id):
                 raise JobError(
                     f"{self.output}: another run has committed since batch {batch} was begun; let one stream write there"
                 )
         spent = time.monotonic() - began
-        buckets = made.manifest[KEY][-1]["buckets"]
+        buckets = made.manifest.generations[-1].buckets
         return Outcome(made, work.rows, aside, spent, True, len(moves), buckets, arrived.warnings)
 
     def _survey(self, before: ShardSet | None, arrived: Arrived, first: int) -> tuple[Arrivals | None, list[Broken]]:
@@ -167,7 +171,7 @@ class GenerationRun:
             arrived.files,
             run=run_on(self.context),
             first=first,
-            format=before.manifest["input"]["format"] if before else self.request.format,
+            format=before.manifest.input.format if before else self.request.format,
             shape=expected.shape if expected and not self.request.channels else self.request.shape,
             expected=expected,
             unlabelled=self.request.unlabelled,
@@ -205,7 +209,7 @@ class GenerationRun:
 
 def check_source(before: ShardSet | None, uri: str) -> None:
     """Raise UsageError if earlier rows came from another source, whose files would be in the set twice."""
-    held = before.manifest["input"]["uri"] if before else uri
+    held = before.manifest.input.uri if before else uri
     if without_servers(held) != without_servers(uri):
         raise UsageError(
             f"{before.uri if before else uri} was streamed from {held}: rows of {uri} would be in it again; give that"
@@ -217,14 +221,14 @@ def check_stream(before: ShardSet | None, request: StreamRequest, query: str) ->
     """Raise UsageError if this stream did not commit the set."""
     if before is None:
         return
-    if STREAM not in before.manifest:
+    if before.manifest.stream is None:
         raise UsageError(f"{before.uri} holds a set that no stream has made; choose another --output")
-    if before.manifest["identity"] != request.identity():
+    if before.manifest.identity != request.identity():
         raise UsageError(
             f"{before.uri} holds a stream of another configuration; repeat its own (`sharding inspect` shows it),"
             " or choose another --output"
         )
-    if before.manifest[STREAM]["query"] != query:
+    if before.manifest.stream.query != query:
         raise UsageError(
             f"{before.uri} was written with another checkpoint: this one does not know which files are in it;"
             " give --checkpoint of that stream, or choose another --output"

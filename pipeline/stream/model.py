@@ -101,10 +101,9 @@ def ready_hashes(store: Store, uri: str | None) -> Hashes | None:
 
 def _read(shards: ShardSet, name: str) -> tuple[str, bytes]:
     """Return the path of a model's arrays and their bytes. Raises DataError if they are missing."""
-    listed = [file["path"] for file in (shards.manifest["model"] or {}).get("files", [])]
-    found = next((path for path in listed if name_of_model(path) == f"{name}/{ARRAYS}"), None)
+    found = next((path for path in shards.manifest.model or () if name_of_model(path) == f"{name}/{ARRAYS}"), None)
     if found is None:
-        raise DataError(f"{shards.uri} has no hash functions and buckets: it was made by {shards.manifest['strategy']}")
+        raise DataError(f"{shards.uri} has no hash functions and buckets: it was made by {shards.manifest.strategy}")
     try:
         return f"{shards.uri}/{found}", shards.store.read(f"{shards.uri}/{found}")
     except FileNotFoundError:

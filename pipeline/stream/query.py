@@ -117,9 +117,9 @@ def line(batch: int, done: Outcome) -> str:
     manifest = done.shards.manifest
     last = generations(done.shards)[-1]
     parts = [
-        f"generation {last.number} (batch {batch}): {last.rows:,} rows in {done.seconds:.1f} s",
+        f"generation {len(manifest.generations) - 1} (batch {batch}): {last.rows:,} rows in {done.seconds:.1f} s",
         f"{last.rows / done.seconds:,.0f} rows per second",
-        f"{manifest['rows']:,} rows in {done.buckets:,} buckets of {BYTES} bytes of state each",
+        f"{manifest.rows:,} rows in {done.buckets:,} buckets of {BYTES} bytes of state each",
     ]
     parts += [f"{last.copies:,} copies of sparse buckets"] * last.closes
     parts += [f"{last.quarantined:,} quarantined"] * bool(last.quarantined)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.manifest import FORMAT_VERSION
+from pipeline.core.shardset.contract import FORMAT_VERSION
 from pipeline.input.channels import check_channels
 from pipeline.input.scan import MAX_CLASSES
 from pipeline.strategies.hash import Hash

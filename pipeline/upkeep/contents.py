@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.core import command_line
 from pipeline.core.reporting.tables import aligned, table
+from pipeline.core.shardset.contract import Labels
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.ratios import shortened
 from pipeline.core.storage.store import configured_store
@@ -18,67 +18,67 @@ MANY = 16  # workers that get a row each; of more workers only the first and las
 def describe(shards: ShardSet) -> list[tuple[str, str]]:
     """Return the most important facts about a set, as (name, text)."""
     manifest = shards.manifest
-    rows = [worker["rows"] for worker in manifest["workers"]]
+    rows = [worker.rows for worker in manifest.workers]
     size = sum(file.bytes for file in shards.files())
-    only = manifest.get("assignment_only")
+    only = manifest.assignment_only
     lines = [
-        ("strategy", f"{manifest['strategy']}, seed {manifest['seed']}"),
-        ("input", f"{manifest['rows']:,} rows of {manifest['input']['uri']}"),
+        ("strategy", f"{manifest.strategy}, seed {manifest.seed}"),
+        ("input", f"{manifest.rows:,} rows of {manifest.input.uri}"),
         ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
     ]
-    if manifest.get("ratios"):
-        lines.append(("ratios", shortened(manifest["ratios"])))
-    near = manifest["neighbourhoods"]
+    if manifest.ratios:
+        lines.append(("ratios", shortened(manifest.ratios)))
+    near = manifest.neighbourhoods
     if near:
-        sizes = [n["size"] for n in near]
-        sparse = sum(n["sparse"] for n in near)
+        sizes = [group.size for group in near]
+        sparse = sum(group.sparse for group in near)
         counted = f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {sparse} sparse"
         lines.append(("groups", counted))
     lines += [
-        ("copies", f"{manifest['copies']:,} ({manifest['copies'] / manifest['rows']:.2%} of the rows)"),
+        ("copies", f"{manifest.copies:,} ({manifest.copies / manifest.rows:.2%} of the rows)"),
         ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB" if not only else "none, only the assignment"),
     ]
-    if manifest["eval"]:
-        lines.append(("eval", f"{manifest['eval']['rows']:,} rows"))
+    if manifest.evaluation:
+        lines.append(("eval", f"{manifest.evaluation.rows:,} rows"))
     return lines
 
 
 def details(shards: ShardSet) -> list[tuple[str, str]]:
     """Return further facts from the manifest about how the set was made, as (name, text)."""
     manifest = shards.manifest
-    image = manifest["image"]
-    asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest["params"].items())
+    image = manifest.image
+    asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest.params.items())
     lines = [
-        ("images", f"{'x'.join(map(str, image['shape']))} {image['dtype']}, means {image['mean']}"),
-        ("labels", _labels(manifest["labels"])),
+        ("images", f"{'x'.join(map(str, image.shape))} {image.dtype}, means {image.mean}"),
+        ("labels", _labels(manifest.labels)),
         ("parameters", asked or "none"),
-        ("fingerprint", manifest["input"]["fingerprint"]),
-        ("generation", manifest["generation"]),
-        ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in manifest["seconds"].items())),
-        ("made by", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
+        ("fingerprint", manifest.input.fingerprint or "none"),
+        ("generation", manifest.generation),
+        ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in manifest.seconds.items())),
+        ("made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
     ]
-    if manifest["interval"]:
-        lines.append(("interval", ", ".join(f"{key} {value}" for key, value in manifest["interval"].items())))
-    if manifest["model"]:
-        lines.append(("model", f"{len(manifest['model']['files'])} files under _model"))
+    if manifest.interval:
+        lines.append(("interval", ", ".join(f"{key} {value}" for key, value in manifest.interval.items())))
+    if manifest.model:
+        lines.append(("model", f"{len(manifest.model)} files under _model"))
     return lines
 
 
-def _labels(labels: dict[str, Any]) -> str:
-    columns = f", columns {', '.join(labels['columns'])}" if labels["columns"] else ""
-    return (f"{labels['num_classes']} classes" if "label" in labels["columns"] else "none") + columns
+def _labels(labels: Labels) -> str:
+    columns = f", columns {', '.join(labels.columns)}" if labels.columns else ""
+    return (f"{labels.num_classes} classes" if "label" in labels.columns else "none") + columns
 
 
 def workers_table(shards: ShardSet) -> str:
     """Return a table with a row per worker: rows, copies, files, megabytes, its rarest and its most frequent class."""
-    workers = shards.manifest["workers"]
+    workers = shards.manifest.workers
     shown = workers if len(workers) <= MANY else [*workers[: MANY // 2], *workers[-MANY // 2 :]]
-    labelled = "label" in shards.manifest["labels"]["columns"]
+    labelled = "label" in shards.manifest.labels.columns
     rows = []
     for worker in shown:
-        counts = worker["label_histogram"] or [0]
-        size = sum(file["bytes"] for file in worker["files"]) / 1e6
-        cells = (worker["index"], f"{worker['rows']:,}", f"{worker['copies']:,}", len(worker["files"]), f"{size:.1f}")
+        counts = worker.label_histogram or [0]
+        size = sum(file.bytes for file in worker.files) / 1e6
+        cells = (worker.index, f"{worker.rows:,}", f"{worker.copies:,}", len(worker.files), f"{size:.1f}")
         classes = (f"{min(counts):,}", f"{max(counts):,}") if labelled else ()
         rows.append((*map(str, cells), *classes))
     header = ("worker", "rows", "copies", "files", "MB", *(("rarest class", "most frequent") if labelled else ()))

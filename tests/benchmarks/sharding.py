@@ -279,7 +279,7 @@ def print_hash(context: SparkContext, folder: Path, output: Callable[[], Path], 
         found = shard(context, request, Hash(family=family, sparse_if="never"), progress)
         seconds, taken = time.perf_counter() - began, progress.seconds
         hashed = taken["hash"] + taken["buckets"] + taken["assign"]
-        buckets = f"{len(found.shards.manifest['neighbourhoods']):,} buckets"
+        buckets = f"{len(found.shards.manifest.neighbourhoods or ()):,} buckets"
         print(
             f"  {family}: {seconds:.1f} s, functions {taken['functions']:.1f} s, {rows / hashed:,.0f} rows/s; {buckets}"
         )

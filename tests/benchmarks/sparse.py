@@ -85,7 +85,7 @@ def measure(spark: SparkSession, folder: Path, rows: int, groups: int, away: flo
         quiet=True,
     )
     seconds = time.perf_counter() - began
-    manifest = result.shards.manifest
+    manifest = result.shards.manifest.to_json()
     sparse = [index for index, near in enumerate(manifest["neighbourhoods"]) if near["sparse"]]
     first = pandas.read_parquet(folder / "out" / "worker=000", columns=["id", "neighbourhood"])
     copied = set(first[first.neighbourhood.isin(sparse)].id)

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             spent.append(done.seconds)
         streamed = time.monotonic() - began
         shards = open_committed(STORE, str(root / "set"))
-        sizes = [entry["size"] for entry in shards.manifest["neighbourhoods"]]
+        sizes = [entry["size"] for entry in shards.manifest.to_json()["neighbourhoods"]]
         began = time.monotonic()
         request = Request(str(root / "in"), str(root / "batch"), args.workers, format="cifar10-binary", shape=SHAPE)
         shard(context, request, strategy, PhaseLog(quiet=True))
@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     rows = int(args.rows)
     print(f"{rows:,} rows of 3x8x8, {args.family}, {args.functions} functions, {args.workers} workers")
     print(f"stream, {args.batches} batches: {streamed:.1f} s, {rows / streamed:,.0f} rows a second")
-    print(f"  a generation {min(spent):.2f} to {max(spent):.2f} s; {shards.manifest['copies']:,} copies")
-    state = shards.manifest["stream"]["state_bytes"]
+    print(f"  a generation {min(spent):.2f} to {max(spent):.2f} s; {shards.manifest.copies:,} copies")
+    state = shards.manifest.to_json()["stream"]["state_bytes"]
     print(f"  {len(sizes):,} buckets, the largest of {max(sizes):,} rows; state {state:,} bytes")
     print(f"at once (jobs/hash.py): {at_once:.1f} s, {rows / at_once:,.0f} rows a second")
     return 0

@@ -36,6 +36,7 @@ from pipeline.core import command_line
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.attempt import is_running, seems_alive, whoami
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.damage import first_damage
 from pipeline.core.shardset.generations import as_of, generations
 from pipeline.core.shardset.layout import Layout
@@ -322,8 +323,8 @@ def read_models(folder: Path) -> tuple[str, ...]:
 
 
 def stream_set(folder: Path) -> ShardSet:
-    files = [{"path": f"_model/v1-ab/{name}/arrays.npz"} for name in ("hashes", "buckets")]
-    return ShardSet(STORE, str(folder), {"model": {"files": files}, "strategy": "hash"})
+    files = [f"_model/v1-ab/{name}/arrays.npz" for name in ("hashes", "buckets")]
+    return ShardSet(STORE, str(folder), Manifest(strategy="hash", num_workers=0, workers=[], model=files))
 
 
 def make_stream_models(folder: Path) -> None:

@@ -199,7 +199,7 @@ def job_campaign(root: str, kills: int, seed: int, say: Any = print) -> dict[str
     numbers = [generation.batch for generation in generations(shards)]
     if numbers != sorted(set(numbers)):
         raise Failed(f"{output}: batches {numbers}")
-    return tally | {"generations": len(numbers), "rows": rows, "copies": shards.manifest["copies"]}
+    return tally | {"generations": len(numbers), "rows": rows, "copies": shards.manifest.copies}
 
 
 def committed(output: str) -> list[Any]:

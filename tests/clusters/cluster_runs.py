@@ -91,7 +91,7 @@ def whole(output: str) -> ShardSet:
 def digests(output: str) -> dict[str, str]:
     """The set at a place by (file, sha256), read back and checked; names without the part that tells sets apart."""
     found = whole(output)
-    return {file.path.replace(found.manifest["generation"], "*"): file.sha256 for file in found.files()}
+    return {file.path.replace(found.manifest.generation, "*"): file.sha256 for file in found.files()}
 
 
 def run_here(spark: SparkSession, source: object, output: object, workers: int, **options: Any) -> ShardingResult:
@@ -107,7 +107,7 @@ def strays(output: str) -> list[str]:
     below = {path.removeprefix(f"{output}/") for path in STORE.walk(output)}
     attempts = ["_attempts"] if STORE.exists(f"{output}/_attempts") else []
     numbers = {path for path in below if path.startswith("_manifests/") and not STORE.read(f"{output}/{path}")}
-    known = {"manifest.json", f"_manifests/{found.manifest['version']:06d}.json", "report.html", "quality.json"}
+    known = {"manifest.json", f"_manifests/{found.manifest.version:06d}.json", "report.html", "quality.json"}
     return attempts + sorted(below - found.paths() - numbers - known)
 
 
@@ -205,7 +205,7 @@ def source(spark: SparkSession, folder: Path, rows: int) -> Source:
     images[[17, 400, rows - 1]] = np.random.default_rng(7).integers(0, 2, (3, 192)) * 255
     write_binary(folder / "cifar", labels, images, files=3)
     outcome = run_here(spark, folder / "cifar", folder / "out", 3)
-    return Source(folder / "cifar", outcome.shards.manifest["copies"], digests(str(folder / "out")))
+    return Source(folder / "cifar", outcome.shards.manifest.copies, digests(str(folder / "out")))
 
 
 # Sets to hold results against: a small one, and one whose writing takes a second or two

@@ -197,7 +197,7 @@ def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days)
         assert run.assets == [(f"file://{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
         committed = read_committed(Store(), str(shards))
         assert committed is not None
-        assert committed.manifest["interval"] == {"ds": day}
+        assert committed.manifest.interval == {"ds": day}
         assert (days.airflow.place("run", day) / "model.safetensors").exists()
 
 

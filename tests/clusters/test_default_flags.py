@@ -66,7 +66,7 @@ def assert_page(path: str) -> None:
 def assert_sharded(output: str, workers: int, *, with_evaluation: bool) -> None:
     shards = whole(output)
     assert shards.num_workers == workers
-    assert (shards.manifest.get("eval") is not None) == with_evaluation
+    assert (shards.manifest.evaluation is not None) == with_evaluation
     assert_page(f"{output}/report.html")
 
 

@@ -126,8 +126,8 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     assert replaced.code == 0, replaced.err
     found = whole(output)
     assert strays(output) == []
-    assert (found.manifest["strategy"], found.num_workers) == ("stratified", 2)
-    assert found.manifest["eval"]["rows"] == 667
+    assert (found.manifest.strategy, found.num_workers) == ("stratified", 2)
+    assert found.manifest.to_json()["eval"]["rows"] == 667
     assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval", "_assignment"}
 
 

@@ -40,7 +40,7 @@ def test_a_session_shards_reshards_and_opens_what_it_committed(
     opened = pipeline.open_shards(str(tmp_path / "b"), spark)
     assert isinstance(opened, pipeline.ShardSet)
     assert opened.manifest == moved.shards.manifest == pipeline.open_shards(str(tmp_path / "b")).manifest
-    assert opened.manifest["params"]["start"] == "carry"
+    assert opened.manifest.params["start"] == "carry"
     assert spark.range(3).count() == 3, "the session goes on"
     assert capsys.readouterr() == ("", "")
 

@@ -58,7 +58,7 @@ def test_variants_stand_beside_the_strategy_with_flags_of_their_own(
     for name in ("submodular", "learned", "cut"):
         assert f"\n{name} " in done.out
         assert f"<b>{name}</b>" in (tmp_path / "c" / "compare.html").read_text()
-    params = {row["name"]: open_committed(Store(), f"{tmp_path}/c/{row['name']}").manifest["params"] for row in rows}
+    params = {row["name"]: open_committed(Store(), f"{tmp_path}/c/{row['name']}").manifest.params for row in rows}
     assert {name: (of["embedding"], of["function"]) for name, of in params.items()} == {
         "submodular": ("pca:3", "facility-location"),
         "learned": (table, "facility-location"),

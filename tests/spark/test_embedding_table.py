@@ -58,13 +58,13 @@ def test_a_table_gives_the_shards_of_a_column_with_its_vectors_however_it_is_cut
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = STRATEGIES[name]
-    by_column = sharded(spark, source, tmp_path / "column", make("v")).shards.manifest
+    by_column = sharded(spark, source, tmp_path / "column", make("v")).shards.manifest.to_json()
     order = np.random.default_rng(1).permutation(ROWS)
     whole = write_table(tmp_path / "whole", np.arange(ROWS), vectors)
     cut = write_table(tmp_path / "cut", order.astype(np.int32), vectors[order], files=3, group=9)
     for table, pieces in ((whole, 1), (cut, 7)):
         monkeypatch.setattr(embeddings, "point_pieces", lambda *_, n=pieces: n)
-        found = sharded(spark, source, tmp_path / f"by-{pieces}", make(table)).shards.manifest
+        found = sharded(spark, source, tmp_path / f"by-{pieces}", make(table)).shards.manifest.to_json()
         assert digests(found) == digests(by_column)
         assert found["params"]["embedding"] == table
 
@@ -78,7 +78,7 @@ def test_a_set_is_found_again_by_what_its_table_holds_wherever_it_lies(
     output = tmp_path / "out"
     made = sharded(spark, source, output, Submodular(embedding=first))
     assert made.fresh
-    assert len(made.shards.manifest["params"]["embedding_digest"]) == 16
+    assert len(made.shards.manifest.params["embedding_digest"]) == 16
     assert not sharded(spark, source, output, Submodular(embedding=first)).fresh
     assert not sharded(spark, source, output, Submodular(embedding=moved)).fresh
     with pytest.raises(Exception, match="another configuration or input"):
@@ -91,13 +91,13 @@ def test_a_set_by_a_table_is_dealt_again_as_long_as_the_table_holds_the_same(
     table = Path(write_table(tmp_path / "table", np.arange(ROWS), vectors))
     sharded(spark, source, tmp_path / "four", Submodular(embedding=str(table)))
     request = Request(str(tmp_path / "four"), str(tmp_path / "three"), 3)
-    again = reshard(spark.sparkContext, request, QUIET).shards.manifest
+    again = reshard(spark.sparkContext, request, QUIET).shards.manifest.to_json()
     direct = shard(
         spark.sparkContext,
         Request(str(source), str(tmp_path / "direct"), 3, shape=(3, 2, 2)),
         Submodular(embedding=str(table)),
         QUIET,
-    ).shards.manifest
+    ).shards.manifest.to_json()
     assert shas(again) == shas(direct)
     pq.write_table(pq.read_table(table).slice(0, ROWS - 1), table / "001.parquet")
     done = run_job("reshard.py", "--input", tmp_path / "four", "--output", tmp_path / "two", "--workers", 2, "--quiet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,7 @@ def materialized(spark: SparkSession, source: Path, assignment: Path, output: Pa
 
 def contents(shards: Any) -> list[tuple[str, str]]:
     """Every file by its name without a stamp, and its digest."""
-    return sorted(
-        (file.path.replace(shards.manifest["generation"], "*"), file.sha256) for file in shards.hashed_files()
-    )
+    return sorted((file.path.replace(shards.manifest.generation, "*"), file.sha256) for file in shards.hashed_files())
 
 
 def lines_of(shards: Any) -> pd.DataFrame:
@@ -75,17 +74,19 @@ def test_an_assignment_made_into_shards_is_the_set_that_its_job_would_write(
     made = materialized(spark, source, tmp_path / "alone", tmp_path / "made")
     assert contents(made) == contents(direct)
     assert [file.sha256 for file in alone.assignment_files()] == [file.sha256 for file in direct.assignment_files()]
-    same = set(direct.manifest) - {"generation", "seconds", "workers", "eval", "model", "assignment"}
-    assert {key: made.manifest[key] for key in same} == {key: direct.manifest[key] for key in same}
+    found = made.manifest.to_json()
+    expected = direct.manifest.to_json()
+    same = set(expected) - {"generation", "seconds", "workers", "eval", "model", "assignment"}
+    assert {key: found[key] for key in same} == {key: expected[key] for key in same}
     for told in (made, alone):
-        for ours, theirs in zip(told.manifest["workers"], direct.manifest["workers"], strict=True):
-            assert {**ours, "files": ()} == {**theirs, "files": ()}
+        for ours, theirs in zip(told.manifest.workers, direct.manifest.workers, strict=True):
+            assert replace(ours, files=[]) == replace(theirs, files=[])
     assert not list((tmp_path / "alone").glob("worker=*"))
     # the same configuration and rows: the job itself has nothing to do there any more
     again = shard(spark, source, tmp_path / "made", make(name, seed=3), 5, ratios=ratios)
-    assert again.manifest["generation"] == made.manifest["generation"]
+    assert again.manifest.generation == made.manifest.generation
     # and its lines are what is in the shards
-    rows = read(tmp_path / "direct", direct.manifest)
+    rows = read(tmp_path / "direct", direct.manifest.to_json())
     rows["group"] = rows.get("neighbourhood", rows.label if name in ("stratified", "submodular") else 0)
     expected = rows.sort_values(["id", "copy"])[["id", "worker", "copy", "group"]].to_numpy()
     assert np.array_equal(lines_of(direct).to_numpy(), expected)
@@ -118,8 +119,8 @@ def table_of(path: Path, seed: int = 0, copies: bool = True) -> pd.DataFrame:
 def test_anybody_s_table_becomes_a_set(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     table = table_of(tmp_path / "table")
     made = materialized(spark, source, tmp_path / "table", tmp_path / "made")
-    assert (made.num_workers, made.manifest["copies"], made.manifest["strategy"]) == (4, 50, "assigned")
-    rows = read(tmp_path / "made", made.manifest)
+    assert (made.num_workers, made.manifest.copies, made.manifest.strategy) == (4, 50, "assigned")
+    rows = read(tmp_path / "made", made.manifest.to_json())
     assert sorted(zip(rows.id, rows.worker, strict=True)) == sorted(zip(table.id, table.worker, strict=True))
     assert rows[rows["copy"] == 0].id.is_unique
     owner = rows[rows["copy"] == 0].sort_values("id").worker.to_numpy()
@@ -146,7 +147,7 @@ def test_a_csv_by_the_command_line(source: Path, tmp_path: Path) -> None:
     )
     assert done.code == 0, done.err
     made = open_committed(Store(), str(tmp_path / "made"))
-    rows = read(tmp_path / "made", made.manifest)
+    rows = read(tmp_path / "made", made.manifest.to_json())
     assert (rows.worker == (ROWS - 1 - rows.id) % 3).all()
 
 
@@ -247,7 +248,7 @@ def test_evaluation_rows_are_for_the_job_that_writes_shards(spark: SparkSession,
 def test_an_assignment_whose_model_is_gone_is_damaged(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     alone = shard(spark, source, tmp_path / "alone", make("distribution_aware"), 4, assignment_only=True)
     next((tmp_path / "alone").glob("_model/*/pca/arrays.npz")).unlink()
-    assert alone.manifest["model"]
+    assert alone.manifest.model
     with pytest.raises(DataError, match=r"arrays.npz is missing; the set is damaged"):
         materialized(spark, source, tmp_path / "alone", tmp_path / "made")
     assert not (tmp_path / "made").exists()

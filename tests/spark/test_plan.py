@@ -86,7 +86,7 @@ def test_what_reaches_the_driver_is_what_the_plan_says(
     cores = spark.sparkContext.defaultParallelism
     shape = Shape(ROWS, workers, PIXELS, 10, clusters, 20 if clusters else 50, cores)
     if strategy == "hash":
-        shape = replace(shape, clusters=len(made.manifest["neighbourhoods"]), functions=7)
+        shape = replace(shape, clusters=len(made.manifest.neighbourhoods or ()), functions=7)
     planned = plan(shape)
     told = {"spill": "write", "gather": "write"}
     expected: dict[str, int] = defaultdict(int)

@@ -189,7 +189,7 @@ def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
     check_set(output, IMAGES[kept], LABELS[kept])
     gone = f"{names[2]} was gone when its batch began"
     assert [line["reason"] for line in aside(tmp_path / "set")] == [gone]
-    assert open_committed(STORE, output).manifest["generations"][-1]["batch"] == 2
+    assert open_committed(STORE, output).manifest.generations[-1].batch == 2
 
 
 def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
@@ -212,8 +212,8 @@ def test_the_first_batch_settles_the_classes_with_ready_functions_too(
     pq.write_table(pa.table({"image": [image.tobytes() for image in IMAGES[:100]], "label": labels}), path)
     take(spark.sparkContext, tmp_path / "set", 0, [path], format=None, model=str(tmp_path / "fitted"))
     shards = check_set(tmp_path / "set", IMAGES[:100], labels)
-    assert shards.manifest["labels"]["num_classes"] == 7
-    assert all(len(worker["label_histogram"]) == 7 for worker in shards.manifest["workers"])
+    assert shards.manifest.labels.num_classes == 7
+    assert all(len(worker.label_histogram) == 7 for worker in shards.manifest.workers)
 
 
 def test_a_file_system_that_fails_puts_nothing_aside(

@@ -132,7 +132,7 @@ def test_every_group_is_dealt_in_the_ratios_asked_for(
             assert (np.abs(sizes - 2600 * share) <= 1).all()
     run(spark, source[0], tmp_path / "even", make(name), 3)
     request = Request(input=str(tmp_path / "even"), output=str(tmp_path / "r"), num_workers=5, ratios=(8, 4, 2, 2, 6))
-    assert shas(reshard(spark.sparkContext, request, QUIET).shards.manifest) == shas(manifest)
+    assert shas(reshard(spark.sparkContext, request, QUIET).shards.manifest.to_json()) == shas(manifest)
 
 
 def test_equal_ratios_give_the_set_that_none_give(spark: SparkSession, source: Source, tmp_path: Path) -> None:
@@ -158,13 +158,14 @@ def test_resharding_gives_what_the_job_itself_would_write(
     run(spark, source[0], tmp_path / "n", make(name), before, eval_input=str(extra))
     direct = run(spark, source[0], tmp_path / "m", make(name), after)
     request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=after)
-    moved = reshard(spark.sparkContext, request, QUIET).shards.manifest
+    moved = reshard(spark.sparkContext, request, QUIET).shards.manifest.to_json()
     assert shas(moved) == shas(direct)
     assert (moved["strategy"], moved["copies"]) == (direct["strategy"], direct["copies"])
     assert moved["eval"]["rows"] == 867
     if moved["model"]:
         sources = [
-            tmp_path / "n" / f["path"] for f in open_committed(Store(), str(tmp_path / "n")).manifest["model"]["files"]
+            tmp_path / "n" / f["path"]
+            for f in open_committed(Store(), str(tmp_path / "n")).manifest.to_json()["model"]["files"]
         ]
         copies = [tmp_path / "r" / f["path"] for f in moved["model"]["files"]]
         assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in sources]
@@ -178,7 +179,7 @@ def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_on
     (file,) = (tmp_path / "n" / "_eval").iterdir()
     (tmp_path / "n" / "_eval" / "part-00000-leftover.parquet").write_bytes(file.read_bytes())
     request = Request(input=str(tmp_path / "n"), output=str(tmp_path / "r"), num_workers=2)
-    assert reshard(spark.sparkContext, request, QUIET).shards.manifest["eval"]["rows"] == 867
+    assert reshard(spark.sparkContext, request, QUIET).shards.manifest.to_json()["eval"]["rows"] == 867
     file.unlink()
     with pytest.raises(DataError, match="is missing; the set is damaged"):
         reshard(spark.sparkContext, replace(request, num_workers=4), QUIET)
@@ -360,7 +361,7 @@ def test_real_cifar10_comes_out_as_the_papers_say(spark: SparkSession, cifar10: 
 
     def shards(name: str, strategy: Any) -> dict[str, Any]:
         request = Request(input=str(cifar10), output=str(tmp_path / name), num_workers=12)
-        return shard(spark.sparkContext, request, strategy, QUIET).shards.manifest
+        return shard(spark.sparkContext, request, strategy, QUIET).shards.manifest.to_json()
 
     stratified = shards("s", Stratified())
     assert [w["rows"] for w in stratified["workers"]] == [4170] * 8 + [4160] * 4

@@ -113,10 +113,10 @@ def test_rows_are_dealt_bucket_by_bucket_in_the_order_of_arrival(
         take(spark.sparkContext, tmp_path / "set", batch, [file], workers, window_rows=window)
     shards = check_set(tmp_path / "set", IMAGES, LABELS)
     assert all_damage(shards, serial) == []
-    closed = [generation.number for generation in generations(shards) if generation.closes]
+    closed = [number for number, generation in enumerate(generations(shards)) if generation.closes]
     assert closed == {0: [], 300: [1, 3, 5], 1: [0, 1, 2, 3, 4, 5], 901: []}[window]
-    assert bool(shards.manifest["copies"]) == (bool(closed) and workers > 1)
-    assert shards.manifest["labels"]["num_classes"] == 10
+    assert bool(shards.manifest.copies) == (bool(closed) and workers > 1)
+    assert shards.manifest.labels.num_classes == 10
 
 
 def test_every_bucket_that_is_sparse_when_its_window_closes_is_on_all_workers(
@@ -187,7 +187,7 @@ def test_parquet_arrives_too(spark: SparkSession, tmp_path: Path) -> None:
         pq.write_table(table, path)
         take(spark.sparkContext, tmp_path / "set", number, [path], format=None)
     shards = check_set(tmp_path / "set", IMAGES[:300], LABELS[:300])
-    assert shards.manifest["input"]["format"] == "parquet"
+    assert shards.manifest.input.format == "parquet"
 
 
 def test_a_stream_makes_its_images_grey(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
@@ -206,7 +206,7 @@ def test_rows_through_files_by_ranges_of_workers_are_dealt_alike(
     for batch, file in enumerate(files):
         take(spark.sparkContext, tmp_path / "set", batch, [file], 5, window_rows=400)
     shards = check_set(tmp_path / "set", IMAGES, LABELS)
-    assert shards.manifest["copies"]
+    assert shards.manifest.copies
 
 
 # --- readers of other sets read this one ----------------------------------------------------------------------------------

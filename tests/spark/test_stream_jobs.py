@@ -262,7 +262,7 @@ def test_a_broker_that_asks_for_a_password_is_read(tmp_path: Path, kafka: Kafka,
     assert "Authentication failed" in line
     done = stream(PASSWORD, "--kafka-option", "client.id=here")
     assert done.returncode == 0, done.stdout
-    assert open_committed(STORE, str(tmp_path / "set")).manifest["rows"] == 100
+    assert open_committed(STORE, str(tmp_path / "set")).manifest.rows == 100
     printed = [refused.stdout, refused.stderr, done.stdout, done.stderr]
     written = [
         path.read_bytes() for folder in ("set", "events") for path in (tmp_path / folder).rglob("*") if path.is_file()
@@ -320,7 +320,7 @@ def test_messages_that_the_broker_has_deleted_end_the_stream_or_are_told_of(
     assert "(Could not read records in offset [51, 102) for topic partition aged-0)" in line
     assert line.endswith("Restart with --allow-data-loss to go on without them: the quarantine tells which they were")
     assert "Traceback" not in refused.stdout
-    assert open_committed(STORE, output).manifest["rows"] == 100
+    assert open_committed(STORE, output).manifest.rows == 100
     second = stream("--allow-data-loss")
     assert second.returncode == 0, second.stdout
     shards = open_committed(STORE, output)

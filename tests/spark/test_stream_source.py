@@ -110,4 +110,4 @@ def test_a_batch_beyond_the_limits_of_a_batch_job_commits_nothing(
     assert read_committed(STORE, str(tmp_path / "set")) is None
     monkeypatch.undo()
     take(spark.sparkContext, tmp_path / "set", 0, files[:1], **options | {"window_rows": 0})
-    assert open_committed(STORE, str(tmp_path / "set")).manifest["rows"] == 150
+    assert open_committed(STORE, str(tmp_path / "set")).manifest.rows == 150

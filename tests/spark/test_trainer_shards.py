@@ -111,11 +111,11 @@ def test_every_worker_loads_the_rows_of_the_input_that_are_its_own_and_its_copie
         assert [part.dtype.name for part in (rows.images_NCHW, rows.labels, rows.ids)] == ["uint8", "int64", "int64"]
         assert np.array_equal(rows.labels, made.labels[rows.ids])
         assert np.array_equal(rows.images_NCHW, made.images[rows.ids].reshape(-1, *SHAPE))
-        assert len(rows) == shards.worker_rows(worker) == shards.manifest["workers"][worker]["rows"]
+        assert len(rows) == shards.worker_rows(worker) == shards.manifest.workers[worker].rows
         seen.append(rows.ids)
     times = np.bincount(np.concatenate(seen), minlength=ROWS)
     assert (len(times), times.min()) == (ROWS, 1)
-    assert times.sum() == ROWS + shards.manifest["copies"] > ROWS
+    assert times.sum() == ROWS + shards.manifest.copies > ROWS
 
 
 def test_the_evaluation_rows_are_those_of_the_evaluation_input_in_its_order(made: Made, broken: Path) -> None:

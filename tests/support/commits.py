@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
+from pipeline.core.shardset.contract import Manifest, ShardFile, Worker
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.storage.objects import ObjectFiles
 from pipeline.core.storage.store import Store
@@ -70,21 +71,19 @@ def contents(name: str, workers: int) -> dict[str, bytes]:
     } | {"_model/pca/arrays.npz": name.encode()}
 
 
-def manifest_of(name: str, files: dict[str, bytes], workers: int) -> dict[str, Any]:
-    def entry(path: str) -> dict[str, Any]:
+def manifest_of(name: str, files: dict[str, bytes], workers: int) -> Manifest:
+    def entry(path: str) -> ShardFile:
         data = files[path]
-        return {"path": path, "rows": 1, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        return ShardFile(path, 1, len(data), hashlib.sha256(data).hexdigest())
 
-    return {
-        "format_version": 1,
-        "strategy": name,
-        "num_workers": workers,
-        "workers": [
-            {"index": w, "files": [entry(p) for p in files if p.startswith(f"worker={w:03d}/")]} for w in range(workers)
+    return Manifest(
+        strategy=name,
+        num_workers=workers,
+        workers=[
+            Worker(index=w, files=[entry(p) for p in files if p.startswith(f"worker={w:03d}/")]) for w in range(workers)
         ],
-        "eval": None,
-        "model": {"files": [{"path": p} for p in files if p.startswith("_model")]},
-    }
+        model=[p for p in files if p.startswith("_model")],
+    )
 
 
 def commit(store: Store, output: Path | str, name: str, workers: int, *, overwrite: bool = True) -> int:
@@ -101,7 +100,7 @@ def commit(store: Store, output: Path | str, name: str, workers: int, *, overwri
             refuse_unless(overwrite, before, "run")
         moves = staged(attempt, files)
         made = publish(attempt, manifest_of(name, files, workers), moves, before=before, supersedes=supersedes)
-    return int(made.manifest["version"])
+    return made.manifest.version
 
 
 def staged(attempt: Attempt, files: dict[str, bytes]) -> list[Move]:
@@ -157,13 +156,13 @@ def whole(output: Path | str) -> str | None:
     assert missing_file(found) is None
     for file in found.files():
         assert hashlib.sha256(STORE.read(f"{output}/{file.path}")).hexdigest() == file.sha256
-    return str(found.manifest["strategy"])
+    return found.manifest.strategy
 
 
 def files_of(output: Path | str) -> set[str]:
     """Those of the committed set."""
     found = open_committed(STORE, str(output))
-    return found.paths() | {"manifest.json", f"_manifests/{found.manifest['version']:06d}.json"}
+    return found.paths() | {"manifest.json", f"_manifests/{found.manifest.version:06d}.json"}
 
 
 def assert_nothing_else(output: Path | str) -> None:

@@ -35,7 +35,7 @@ def run(spark: SparkSession, source: Path, output: Path, strategy: Any, workers:
         input=str(source), output=str(output), num_workers=workers, shape=SHAPE, format="cifar10-binary", **options
     )
     outcome = shard(spark.sparkContext, request, strategy, QUIET)
-    return outcome.shards.manifest
+    return outcome.shards.manifest.to_json()
 
 
 def read(output: Path, manifest: Any) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def take(
 def rows_of(shards: ShardSet) -> list[dict[str, Any]]:
     """Every row of every worker, with the worker, in the order of files and rows."""
     rows = []
-    for worker in shards.manifest["workers"]:
+    for worker in shards.manifest.to_json()["workers"]:
         for file in worker["files"]:
             path = f"{shards.uri}/{file['path']}"
             table = pq.read_table(pa.BufferReader(STORE.read(path)))
@@ -76,13 +76,13 @@ def check_set(output: Path | str, images: np.ndarray, labels: np.ndarray) -> Sha
         if row["copy"]:
             others = [worker for worker in range(workers) if worker != owners[row["id"]]["worker"]]
             assert row["worker"] == others[row["copy"] - 1]
-    near = shards.manifest["neighbourhoods"]
+    near = shards.manifest.to_json()["neighbourhoods"]
     assert [entry["size"] for entry in near] == [counts[number] for number in range(len(near))]
     copied = Counter(owners[row]["neighbourhood"] for row, times in held.items() if times > 1 or workers == 1)
     assert workers == 1 or [entry["sparse"] for entry in near] == [
         copied[number] == counts[number] for number in range(len(near))
     ]
-    assert shards.manifest["copies"] == len(rows) - len(owners)
+    assert shards.manifest.copies == len(rows) - len(owners)
     return shards
 
 
@@ -110,5 +110,5 @@ def assert_streams_alike(spark: SparkSession, folder: Path, root: str, env: dict
     for batch, some in enumerate((files[:2], files[2:])):
         take(spark.sparkContext, f"{root}/here", batch, some, window_rows=1500)
     made, here = (open_committed(STORE, f"{root}/{name}") for name in ("set", "here"))
-    assert made.manifest["copies"] > 0
+    assert made.manifest.copies > 0
     assert [file.sha256 for file in made.files()] == [file.sha256 for file in here.files()]

@@ -1,6 +1,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.channels import to_channels
@@ -114,11 +116,12 @@ def test_what_has_no_colours_is_not_converted(tmp_path: Path) -> None:
 def test_a_converted_set_is_another_one() -> None:
     plain, grey = Request("a", "b", 2), Request("a", "b", 2, channels=1)
     assert identity(plain, Stratified()) != identity(grey, Stratified())
-    held = {
+    held: dict[str, Any] = {
         "strategy": "stratified",
         "params": Stratified().params(),
         "seed": 0,
         "num_workers": 2,
-        "image": {"shape": [3, 8, 8]},
+        "image": {"shape": [3, 8, 8], "dtype": "uint8", "layout": "CHW", "mean": [1.0, 2.0, 3.0]},
+        "workers": [],
     }
-    assert difference(ShardSet(Store(), "b", held), grey, Stratified()) == "channels 3, not 1"
+    assert difference(ShardSet(Store(), "b", Manifest.from_json(held)), grey, Stratified()) == "channels 3, not 1"

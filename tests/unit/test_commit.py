@@ -319,7 +319,7 @@ def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, mo
     commit(Store(), tmp_path, "first", 2)
     at = events.index(f"-> {tmp_path}/_manifests/000001.json")
     before, after = events[:at], events[at:]
-    stamp = open_committed(Store(), str(tmp_path)).manifest["generation"]
+    stamp = open_committed(Store(), str(tmp_path)).manifest.generation
     for path in contents("first", 2):
         place = f"{tmp_path}/{stamped(path, stamp)}"
         moved = before.index(f"-> {place}")
@@ -364,7 +364,7 @@ def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(pla
                 supersedes=refuse,
             )
         kept = publish(late, manifest_of("late", files, 2), [], before=None, supersedes=lambda theirs: False)
-    assert kept.manifest["strategy"] == whole(place) == "first"
+    assert kept.manifest.strategy == whole(place) == "first"
 
 
 def test_other_peoples_files_are_left_alone(place: str) -> None:

@@ -289,7 +289,7 @@ def test_the_newest_of_manifest_json_and_the_versions_is_the_set(lost: str, plac
     assert whole(place) == "second"
     assert has_leftovers(STORE, open_committed(STORE, place)) == (lost != "the versions")
     commit(STORE, place, "third", 1)
-    assert open_committed(STORE, place).manifest["version"] == 3
+    assert open_committed(STORE, place).manifest.version == 3
     assert whole(place) == "third"
     assert_nothing_else(place)
 

@@ -10,20 +10,16 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.core.shardset.generations import Generation
-from pipeline.output import entries
+from pipeline.core.shardset import contract
 from pipeline.quality.metrics import ChiSquare, Quality, ShardQuality
 from pipeline.quality.report import comparison_row
 from pipeline.quality.verdict import Verdict
-from pipeline.runs.shard import ShardingRun
-from pipeline.spark.source import Source
-from pipeline.stream.batch import Batch
 from tests.support.configs import make_config
 from tests.support.references import ROOT, RUNS, SETS, events, names, undocumented, undocumented_below, unlisted
 from trainer import Options
@@ -51,11 +47,12 @@ def parts_of_names(document: str, heading: str) -> set[str]:
     return {part for name in names(document, heading) for part in re.split(r"\[\]\.|\.", name)}
 
 
-@pytest.mark.parametrize("source", [ShardingRun._describe, Batch._describe, Source.describe, entries])
-def test_every_key_of_a_manifest_is_documented(source: Any) -> None:
-    """source: a function or a module that builds parts of a manifest."""
-    assert written_keys(source)
-    assert written_keys(source) <= parts_of_names(SETS, "manifest.json") | {"params"}
+@pytest.mark.parametrize("kind", [kind for kind in vars(contract).values() if is_dataclass(kind)])
+def test_every_key_of_a_manifest_is_documented(kind: Any) -> None:
+    """kind: a manifest or a part of one."""
+    keys = {field.metadata.get("key", field.name) for field in fields(kind)} - {""}
+    assert keys
+    assert keys <= parts_of_names(SETS, "manifest.json") | {"params"}
 
 
 def test_every_key_of_a_comparison_is_documented() -> None:
@@ -65,7 +62,6 @@ def test_every_key_of_a_comparison_is_documented() -> None:
 @pytest.mark.parametrize(
     ("kind", "document", "heading", "hidden"),
     [
-        (Generation, SETS, "manifest.json", {"number"}),
         (Quality, SETS, "quality.json", {"feature_means"}),
         (ChiSquare, SETS, "quality.json", set()),
         (ShardQuality, SETS, "quality.json", set()),

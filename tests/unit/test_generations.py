@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset import versions
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish
+from pipeline.core.shardset.contract import Assignment, Generation, Image, Input, Manifest, ShardFile, Worker
 from pipeline.core.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.storage.store import Store
@@ -32,53 +34,44 @@ def contents(batch: int) -> dict[str, bytes]:
     return shards | beside | ({"_model/hashes/arrays.npz": b"functions"} if batch == 0 else {})
 
 
-def manifest_of(batch: int, files: dict[str, bytes], before: int) -> dict[str, Any]:
-    """A generation of 10 rows a worker, after so many rows."""
+def manifest_of(batch: int, files: dict[str, bytes], before: int, fingerprint: str = "") -> Manifest:
+    """A generation of 10 rows a worker, after so many rows of a fingerprint."""
 
-    def entries(folder: str) -> list[dict[str, Any]]:
+    def entries(folder: str) -> list[ShardFile]:
         return [
-            {"path": path, "rows": 10, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            ShardFile(path, 10, len(data), hashlib.sha256(data).hexdigest())
             for path, data in files.items()
             if path.startswith(folder)
         ]
 
     rows = 10 * WORKERS
     word = f"{rows}-{(batch + 1) * (1 << 62) % (1 << 64):016x}"
-    return {
-        "format_version": 1,
-        "strategy": "hash",
-        "num_workers": WORKERS,
-        "rows": rows,
-        "copies": 0,
-        "input": {"files": 1, "bytes": 100, "rows": rows, "fingerprint": word, "listing": f"{batch}"},
-        "image": {"shape": [1, 1, 1], "mean": [float(batch)]},
-        "chunks": [[before, before + rows]],
-        "workers": [
-            {
-                "index": w,
-                "rows": 10,
-                "copies": 0,
-                "label_histogram": [1] * (batch + 1),
-                "files": entries(f"worker={w:03d}"),
-            }
+    generation = Generation(
+        batch=batch,
+        source=f"{batch}",
+        rows=rows,
+        copies=0,
+        total=before + rows,
+        fingerprint=sum_of_fingerprints([*filter(None, [fingerprint]), word]),
+        mean=[float(batch)],
+        version=0,
+    )
+    return Manifest(
+        strategy="hash",
+        num_workers=WORKERS,
+        rows=rows,
+        input=Input(files=1, bytes=100, rows=rows, fingerprint=word, listing=f"{batch}"),
+        image=Image([1, 1, 1], "uint8", "CHW", [float(batch)]),
+        chunks=[[before, before + rows]],
+        workers=[
+            Worker(index=w, rows=10, label_histogram=[1] * (batch + 1), files=entries(f"worker={w:03d}"))
             for w in range(WORKERS)
         ],
-        "eval": None,
-        "model": {"files": [{"path": path} for path in files if path.startswith("_model")]},
-        "assignment": {"rows": rows, "files": entries("_assignment")},
-        "seconds": {"write": 0.5},
-        "generations": [
-            {
-                "batch": batch,
-                "source": f"{batch}",
-                "rows": rows,
-                "copies": 0,
-                "total": before + rows,
-                "fingerprint": "",
-                "mean": [float(batch)],
-            }
-        ],
-    }
+        model=[path for path in files if path.startswith("_model")],
+        assignment=Assignment(rows=rows, files=entries("_assignment")),
+        seconds={"write": 0.5},
+        generations=[generation],
+    )
 
 
 def append(store: Store, output: str, batch: int) -> bool:
@@ -86,12 +79,11 @@ def append(store: Store, output: str, batch: int) -> bool:
     before = read_committed(store, output)
     if before and batch <= last_batch(before):
         return False
-    files, prints = contents(batch), []
+    files = contents(batch)
     with Attempt(store, output, heartbeat_s=60) as attempt:
         moves = staged(attempt, files)
-        manifest = manifest_of(batch, files, before.manifest["rows"] if before else 0)
-        prints = [before.manifest["input"]["fingerprint"]] if before else []
-        manifest["generations"][0]["fingerprint"] = sum_of_fingerprints([*prints, manifest["input"]["fingerprint"]])
+        fingerprint = before.manifest.input.fingerprint if before else None
+        manifest = manifest_of(batch, files, before.manifest.rows if before else 0, fingerprint or "")
         publish(attempt, manifest, moves, before=before, supersedes=lambda theirs: False, appends=True)
     return True
 
@@ -192,7 +184,7 @@ def test_a_version_lists_the_files_of_all_generations_and_keeps_the_older_ones(p
         assert append(STORE, place, batch)
     assert batches(place) == [0, 2, 5]
     found = open_committed(STORE, place)
-    manifest = found.manifest
+    manifest = found.manifest.to_json()
     assert (manifest["rows"], manifest["input"]["rows"], manifest["assignment"]["rows"]) == (60, 60, 60)
     assert [worker["rows"] for worker in manifest["workers"]] == [30, 30]
     assert manifest["workers"][0]["label_histogram"] == [3, 2, 2, 1, 1, 1]
@@ -217,9 +209,9 @@ def test_a_set_as_of_a_generation_is_the_set_that_was_committed_then(tmp_path: P
         seen = as_of(newest, number)
         assert seen.files() == older.files()
         assert seen.assignment_files() == older.assignment_files()
-        assert seen.manifest["rows"] == older.manifest["rows"]
-        assert seen.manifest["input"]["fingerprint"] == older.manifest["input"]["fingerprint"]
-        assert seen.manifest["image"] == older.manifest["image"]
+        assert seen.manifest.rows == older.manifest.rows
+        assert seen.manifest.input.fingerprint == older.manifest.input.fingerprint
+        assert seen.manifest.image == older.manifest.image
         assert generations(seen) == generations(older)
     with pytest.raises(IndexError):
         as_of(newest, 4)
@@ -237,11 +229,18 @@ def test_a_growing_set_without_a_part_is_damaged(part: str, tmp_path: Path) -> N
         "fingerprint": "1-0",
         "mean": [],
     }
-    manifest = {"input": {}, "image": {}, "assignment": {"files": []}, "workers": [], "generations": [entry]}
-    assert len(generations(ShardSet(STORE, "set", manifest))) == 1
+    manifest = {
+        "input": {},
+        "image": {"shape": [], "dtype": "uint8", "layout": "CHW", "mean": []},
+        "assignment": {"files": []},
+        "num_workers": 0,
+        "workers": [],
+        "generations": [entry],
+    }
+    assert len(generations(ShardSet(STORE, "set", Manifest.from_json(manifest)))) == 1
     del manifest[part]
     with pytest.raises(DataError, match=rf"set/manifest\.json is damaged: it has generations and no {part}; restore"):
-        generations(ShardSet(STORE, "set", manifest))
+        generations(ShardSet(STORE, "set", Manifest.from_json(manifest)))
 
 
 def test_of_two_that_append_at_once_one_commits_and_the_other_is_told(tmp_path: Path) -> None:
@@ -252,7 +251,7 @@ def test_of_two_that_append_at_once_one_commits_and_the_other_is_told(tmp_path: 
         append(STORE, output, 1)
         manifest = manifest_of(1, {}, 20)
         kept = publish(late, manifest, [], before=before, supersedes=lambda theirs: False, appends=True)
-        assert not kept.manifest["generation"].endswith(late.id)
+        assert not kept.manifest.generation.endswith(late.id)
     assert batches(output) == [0, 1]
 
 
@@ -261,8 +260,6 @@ def test_fingerprints_add_up_modulo_two_to_the_64() -> None:
 
 
 def test_the_first_generation_of_a_set_is_a_set_like_any_other() -> None:
-    made = manifest_of(0, contents(0), 0) | {"version": 7}
-    assert appended(None, made)["generations"][0]["version"] == 7
-    assert {key: value for key, value in appended(None, made).items() if key != "generations"} == {
-        key: value for key, value in made.items() if key != "generations"
-    }
+    made = replace(manifest_of(0, contents(0), 0), version=7)
+    assert appended(None, made).generations[0].version == 7
+    assert replace(appended(None, made), generations=made.generations) == made

@@ -16,6 +16,7 @@ from scipy.stats import chi2_contingency
 from scipy.stats.contingency import association
 
 from pipeline.core.errors import DataError
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.quality import metrics as quality
@@ -93,7 +94,7 @@ def commit(
             "uri": "hdfs://name/data",
             "files": 5,
             "bytes": 1,
-            "fingerprint": "f",
+            "fingerprint": "1-0123456789abcdef",
         },
         "image": {"shape": list(images.shape[1:]), "dtype": "uint8", "layout": "CHW", "mean": []},
         "labels": {"columns": ["label"], "num_classes": int(labels.max()) + 1},
@@ -110,7 +111,7 @@ def commit(
 
 
 def shard_set(folder: Path, manifest: dict[str, Any]) -> ShardSet:
-    return ShardSet(Store(), str(folder), manifest)
+    return ShardSet(Store(), str(folder), Manifest.from_json(manifest))
 
 
 def measured(folder: Path, manifest: dict[str, Any], **options: Any) -> quality.Quality:

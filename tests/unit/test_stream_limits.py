@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError, Diverged, JobError, UnsuitableError, UsageError
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.runs.flags import _cause
 from pipeline.strategies import hash as hash_strategy
@@ -29,7 +30,7 @@ def test_an_error_of_a_batch_keeps_its_exit_code_through_spark(kind: type[JobErr
 
 def check(window: int, end: int, new: int, old: int = 0, copies_before: int = 0, buckets: int = 3) -> None:
     """Check the limits of a batch that adds copies of its own rows (new) and of earlier ones of its window (old)."""
-    before = SimpleNamespace(manifest={"rows": end - 100, "copies": copies_before})
+    before = SimpleNamespace(manifest=Manifest(num_workers=1, workers=[], rows=end - 100, copies=copies_before))
     batch = Batch(
         context=cast(Any, None),
         store=cast(Any, None),

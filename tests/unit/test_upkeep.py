@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.upkeep.clean import clean, leftovers
@@ -30,16 +31,17 @@ def ended(*argv: object) -> int:
 
 def test_of_many_workers_the_first_and_the_last_are_told(tmp_path: Path) -> None:
     manifest: dict[str, Any] = {
-        "strategy": "random", "seed": 1, "rows": 4000, "copies": 0, "neighbourhoods": None, "eval": None, "interval": None,
-        "model": None, "generation": "g", "input": {"uri": "/in", "fingerprint": "f"}, "params": {}, "seconds": {},
+        "strategy": "random", "seed": 1, "num_workers": 100, "rows": 4000, "copies": 0, "neighbourhoods": None, "eval": None,
+        "interval": None, "model": None, "generation": "g", "input": {"uri": "/in", "fingerprint": "4000-0123456789abcdef"},
+        "params": {}, "seconds": {},
         "labels": {"num_classes": 2, "columns": ["label"]}, "versions": {"python": "3"},
-        "image": {"shape": [3, 8, 8], "dtype": "uint8", "mean": [1.0]},
+        "image": {"shape": [3, 8, 8], "dtype": "uint8", "layout": "CHW", "mean": [1.0]},
         "workers": [
-            {"index": w, "rows": 40, "copies": 0, "files": [{"path": "p", "rows": 40, "bytes": 10, "sha256": "s"}],
+            {"index": w, "rows": 40, "copies": 0, "files": [{"path": "p", "rows": 40, "bytes": 100, "sha256": "s"}],
              "label_histogram": [20, 20]} for w in range(100)
         ],
     }  # fmt: skip
-    made = ShardSet(Store(), "/o", manifest)
+    made = ShardSet(Store(), "/o", Manifest.from_json(manifest))
     text = workers_table(made)
     assert "... and 84 more" in text
     assert text.splitlines()[-2].split()[0] == "99"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.hashing import row_hashes
+from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.generations import as_of, generations
-from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.layout import Dtype, Layout
 from pipeline.core.shardset.manifest import (
-    ShardFile,
     ShardSet,
     missing_file,
     read_committed,
@@ -82,16 +82,15 @@ class Shards(ShardSet):
     @property
     def rows(self) -> int:
         """Number of distinct training examples. Copies count in ``worker_rows`` only."""
-        return int(self.manifest["rows"])
+        return self.manifest.rows
 
     @property
     def num_classes(self) -> int:
-        return int(self.manifest["labels"]["num_classes"])
+        return self.manifest.labels.num_classes
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        channels, height, width = self.manifest["image"]["shape"]
-        return int(channels), int(height), int(width)
+        return self.manifest.image.chw
 
     @property
     def inputs(self) -> ModelInput:
@@ -100,39 +99,39 @@ class Shards(ShardSet):
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.shape, dtype=self.manifest["image"]["dtype"])
+        return Layout(self.shape, dtype=cast(Dtype, self.manifest.image.dtype))
 
     @property
     def has_labels(self) -> bool:
         """Whether rows have a class label."""
-        return "label" in self.manifest["labels"].get("columns", ("label",))
+        return "label" in self.manifest.labels.columns
 
     @property
     def has_targets(self) -> bool:
         """Whether rows have a real-valued target, beside or instead of a class."""
-        return TARGET_COLUMN in self.manifest["labels"].get("columns", ())
+        return TARGET_COLUMN in self.manifest.labels.columns
 
     @property
     def mean(self) -> npt.NDArray[np.float32]:
-        return np.array(self.manifest["image"]["mean"], np.float32)
+        return np.array(self.manifest.image.mean, np.float32)
 
     @property
     def fingerprint(self) -> int | None:
         """The sum of the hashes of all distinct rows, modulo 2^64; None if the manifest has none."""
-        found = self.manifest.get("input", {}).get("fingerprint")
+        found = self.manifest.input.fingerprint
         return int(found.rpartition("-")[2], 16) if found else None
 
     @property
     def ratios(self) -> Ratios:
         """The ratios of the shards; empty if they are equal."""
-        return tuple(self.manifest.get("ratios") or ())
+        return tuple(self.manifest.ratios or ())
 
     def ratios_of(self, num_workers: int) -> Ratios:
         """Return the ratios for a number of workers; empty if it is not the set's own, because parts are equal then."""
         return self.ratios if num_workers == self.num_workers else ()
 
     def worker_files(self, worker: int) -> list[ShardFile]:
-        return [ShardFile.from_json(file) for file in self.manifest["workers"][worker]["files"]]
+        return self.manifest.workers[worker].files
 
     def worker_rows(self, worker: int) -> int:
         """Return the number of rows of a worker, copies included."""
@@ -156,12 +155,15 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
         )
     shards = Shards(found.store, found.uri, with_rows(found).manifest)
     try:
+        shards.manifest.require("rows", "labels", "image")
         _check_layout(shards)
         _check_workers(shards, num_workers)
         with unreadable_is_data_error(shards.uri):
             problem = missing_file(shards)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{shards.uri}/{NAME} is damaged ({_reason(error)}); rerun the job that made it") from None
+    except ValueError as error:
+        raise DataError(
+            f"{shards.uri}/{NAME} is damaged ({' '.join(str(error).split())}); rerun the job that made it"
+        ) from None
     if problem:
         raise DataError(f"{problem}: the set is damaged; rerun the job that made it")
     return shards
@@ -234,25 +236,21 @@ def store_of(uri: str) -> ReadStore:
     return ReadStore(configured())
 
 
-def _reason(error: Exception) -> str:
-    return f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-
-
 def _check_layout(shards: Shards) -> None:
-    image = shards.manifest["image"]
-    if image["dtype"] not in DTYPES or image["layout"] != "CHW":
+    image = shards.manifest.image
+    if image.dtype not in DTYPES or image.layout != "CHW":
         raise DataError(
-            f"{shards.uri} holds {image['dtype']} images in {image['layout']} order; the trainer reads"
+            f"{shards.uri} holds {image.dtype} images in {image.layout} order; the trainer reads"
             f" {' and '.join(DTYPES)} in CHW: shard the data again with this version's jobs"
         )
-    if any(abs(value) > float(np.finfo(np.float32).max) for value in image["mean"]):
-        raise ValueError(f"means {image['mean']}, which float32 does not hold")
+    if any(abs(value) > float(np.finfo(np.float32).max) for value in image.mean):
+        raise ValueError(f"means {image.mean}, which float32 does not hold")
     if min(shards.shape) < 1 or shards.mean.shape != shards.shape[:1] or shards.num_classes < 1 or shards.rows < 1:
         raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
 
 
 def _check_workers(shards: Shards, wanted: int | None) -> None:
-    count = len(shards.manifest["workers"])
+    count = len(shards.manifest.workers)
     if count != shards.num_workers or count < 1:
         raise ValueError(f"it lists {count} workers and says {shards.num_workers}")
     if wanted not in (None, count):

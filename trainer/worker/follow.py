@@ -26,7 +26,6 @@ from trainer.run_files import CONFIG, FOLLOWED
 from trainer.runlog.events import log_event
 
 LOOK_S = 0.2  # least time between two reads of the manifest: passes over few rows are short
-STREAM = "stream"
 
 
 def name_of(worker: int, position: int) -> str:
@@ -123,7 +122,9 @@ class Appended:
     def _look(self) -> None:
         """Read the newest version of the set. A set of another stream, which replaced it, is ignored."""
         found = with_retries(read_committed)(self.shards.store, self.shards.uri)
-        if found and found.manifest.get(STREAM, {}).get("query") == self.shards.manifest[STREAM]["query"]:
+        mine = self.shards.manifest.stream
+        theirs = found.manifest.stream if found else None
+        if found and theirs and mine and theirs.query == mine.query:
             self.newest = Shards(found.store, found.uri, found.manifest)
 
 

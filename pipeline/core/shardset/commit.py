@@ -24,14 +24,14 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.generations import appended
-from pipeline.core.shardset.manifest import ShardSet, dumps, read_committed, with_paths
+from pipeline.core.shardset.manifest import ShardSet, dumps, read_committed
 from pipeline.core.shardset.versions import (
     FOLDER,
     NAME,
@@ -67,7 +67,7 @@ def check_reports(store: Store, output: str) -> None:
 
 def publish(
     attempt: Attempt,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     moves: list[Move],
     *,
     before: ShardSet | None,
@@ -109,7 +109,8 @@ def publish(
             places = [f"{output}/{stamped(path, stamp)}" for _, path in moves]
             moved.update(places)
             _move(store, origins, places)
-            made = with_paths(manifest, partial(stamped, stamp=stamp)) | {"version": last + 1, "generation": stamp}
+            made = manifest.with_paths(partial(stamped, stamp=stamp))
+            made = replace(made, version=last + 1, generation=stamp)
             if appends:
                 made = appended(current.manifest if current else None, made)
             staged = f"{attempt.folder}/{stamp}-{NAME}"
@@ -235,7 +236,7 @@ def has_leftovers(store: Store, committed: ShardSet) -> bool:
 def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:
     """Raise UsageError if a set of another configuration would have to be replaced without --overwrite."""
     if not overwrite:
-        held = f"{committed.manifest['strategy']} for {committed.num_workers} workers"
+        held = f"{committed.manifest.strategy} for {committed.num_workers} workers"
         raise UsageError(
             f"{committed.uri} already holds a committed set ({held}) of another {difference}; pass --overwrite to replace it"
         )

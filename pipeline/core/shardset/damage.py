@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.core.shardset.manifest import ShardFile, ShardSet
+from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 
 READ_BYTES = 8 << 20
@@ -50,7 +51,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
 def all_damage(shards: ShardSet, run: Run) -> list[str]:
     """Read every file of a set and return a line per damaged file. run(fn, items) maps a function over files."""
     found = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
-    models = [f"{shards.uri}/{file['path']}" for file in (shards.manifest.get("model") or {}).get("files", [])]
+    models = [f"{shards.uri}/{path}" for path in shards.manifest.model or ()]
     return [line for line in found if line] + [f"{path} is missing" for path in models if not shards.store.exists(path)]
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from pipeline.core.errors import DataError
-from pipeline.core.json_values import build
+from pipeline.core.shardset.contract import Assignment, Generation, Input, Manifest, Worker
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.versions import NAME
 
@@ -24,60 +24,18 @@ MODEL = "_model/"
 _VERSION = re.compile(r"-v(\d+)-\w+\.parquet")
 _WORD = 1 << 64
 Set = TypeVar("Set", bound=ShardSet)
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One generation of a growing set.
-
-    Attributes:
-        number: counts from 0.
-        version: version of the manifest that added it.
-        batch: its number in the source.
-        source: digest of the batch's origin.
-        rows: rows of this generation, without copies.
-        copies: copies of this generation's rows.
-        total: rows up to and including this generation.
-        fingerprint: of those rows.
-        mean: of each channel over those rows.
-        quarantined: records that were put aside.
-        closes: whether a window ends with this generation.
-        seconds: from the start of the batch to its commit.
-        buckets: number of buckets up to and including this generation.
-    """
-
-    number: int
-    version: int
-    batch: int
-    source: str
-    rows: int
-    copies: int
-    total: int
-    fingerprint: str
-    mean: list[float]
-    quarantined: int = 0
-    closes: bool = False
-    seconds: float = 0.0
-    buckets: int = 0
+Part = TypeVar("Part", Worker, Assignment)
 
 
 def generations(shards: ShardSet) -> list[Generation]:
     """Return the generations of a set, oldest first; empty for a set that was made at once.
 
-    Raises DataError if their entries in the manifest are malformed."""
-    known = Generation.__dataclass_fields__
-    entries = shards.manifest.get(KEY) or []
-    # as_of() needs these parts, which a set that was made at once may lack.
-    parts = ("input", "image", "assignment") if entries else ()
-    if missing := next((name for name in parts if not isinstance(shards.manifest.get(name), dict)), None):
+    Raises DataError if the manifest lacks a part that ``as_of`` needs."""
+    made = shards.manifest.generations
+    parts = ("input", "image", "assignment") if made else ()
+    if missing := next((name for name in parts if name in shards.manifest.absent), None):
         raise DataError(f"{shards.uri}/{NAME} is damaged: it has {KEY} and no {missing}; restore it")
-    try:
-        return [
-            build(Generation, {name: value for name, value in entry.items() if name in known} | {"number": number})
-            for number, entry in enumerate(entries)
-        ]
-    except ValueError as error:
-        raise DataError(f"{shards.uri}/{NAME} is damaged: {KEY}: {error}; restore it") from None
+    return made
 
 
 def last_batch(shards: ShardSet) -> int:
@@ -91,7 +49,7 @@ def version_of_file(path: str) -> int:
     return int(found[1]) if found else 0
 
 
-def appended(before: dict[str, Any] | None, made: dict[str, Any]) -> dict[str, Any]:
+def appended(before: Manifest | None, made: Manifest) -> Manifest:
     """Return a set's manifest with one more generation. O(files).
 
     Values that cannot be summed, such as the neighbourhoods, are those of ``made``; models are merged by name.
@@ -100,23 +58,27 @@ def appended(before: dict[str, Any] | None, made: dict[str, Any]) -> dict[str, A
         before: manifest of the set, None for the first generation.
         made: manifest of the new generation alone, with final paths and version and one entry in ``generations``.
     """
-    entry = made[KEY][0] | {"version": made["version"]}
+    entry = replace(made.generations[0], version=made.version)
     if before is None:
-        return made | {KEY: [entry]}
-    rows = before["rows"] + made["rows"]
-    copies = before["copies"] + made["copies"]
-    return made | {
-        "rows": rows,
-        "copies": copies,
-        "input": _input(before["input"], made["input"]),
-        "chunks": [*before["chunks"], *made["chunks"]],
-        "workers": [_worker(*pair) for pair in zip(before["workers"], made["workers"], strict=True)],
-        "eval": before["eval"],
-        "model": _models(before["model"], made["model"]),
-        "assignment": _files(before["assignment"], made["assignment"]),
-        "seconds": _sums(before["seconds"], made["seconds"]),
-        KEY: [*before[KEY], entry],
-    }
+        return replace(made, generations=[entry])
+    assert before.assignment, "a growing set has an assignment"
+    assert made.assignment, "a growing set has an assignment"
+    return replace(
+        made,
+        rows=before.rows + made.rows,
+        copies=before.copies + made.copies,
+        input=_input(before.input, made.input),
+        chunks=[*before.chunks, *made.chunks],
+        workers=[_worker(*pair) for pair in zip(before.workers, made.workers, strict=True)],
+        evaluation=before.evaluation,
+        model=_models(before.model, made.model),
+        assignment=Assignment(
+            rows=before.assignment.rows + made.assignment.rows,
+            files=[*before.assignment.files, *made.assignment.files],
+        ),
+        seconds=_sums(before.seconds, made.seconds),
+        generations=[*before.generations, entry],
+    )
 
 
 def as_of(shards: Set, number: int) -> Set:
@@ -124,22 +86,24 @@ def as_of(shards: Set, number: int) -> Set:
 
     Class counts per worker and sizes of neighbourhoods stay those of the newest generation. Raises IndexError if there is
     no such generation."""
-    last = generations(shards)[number]
+    made = generations(shards)
+    last = made[number]
     manifest = shards.manifest
 
-    def kept(part: dict[str, Any]) -> dict[str, Any]:
-        files = [file for file in part["files"] if version_of_file(file["path"]) <= last.version]
-        return part | {"files": files, "rows": sum(file["rows"] for file in files)}
+    def kept(part: Part) -> Part:
+        files = [file for file in part.files if version_of_file(file.path) <= last.version]
+        return replace(part, files=files, rows=sum(file.rows for file in files))
 
-    older = manifest | {
-        "rows": last.total,
-        "copies": sum(generation.copies for generation in generations(shards)[: number + 1]),
-        "input": manifest["input"] | {"fingerprint": last.fingerprint, "rows": last.total},
-        "image": manifest["image"] | {"mean": last.mean},
-        "workers": [kept(worker) for worker in manifest["workers"]],
-        "assignment": kept(manifest["assignment"]),
-        KEY: manifest[KEY][: number + 1],
-    }
+    older = replace(
+        manifest,
+        rows=last.total,
+        copies=sum(generation.copies for generation in made[: number + 1]),
+        input=replace(manifest.input, fingerprint=last.fingerprint, rows=last.total),
+        image=replace(manifest.image, mean=last.mean),
+        workers=[kept(worker) for worker in manifest.workers],
+        assignment=manifest.assignment and kept(manifest.assignment),
+        generations=made[: number + 1],
+    )
     return replace(shards, manifest=older)
 
 
@@ -149,22 +113,27 @@ def sum_of_fingerprints(texts: Sequence[str]) -> str:
     return f"{sum(int(rows) for rows, _, _ in parts)}-{sum(int(word, 16) for _, _, word in parts) % _WORD:016x}"
 
 
-def _input(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    listing = hashlib.sha256(f"{before['listing']} {made['listing']}".encode()).hexdigest()
-    sums = {name: before[name] + made[name] for name in ("files", "bytes", "rows")}
-    prints = sum_of_fingerprints([before["fingerprint"], made["fingerprint"]])
-    return made | sums | {"fingerprint": prints, "listing": listing}
+def _input(before: Input, made: Input) -> Input:
+    assert before.fingerprint, "a growing set has fingerprints"
+    assert made.fingerprint, "a growing set has fingerprints"
+    return replace(
+        made,
+        files=before.files + made.files,
+        bytes=before.bytes + made.bytes,
+        rows=before.rows + made.rows,
+        fingerprint=sum_of_fingerprints([before.fingerprint, made.fingerprint]),
+        listing=hashlib.sha256(f"{before.listing} {made.listing}".encode()).hexdigest(),
+    )
 
 
-def _worker(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    return _files(before, made) | {
-        "copies": before["copies"] + made["copies"],
-        "label_histogram": _added(before["label_histogram"], made["label_histogram"]),
-    }
-
-
-def _files(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    return before | {"rows": before["rows"] + made["rows"], "files": [*before["files"], *made["files"]]}
+def _worker(before: Worker, made: Worker) -> Worker:
+    return replace(
+        before,
+        rows=before.rows + made.rows,
+        copies=before.copies + made.copies,
+        files=[*before.files, *made.files],
+        label_histogram=_added(before.label_histogram, made.label_histogram),
+    )
 
 
 def _added(one: list[int], other: list[int]) -> list[int]:
@@ -172,10 +141,10 @@ def _added(one: list[int], other: list[int]) -> list[int]:
     return [value + (shorter[place] if place < len(shorter) else 0) for place, value in enumerate(longer)]
 
 
-def _models(before: dict[str, Any] | None, made: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the models of both manifests; of two with the same name the newer one."""
-    by_name = {name_of_model(file["path"]): file for part in (before, made) if part for file in part["files"]}
-    return {"files": list(by_name.values())} if by_name else None
+def _models(before: list[str] | None, made: list[str] | None) -> list[str] | None:
+    """Return the paths of the models of both manifests; of two with the same name the newer one."""
+    by_name = {name_of_model(path): path for path in [*(before or ()), *(made or ())]}
+    return [*by_name.values()] or None
 
 
 def name_of_model(path: str) -> str:

@@ -161,7 +161,7 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
         raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {plan.workers}")
     if not shards.has_labels:
         raise UsageError(f"{shards.uri} has no labels: a study compares accuracies, which are of classes")
-    if not shards.manifest["eval"]:
+    if not shards.manifest.evaluation:
         raise UsageError(f"{shards.uri} has no evaluation rows, which every run is measured on")
     return shards
 

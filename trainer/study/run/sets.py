@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.shardset.contract import Manifest
 from trainer.study.plan.cases import ORDER, READY, derivation, sharding_args, strategy_of
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import run_child
@@ -126,23 +127,24 @@ def identity_of(shards: Shards) -> dict[str, Any]:
     from trainer.runlog.run_folder import digest
 
     manifest = shards.manifest
-    data = {"train": manifest["input"]["fingerprint"], "eval": manifest["eval"]["input"]["fingerprint"]}
+    assert manifest.evaluation, "every set of a study has evaluation rows"
+    data = {"train": manifest.input.fingerprint, "eval": manifest.evaluation.input.fingerprint}
     return {"data": data, "shards": digest(shards)}
 
 
-def facts_of(manifest: dict[str, Any], quality: dict[str, Any] | None) -> dict[str, Any]:
+def facts_of(manifest: Manifest, quality: dict[str, Any] | None) -> dict[str, Any]:
     """Return the facts about a set that the ledger keeps: evenness by every measure, sizes, and the seconds to make it.
 
     quality: the set's quality.json, None if it has none."""
-    near = manifest["neighbourhoods"] or []
-    rows = [worker["rows"] for worker in manifest["workers"]]
+    near = manifest.neighbourhoods or []
+    rows = [worker.rows for worker in manifest.workers]
     facts: dict[str, Any] = {
-        "rows": manifest["rows"],
-        "copies": manifest["copies"],
-        "sparse": sum(bool(group["sparse"]) for group in near),
-        "sparse_rows": sum(group["size"] for group in near if group["sparse"]),
+        "rows": manifest.rows,
+        "copies": manifest.copies,
+        "sparse": sum(group.sparse for group in near),
+        "sparse_rows": sum(group.size for group in near if group.sparse),
         "size_ratio": max(rows) / max(1, min(rows)),
-        "seconds": sum(manifest.get("seconds", {}).values()),
+        "seconds": sum(manifest.seconds.values()),
     }
     if quality:
         facts |= {"mmd_ratio": quality["mmd_ratio"], "mean_ratio": quality["mean_ratio"]}
