@@ -22,6 +22,7 @@ from pipeline.core.shardset.versions import NAME
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
+from pipeline.input.scan import MAX_CLASSES
 
 WINDOW_ROWS = 1000  # rows per worker in a window, so that about one row group of every file is in memory
 MOST_OPEN = 64  # files that a task keeps open; further files are reopened for each window
@@ -203,6 +204,9 @@ def layout_of(manifest: Manifest) -> Layout:
         raise ValueError(f"images of {image.dtype} in the shape {image.shape}")
     if math.prod(image.shape) > MAX_IMAGE_BYTES:
         raise ValueError(f"images in the shape {image.shape}, of more than {MAX_IMAGE_BYTES:,} bytes")
+    # Histograms are allocated for the listed number before a row is read.
+    if manifest.labels.num_classes > MAX_CLASSES:
+        raise ValueError(f"labels of {manifest.labels.num_classes} classes, more than {MAX_CLASSES:,}")
     return Layout(
         image.chw,
         manifest.labels.num_classes,

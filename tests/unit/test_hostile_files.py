@@ -88,6 +88,7 @@ MANIFESTS: dict[str, tuple[Change | bytes, str]] = {
     "a parameter of another type": (put(asked={"start": 7}), "asked: 'start' is '7', not "),
     "a shape of two sides": (inside("image", shape=[3, 4]), "in the shape [3, 4]"),
     "a shape of terabytes": (inside("image", shape=[3, 1 << 20, 1 << 20]), "in the shape [3, 1048576, 1048576]"),
+    "very many classes": (inside("labels", num_classes=1 << 31), "labels of 2147483648 classes, more than 65,536"),
     "a fingerprint that is none": (inside("input", fingerprint="60"), "input.fingerprint is '60'"),
     "a generation without rows": (put(generations=[{"version": 1}]), "generations: it lacks 'rows'"),
     "a digest that is a number": (
