@@ -17,6 +17,7 @@ from pyspark import SparkContext
 from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_a_task
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
+from pipeline.core.provenance import provenance
 from pipeline.core.shardset.commit import Move
 from pipeline.core.shardset.generations import KEY, sum_of_fingerprints
 from pipeline.core.shardset.manifest import FORMAT_VERSION, ShardSet
@@ -295,6 +296,7 @@ class Batch:
             "identity": request.identity(),
             "seconds": {},
             "versions": versions(),
+            "made": {**provenance(), "master": self.context.master},
             STREAM: {"state_bytes": BYTES * len(buckets)},
             KEY: [generation],
         }

@@ -32,6 +32,7 @@ TYPES: dict[str, Any] = {
     "neighbourhoods": list[dict[str, Any]] | None,
     "generations": list[dict[str, Any]] | None,
     "assignment_only": bool,
+    "made": dict[str, str],
     "input": dict[str, Any],
     "image": dict[str, Any],
     "labels": dict[str, Any],
