@@ -162,19 +162,22 @@ def usable_cores() -> int:
 
 def describe(plan: Plan) -> str:
     """Return the plan as a short table, which is printed before the run."""
+    return aligned(in_words(plan))
+
+
+def in_words(plan: Plan) -> list[tuple[str, str]]:
+    """Return the plan as names and sentences."""
     statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
-    return aligned(
-        [
-            ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),
-            ("mini-batch", _batches(plan)),
-            ("learning rate", _rates(plan)),
-            ("momentum", _momentum(plan)),
-            ("epoch", f"{plan.steps_per_epoch:,} steps a worker: {plan.rows:,} examples / {plan.batch_size}"),
-            ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps a worker, {plan.updates:,} updates"),
-            ("processes", _processes(plan)),
-            ("push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"),
-        ]
-    )
+    return [
+        ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),
+        ("mini-batch", _batches(plan)),
+        ("learning rate", _rates(plan)),
+        ("momentum", _momentum(plan)),
+        ("epoch", f"{plan.steps_per_epoch:,} steps a worker: {plan.rows:,} examples / {plan.batch_size}"),
+        ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps a worker, {plan.updates:,} updates"),
+        ("processes", _processes(plan)),
+        ("push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"),
+    ]
 
 
 def _batches(plan: Plan) -> str:

@@ -134,6 +134,11 @@ class Spec:
             if about.recorded and not about.may_change
         }
 
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """Return the help of the fields, by name."""
+        return {item.name: about.help for item, about in _options(cls)}
+
     def to_json(self) -> dict[str, Any]:
         """Return ``params`` and, for a member of a registry, its name."""
         return ({"name": self.name} if self.name else {}) | self.params()

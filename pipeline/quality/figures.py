@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from pipeline.core.reporting.plots import (
     ABOVE,
@@ -27,6 +27,7 @@ from pipeline.core.reporting.plots import (
     SKY,
     canvas,
     name_rows,
+    number_decades,
     number_ticks,
     separate_thousands,
     short,
@@ -56,7 +57,7 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
     """Draw rows per worker, duplicates stacked on top."""
     figure, (ax,) = canvas(2.6)
     workers = np.arange(len(owners))
-    ax.bar(workers, owners, color=BLUE, label="own examples")
+    ax.bar(workers, owners, color=BLUE, label="own rows")
     if any(copies):
         ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="duplicates")
         ax.legend(**ABOVE, ncols=2)
@@ -84,7 +85,7 @@ def class_heat_map(table: Ints) -> Figure:
     number_ticks(ax.yaxis, workers)
     extend = "both" if farthest > limit else "neither"
     bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01, extend=extend)
-    bar.set_label("fewer   ←   sd from expected   →   more")
+    bar.set_label("sd from expected")
     bar.outline.set_visible(False)
     return figure
 
@@ -101,7 +102,7 @@ def class_boxes(table: Ints) -> Figure:
     figure, (ax,) = canvas(3.6)
     low = np.maximum(centre - 2 * spread, 0)  # counts cannot be negative
     band = centre + 2 * spread - low
-    ax.bar(positions, band, 0.92, bottom=low, color=PALE, label="random split: expected ± 2 sd")
+    ax.bar(positions, band, 0.92, bottom=low, color=PALE, label="random split: expected count ± 2 sd")
     ax.hlines(centre, positions - 0.46, positions + 0.46, color=GREY, lw=1, ls="--", label="expected count")
     boxes = ax.boxplot(
         table[:, shown],
@@ -115,7 +116,7 @@ def class_boxes(table: Ints) -> Figure:
         capprops={"color": BLUE},
         medianprops={"color": "#111", "lw": 1.5},
     )
-    boxes["boxes"][0].set_label("over the workers: quartiles, median, least to most")
+    boxes["boxes"][0].set_label("over the workers: minimum, quartiles, maximum")
     ax.set(xlabel="class", ylabel="examples on a worker", xlim=(-0.6, len(shown) - 0.4))
     ax.legend(**ABOVE, ncols=3)
     number_ticks(ax.xaxis, len(shown))
@@ -163,11 +164,11 @@ def shard_ratios(ratios: Sequence[float | None], mean: float, shard_sd: float | 
     values = np.array(ratios, float)  # None becomes nan, which is not drawn
     figure, (ax,) = canvas(2.6)
     if shard_sd is not None:
-        ax.axhspan(max(1 - 2 * shard_sd, 0), 1 + 2 * shard_sd, color=PALE, label="random split ± 2 sd")
-    ax.axhline(1, color=GREY, lw=1.2, ls="--", label="random split on average = 1")
+        ax.axhspan(max(1 - 2 * shard_sd, 0), 1 + 2 * shard_sd, color=PALE, label="one shard of a random split: ± 2 sd")
+    ax.axhline(1, color=GREY, lw=1.2, ls="--", label="average of random splits = 1")
     ax.axhline(mean, color=RED, lw=1.2, label=f"mean of these shards = {mean:.2f}")
     ax.plot(values, "o", color=BLUE, ms=6 if len(values) <= MANY else 3, label="shard")
-    ax.set(xlabel="worker", ylabel="distance ratio", xlim=(-0.6, len(values) - 0.4))
+    ax.set(xlabel="worker", ylabel="distance / random split", xlim=(-0.6, len(values) - 0.4))
     if np.nanmax(values) > 8:
         ax.set_yscale("log")
     else:
@@ -222,7 +223,6 @@ def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
     ax.axvline(1, color="#111", lw=1)
     ax.set_xscale("log")
     ax.set(xlabel=label, xlim=(min([0.5, *known]) / 2.4, max([2.0, *known]) * 2.4))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    separate_thousands(ax.xaxis)
+    number_decades(ax.xaxis)
     name_rows(ax, list(rows))
     return figure

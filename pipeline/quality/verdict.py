@@ -10,6 +10,8 @@ SURE = 0.01  # call a split non-random only if chance gives such a split in less
 
 
 class Verdict(NamedTuple):
+    """A statement about a set. level: a comparison of its evenness with a random split, not of its fitness for a purpose."""
+
     level: Literal["better", "as random", "worse", "note"]
     text: str
 
@@ -27,7 +29,7 @@ def verdict(measured: Quality) -> list[Verdict]:
         findings.append(Verdict("worse", "At least one shard is empty: its worker has nothing to train on."))
     if measured.copies:
         share = measured.duplicate_share
-        text = f"{measured.copies:,} rows are copies ({share:.2%} of all examples): every worker has the sparse groups."
+        text = f"{measured.copies:,} rows are copies ({share:.2%}): every worker has the sparse groups, as intended."
         findings.append(Verdict("note", text))
     if measured.classes:
         findings.append(spread_finding(measured.classes, "Classes"))
@@ -40,20 +42,26 @@ def verdict(measured: Quality) -> list[Verdict]:
 
 def spread_finding(test: ChiSquare, what: str) -> Verdict:
     """Judge a chi-square test on both sides: a table can be too even as well as too uneven."""
-    aside = f"chi-square / dof = {test.per_dof:,.3f}, random ≈\u00a01"
+    aside = f"chi-square / dof = {test.per_dof:,.3f}, random split ≈\u00a01"
     if test.p_value < SURE:
-        return Verdict("worse", f"{what} are spread less evenly over the workers than by chance ({aside}).")
+        return Verdict("worse", f"{what} are spread over the workers less evenly than in a random split ({aside}).")
     if test.p_value > 1 - SURE:
-        return Verdict("better", f"{what} are spread more evenly over the workers than by chance ({aside}).")
-    return Verdict("as random", f"{what} are spread as evenly over the workers as chance would ({aside}).")
+        return Verdict("better", f"{what} are spread over the workers more evenly than in a random split ({aside}).")
+    return Verdict("as random", f"{what} are spread over the workers as evenly as in a random split ({aside}).")
 
 
 def distance_finding(ratio: float, sd: float | None) -> Verdict:
     """Compare the mean MMD ratio with two standard deviations of a random split."""
     band = 2 * (sd or 0.0)
-    aside = f"distance ratio {ratio:.2f}, random 1.00\u00a0±\u00a0{band:.2f}"
+    aside = f"distance ratio {ratio:.2f}, random split 1.00\u00a0±\u00a0{band:.2f}"
     if ratio < 1 - band:
-        return Verdict("better", f"The shards' images resemble the whole set more than random shards would ({aside}).")
+        return Verdict(
+            "better", f"The images of each shard resemble the whole set more than those of a random shard ({aside})."
+        )
     if ratio > 1 + band:
-        return Verdict("worse", f"The shards' images resemble the whole set less than random shards would ({aside}).")
-    return Verdict("as random", f"The shards' images resemble the whole set as random shards would ({aside}).")
+        return Verdict(
+            "worse", f"The images of each shard resemble the whole set less than those of a random shard ({aside})."
+        )
+    return Verdict(
+        "as random", f"The images of each shard resemble the whole set as those of a random shard do ({aside})."
+    )

@@ -15,6 +15,7 @@ from pyspark import SparkContext
 
 from pipeline.core.command_line import Parser, given, parse
 from pipeline.core.errors import UnsuitableError, UsageError
+from pipeline.core.provenance import provenance
 from pipeline.core.reporting.tables import table
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.specs import add_flags, find
@@ -165,7 +166,9 @@ def run_comparison(prog: str, description: str | None) -> int:
         for row in rows:
             row |= agreement_row(context, made[row["name"]], exact[0] if exact else None)
         store.replace(f"{output}/compare.json", json.dumps(rows, indent=1).encode())
-        store.replace(f"{output}/compare.html", render_comparison(rows).encode())
+        store.replace(
+            f"{output}/compare.html", render_comparison(rows, {**provenance(), "master": str(context.master)}).encode()
+        )
     print(comparison_table(rows))
     print(f"report: {output}/compare.html")
     return 0

@@ -16,6 +16,7 @@ from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.provenance import provenance
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.core.shardset.contract import Manifest, Neighbourhood, Worker
@@ -393,6 +394,7 @@ class ShardingRun:
             identity=self.identity,
             seconds=dict(self.progress.seconds),
             versions=versions(),
+            made={**provenance(), "master": str(self.context.master)},
         )
 
     def _describe_workers(self, dealt: Dealt) -> list[Worker]:

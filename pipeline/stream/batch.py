@@ -17,6 +17,7 @@ from pyspark import SparkContext
 from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_a_task
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
+from pipeline.core.provenance import provenance
 from pipeline.core.shardset.commit import Move
 from pipeline.core.shardset.contract import Generation, Manifest, Neighbourhood, Stream
 from pipeline.core.shardset.generations import sum_of_fingerprints
@@ -299,6 +300,7 @@ class Batch:
             assignment=describe_assignment(written.assignment),
             identity=request.identity(),
             versions=versions(),
+            made={**provenance(), "master": str(self.context.master)},
         )
 
 

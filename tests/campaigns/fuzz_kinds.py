@@ -72,7 +72,8 @@ from trainer.data.shards import load_eval, load_worker, open_shards
 from trainer.embed.table import TableFile, table_schema
 from trainer.flags import config_of, flags
 from trainer.report import history
-from trainer.report.findings import compact, describe_incident, findings, flags_of, headline, title
+from trainer.report.findings import describe_incident, findings, headline, title
+from trainer.report.settings import compact, flags_in_words
 from trainer.run_files import CONFIG, METRICS, PUSHES, RESULT
 from trainer.runlog.read import read_events, read_pushes, surviving
 from trainer.runlog.result import read_result, summarise
@@ -443,7 +444,7 @@ def read_log(folder: Path) -> None:
     for incident in happened:
         describe_incident(incident)
     for start in history.of_kind(events, "start"):
-        flags_of(start.get("config", {}))
+        flags_in_words(start.get("config", {}), {})
         for value in (start.get("plan") or {}).values():
             compact(value)
     measured_ratios(str(folder), STORE)

@@ -97,7 +97,10 @@ def test_every_row_is_trained_once_a_pass(sets: Path, tmp_path: Path, protocol: 
     assert done.passes == {"whole": 4, "true": 4, "fingerprint": expected, "expected": expected}
     events = [event for event in done.events() if event["event"] == "pass"]
     assert [(event["first"], event["fingerprint"]) for event in events] == [(1 + at, expected) for at in range(4)]
-    assert "Every row of the set was trained once in each of 4 passes" in (tmp_path / "run/report.html").read_text()
+    assert (
+        "in each of the 4 passes that all workers completed, every row was trained exactly once"
+        in (tmp_path / "run/report.html").read_text()
+    )
 
 
 def test_rows_of_refused_gradients_are_missed_and_the_run_says_so(sets: Path, tmp_path: Path) -> None:

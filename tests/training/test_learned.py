@@ -50,7 +50,7 @@ def test_a_run_at_chance_says_so_on_the_terminal_in_the_report_and_in_its_result
     said = capsys.readouterr()
     assert said.err.count("nothing was learned: the loss on training rows is 2.303") == 1
     assert "give a lower --learning-rate than 1e-09, or more epochs" in said.err
-    assert "the loss is no lower than that of guessing" in said.out
+    assert "the loss is no lower than the loss of guessing" in said.out
     assert json.loads((tmp_path / "run/result.json").read_text())["learned"] is done.learned is False
     assert "Nothing was learned" in (tmp_path / "run/report.html").read_text()
     assert [event["event"] for event in done.events()].count("warning") == 1

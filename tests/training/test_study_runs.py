@@ -41,7 +41,7 @@ protocol = "asp"
 steps = 40
 batch_size = 30
 """
-TIMES = ("wall_s", "cpu_s")
+TIMES = ("wall_s", "cpu_s", "made")
 
 
 def write_plan(folder: Path, shards: Path, *, seeds: int = 2, backend: str = "virtual") -> str:

@@ -55,9 +55,9 @@ def test_findings_say_where_mllib_is_the_faster_one() -> None:
         record("perceptron", 9000, 9000, 20, "ps-async", 50),
     ]
     found = write_findings(summarise(table))
-    assert "the same average is 3.3 times, the least 3.3" in found[0]  # 3 + 1 against 0.2 + 1 seconds
+    assert "the same average is 3.3 times, and the least 3.3" in found[0]  # 3 + 1 against 0.2 + 1 seconds
     assert found[1] == (
-        "Rows read into memory a second, linear: MLlib 1,000, the trainer 3,000, Spark tasks with numpy 9,000."
+        "Rows read into memory per second, linear: MLlib 1,000, the trainer 3,000, Spark tasks with numpy 9,000."
     )
     assert (
         "MLlib is faster than both servers in 1 of 2 configurations: perceptron, 9,000 of 9,000 rows (0.80)."

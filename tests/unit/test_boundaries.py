@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first: a room, which is a folder or a file, imports from those before it.
 CORE = (
-    "errors", "import_path", "extras", "arrays", "json_values", "hashing", "seeds", "atomic", "storage", "shardset",
-    "reporting", "specs", "command_line",
+    "errors", "import_path", "extras", "arrays", "json_values", "hashing", "seeds", "atomic", "provenance", "storage",
+    "shardset", "reporting", "specs", "command_line",
 )  # fmt: skip
 PIPELINE = (
     "core", "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",

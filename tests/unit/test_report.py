@@ -19,6 +19,7 @@ from pipeline.core.shardset.contract import Input, Neighbourhood
 from pipeline.quality import figures, report
 from pipeline.quality.measure import measure
 from pipeline.quality.verdict import verdict
+from pipeline.strategies.distribution_aware import DistributionAware
 from tests.unit.test_quality import commit, make_images, shard_set
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{1}$ {{ 7*7 }}"
@@ -80,7 +81,9 @@ def test_the_report_shows_every_section_of_a_set_with_sparse_neighbourhoods(page
         "in two dimensions",
         "Time",
         "Workers",
-        "Versions",
+        "Settings",
+        "Data",
+        "Origin",
     )
     for heading in headings:
         assert heading in page.text
@@ -281,3 +284,24 @@ def test_the_band_of_a_random_split_never_promises_negative_counts() -> None:
     (ax,) = figures.class_boxes(np.array([[1, 9], [0, 8], [0, 9]])).axes
     assert ax.get_ylim()[1] > 8
     assert min(band.get_y() for band in ax.containers[0]) == 0
+
+
+def test_a_report_ends_with_its_origin(tmp_path: Path) -> None:
+    made = {"time": "2026-01-10 00:00:00 UTC", "command": "sharding shard --seed 1", "host": "h", "master": "local[2]"}
+    text = page_of(tmp_path, committed(tmp_path, made=made)).text
+    for value in made.values():
+        assert value in text.partition("Origin")[2]
+    assert "Committed 2026-01-10 00:00:00 UTC on host h" in text
+    assert "not recorded" not in text
+
+
+def test_an_older_set_has_an_unknown_origin(page: Page) -> None:
+    assert re.search(r"command\s*not recorded", page.text)
+
+
+def test_settings_have_meanings_and_stand_apart_from_results(tmp_path: Path) -> None:
+    manifest = committed(tmp_path)
+    manifest["params"]["iterations"] = 12
+    settings, fitted = report.split_params(manifest)
+    assert [(row.name, row.value) for row in fitted] == [("iterations", "12")]
+    assert {row.name: row.meaning for row in settings}["clusters"] == DistributionAware.meanings()["clusters"] != ""

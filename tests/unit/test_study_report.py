@@ -106,8 +106,8 @@ def test_the_published_figures_stand_beside_ours() -> None:
     low, high = ratio.sd_ratio_f
     meets = "which overlap" if low <= 9.42 and high >= 0.981 else "which do not overlap"
     assert (
-        "The paper's ratios of standard deviations, ResNet-56, 5 runs a side: 3.04 for stratified (95 %: 0.981 to 9.42),"
-        f" here {low:.3g} to {high:.3g}, {meets}." in said(found)
+        "The paper's ratios of standard deviations, from 5 runs per side of ResNet-56: 3.04 for stratified"
+        f" (95 %: 0.981 to 9.42), here {low:.3g} to {high:.3g}, {meets}." in said(found)
     )
 
 
@@ -162,11 +162,13 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
         assert twins.staleness == (3.0, 8.0)
     text = said(found)
     assert (
-        "Beside the same seeds of there: random's mean is 0.30 points higher here (+0.30 to +0.30, 9 pairs), and"
+        "Compared with there, the same seeds: the random mean is 0.30 points higher here (+0.30 to +0.30, 9 pairs), and"
         in text
     )
-    assert "of all together, averaged by seed, the mean is 0.30 points higher here (+0.30 to +0.30, 9 seeds)" in text
-    assert "were made by other" not in text
+    assert (
+        "over all strategies, averaged by seed, the mean is 0.30 points higher here (+0.30 to +0.30, 9 seeds)" in text
+    )
+    assert "environments of the two studies" not in text
     table = next(table for table in tables(found) if table.caption.startswith("The same runs in there"))
     assert [row[:2] for row in table.rows] == [
         ("random", "9"),
@@ -181,11 +183,11 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
 def test_a_study_that_stands_beside_none_says_so(tmp_path: Path) -> None:
     plan = make_plan(WAYS, seeds=4, beside="nowhere")
     text = report_of(plan, tmp_path, make_records(plan, normal(dict.fromkeys(WAYS, 0.01))))
-    assert "Beside nowhere nothing can be held: it has no 3 runs of equal images and shards, or is not there." in text
+    assert "Cannot be compared with nowhere: fewer than 3 runs with equal images and shards, or no such study." in text
     plain = report_of(
         make_plan(WAYS, seeds=4), tmp_path / "alone", make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
     )
-    assert "Beside" not in plain
+    assert "Cannot be compared" not in plain
 
 
 def test_members_ups_and_downs_of_one_seed_are_no_independent_pairs() -> None:
@@ -215,9 +217,9 @@ def test_what_else_differs_from_a_study_beside_is_told() -> None:
     found = analyse(plan, ours, theirs)
     assert [twins.member for twins in found.twins] == ["random", "round_robin", "all"]
     text = said(found)
-    assert "Beside the runs of equal images and shards, but other seeds, of there: random's mean is" in text
-    assert "Of stratified there has no 3 runs of equal images and shards." in text
-    assert "Its runs were made by other processors than these: what differs may come from that too." in text
+    assert "Compared with there, runs with equal images and shards, but other seeds: the random mean is" in text
+    assert "Not compared with there, which has fewer than 3 matching runs: stratified." in text
+    assert "The environments of the two studies differ too, which may cause part of the difference: processors." in text
     only = analyse(
         make_plan(("random", "stratified"), seeds=5, beside="there"), make_records(make_plan(seeds=5), draw), theirs
     )
@@ -227,10 +229,10 @@ def test_what_else_differs_from_a_study_beside_is_told() -> None:
 def test_ways_whose_shards_no_seed_changes_are_named() -> None:
     plan = make_plan(WAYS, seeds=4)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
-    assert "Shards are the same" not in said(analyse(plan, records))
+    assert "are the same for every seed" not in said(analyse(plan, records))
     for record in records:
         record["shards"] = record["shards"] if "/random/" in record["run"] else record["run"].rpartition("/")[0]
-    assert "Shards are the same for every seed with stratified and round_robin: their" in said(analyse(plan, records))
+    assert "The shards of stratified and round_robin are the same for every seed:" in said(analyse(plan, records))
 
 
 @pytest.mark.full
@@ -241,8 +243,8 @@ def test_runs_of_seeds_that_were_left_out_and_other_numbers_of_seeds_are_told(tm
     ledger = ledger_of(tmp_path, make_records(whole, draw))
     assert "began with" not in write_report(whole, tmp_path, ledger)
     text = write_report(part, tmp_path, ledger)
-    assert "This study began with 6 seeds and has 4 now: seeds that are added, or left out, after looking" in text
-    assert "6 runs of the ledger, of other seeds or of cells that are skipped, are in no number here." in text
+    assert "This study began with 6 seeds and has 4 now: tests prove less if seeds are added or left out" in text
+    assert "Not included: 6 runs of the ledger with other seeds or of skipped cells." in text
 
 
 @pytest.mark.full
@@ -288,5 +290,19 @@ def test_a_report_of_real_targets_compares_losses(tmp_path: Path) -> None:
 
 def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
     text = report_of(make_plan(WAYS), tmp_path, [])
-    assert "Nothing can be said yet" in text
+    assert "No result yet" in text
     assert "adjusted over" not in text
+
+
+def test_the_origin_of_a_study_is_that_of_its_runs(tmp_path: Path) -> None:
+    plan = make_plan(WAYS, seeds=3)
+    records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
+    report_of(plan, tmp_path / "older", records)
+    assert "not recorded" in (tmp_path / "older" / "report.html").read_text()
+    for day, record in enumerate(records):
+        made = {"time": f"2026-01-{10 + day} 00:00:00 UTC", "command": f"sharding study {day}", "host": f"h{day % 2}"}
+        record["made"] = made
+    report_of(plan, tmp_path / "newer", records)
+    page = (tmp_path / "newer" / "report.html").read_text()
+    for text in ("2026-01-10 to 2026-01-18", "h0, h1", "<code>sharding study 8</code>", "3 seeds of 3 combinations"):
+        assert text in page

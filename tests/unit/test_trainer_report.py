@@ -6,6 +6,7 @@ import csv
 import fcntl
 import html
 import io
+import json
 import os
 import re
 import struct
@@ -13,6 +14,7 @@ import sys
 import termios
 from base64 import b64decode
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -29,10 +31,13 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
+from trainer.config import Config, Data, Facts, RunSpec
 from trainer.launch.ends import try_report
+from trainer.plan import in_words, plan
 from trainer.report import figures, history
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
+from trainer.report.settings import flags_in_words, plan_in_words
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
 from trainer.runlog.read import read_events, surviving
@@ -74,11 +79,11 @@ def rows_of(page: str) -> dict[str, list[str]]:
 
 def test_the_report_of_a_finished_run_has_every_section(eventful: Path) -> None:
     page = Page((eventful / "report.html").read_text(encoding="utf-8"))
-    headings = ("Learning", "Staleness", "Speed", "Workers", "Incidents", "What was run", "Versions")
+    headings = ("Learning", "Staleness", "Speed", "Workers", "Incidents", "Settings", "Origin")
     assert [text for text in page.text.splitlines() if text in headings] == list(headings)
     assert "Training: resnet20 by ASP, 12 workers" in page.text
-    assert "Finished, at epoch 5.00" in page.text
-    assert "Rollbacks: 1, which took back 216 updates" in page.text  # 12 workers x 30 steps x 0.6 epochs
+    assert "Finished at epoch 5.00" in page.text
+    assert "Rollbacks: 1, which undid 216 updates" in page.text  # 12 workers x 30 steps x 0.6 epochs
     assert "worker 4 restarted" in page.text
     assert "3.00rolled back from version 1,296 to 1,080" in page.text  # where training went on
     assert "could not be pruned: Permission denied" in page.text
@@ -122,8 +127,8 @@ def test_the_headline_is_what_counting_the_surviving_pushes_gives(eventful: Path
 
 def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
     page = page_of(MadeUpRun().save(tmp_path))
-    assert "Not at its end" in page.text
-    assert "Nothing has been evaluated" in page.text
+    assert "Unfinished" in page.text
+    assert "No checkpoint has been evaluated" in page.text
     assert page.sources() == []
     assert "resnet20 by ASP, 12 workers" in page.text
 
@@ -144,7 +149,7 @@ def test_a_run_without_evaluations_shows_how_training_went(tmp_path: Path) -> No
     run.train(1)
     run.end_epoch(evaluate=False)
     page = page_of(run.save(tmp_path))
-    assert "Nothing has been evaluated" in page.text
+    assert "No checkpoint has been evaluated" in page.text
     assert "Loss and accuracy over epochs" in page.alts()
     assert "no evaluation yet" in page.text
 
@@ -156,16 +161,16 @@ def test_a_log_cut_off_in_its_last_line_and_without_pushes_is_reported(tmp_path:
     whole = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(whole[:-40])
     page = page_of(folder)
-    assert "Not at its end" in page.text  # the torn line was the end event
+    assert "Unfinished" in page.text  # the torn line was the end event
     assert "Learning" in page.text
-    assert "seconds a step" not in page.text
+    assert "seconds per step" not in page.text
 
 
 def test_a_second_of_refused_gradients_alone_loses_no_loss(tmp_path: Path) -> None:
     run = eventful_run(epochs=2)
     trains = [event for event in run.events if event["event"] == "train"]
     trains[3] |= dict.fromkeys(("loss", "accuracy", "staleness_mean", "staleness_max"))
-    assert "no finite number" not in page_of(run.save(tmp_path)).text
+    assert "not a finite number" not in page_of(run.save(tmp_path)).text
 
 
 @pytest.mark.parametrize("bad", only([None], [None, float("inf")]))
@@ -180,7 +185,7 @@ def test_a_loss_that_is_no_number_is_named_and_the_rest_is_drawn(tmp_path: Path,
             event["loss"] = event["train_loss"] = bad
     page = page_of(run.save(tmp_path))
     first = trains[len(trains) // 2]
-    assert f"no finite number from epoch {first['epoch']:.2f} (version {first['version']:,})" in page.text
+    assert f"not a finite number from epoch {first['epoch']:.2f} (version {first['version']:,})" in page.text
     drawn = dict(zip(page.alts(), page.sources(), strict=True))
     curves = b64decode(drawn["Loss and accuracy over seconds"].split(",")[1]).decode()
     assert "loss (log scale)" in curves
@@ -203,7 +208,7 @@ def test_synchronous_updates_have_no_staleness_to_draw(tmp_path: Path) -> None:
     run.train(1)
     run.rows = [re.sub(r"^(\d+),(\d+),(\d+),(\d+),\d+,\d+,", r"\1,\2,\3,\4,0,0,", row) for row in run.rows]
     page = page_of(run.save(tmp_path))
-    assert "Every gradient was used on the version that it was computed from" in page.text
+    assert "Every gradient was applied to the version that it was computed from" in page.text
     assert not any("Staleness" in alt for alt in page.alts())
 
 
@@ -220,6 +225,22 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert all(source.startswith("data:image/") for source in page.sources())
     assert page.text.count(HOSTILE) >= 8
+
+
+def test_a_plan_is_shown_in_words_if_this_version_wrote_it() -> None:
+    planned = plan(Config(Data("shards"), RunSpec("out", epochs=2)), Facts(3, 600, 1000, 0), cores=4)
+    words = plan_in_words(json.loads(json.dumps(asdict(planned))))
+    assert words["run"].startswith("2 epochs, ")
+    assert words == dict(in_words(planned))
+    assert plan_in_words({"model": "cnn"}) == plan_in_words(None) == {}
+
+
+def test_every_setting_has_its_flag_and_meaning() -> None:
+    config = Config(Data("shards"), RunSpec("out", epochs=2)).to_json()
+    rows = {row.flag: row for row in flags_in_words(config, {"profile": "constant"})}
+    assert rows["--batch-size"].value == "128"
+    assert all(row.meaning for row in rows.values())
+    assert flags_in_words({"model": {"name": "unknown", "odd": 1}}, {})[1] == ("--odd", "1", "")
 
 
 @pytest.mark.full
@@ -364,6 +385,7 @@ def test_the_line_tells_what_is_known_and_dashes_what_is_not() -> None:
         "epoch 0.50 of 5  loss 1.2500  accuracy 37.5%  1,234 images/s  staleness 10.9  workers 11/12"
     )
     assert "evaluation 61.0%" in line({**STATUS, "eval_accuracy": 0.61})
+    assert "evaluation 61.0% after epoch 2" in line({**STATUS, "eval_accuracy": 0.61, "eval_epoch": 2.0})
     assert "evaluation loss 0.2500" in line({**STATUS, "accuracy": None, "eval_loss": 0.25})
     nothing = {"accepted": 0, "epoch": 0.0, "loss": None, "accuracy": None, "images_per_s": None}
     text = line({**STATUS, **nothing, "staleness_mean": float("nan")})

@@ -90,7 +90,9 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print all runs as a table, then the goals."""
     print(table([format_summary(summary) for summary in summaries], COLUMNS, right=NUMBERS))
     for goal in judge_goals(summaries):
-        reached = "not measured" if goal.reached is None else f"{goal.reached:.1f} times faster than MLlib"
+        reached = (
+            "not measured" if goal.reached is None else f"MLlib takes {goal.reached:.1f} times as long to converge"
+        )
         print(f"{goal.text}: {reached} (goal {goal.wanted:g})")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from pipeline.core.provenance import provenance
 from pipeline.spark.progress import PhaseLog
 from trainer.benchmark.configurations import (
     HYPERPARAMETERS,
@@ -71,6 +72,7 @@ def run_experiment(
     records: list[RunRecord] = []
     hyperparameters = {model: asdict(given) for model, given in HYPERPARAMETERS.items()}
     results: dict[str, Any] = {
+        "made": provenance(),
         "machine": machine,
         "experiment": {**asdict(experiment), "hyperparameters": hyperparameters},
         "task_metrics": task_metrics,

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.core.provenance import provenance
 from trainer.checkpoints.read import newest
 from trainer.config import Config
 from trainer.home.folders import Folders
@@ -76,6 +77,7 @@ def log_start(
         config=config.to_json(),
         plan=asdict(planned),
         versions=versions,
+        made=provenance(),
         resumed_from=resumed or None,
         **({"simulated": simulated} if simulated is not None else {}),
     )

@@ -300,7 +300,8 @@ class Supervisor:
         # The log has the clocks, evaluations and roll-backs by which restarts are judged.
         for event in self.events.new():
             if event["event"] == "eval":
-                self._evaluated = {"eval_accuracy": event["accuracy"], "eval_loss": event.get("loss")}
+                names = {"eval_accuracy": "accuracy", "eval_loss": "loss", "eval_epoch": "epoch"}
+                self._evaluated = {name: event.get(key) for name, key in names.items()}
                 self._last_evaluated = max(self._last_evaluated, event["version"])
             if event["event"] == "train":
                 for worker in event["workers"]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from pipeline.core.reporting.plots import (
     ABOVE,
@@ -23,6 +23,7 @@ from pipeline.core.reporting.plots import (
     RED,
     SKY,
     canvas,
+    number_decades,
     number_ticks,
     separate_thousands,
 )
@@ -105,7 +106,7 @@ def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks:
             look = {"markevery": max(1, len(curve.x) // 40), **CURVE_LOOKS[curve.name]}
             ax.plot(thin(curve.x), thin(finite(curve.y)), label=curve.name, **look)
         draw_marks(ax, marks)
-        ax.set(xlabel=xlabel, ylabel=ylabel)
+        ax.set(xlabel="training time in seconds" if xlabel == "seconds" else xlabel, ylabel=ylabel)
         few_ticks(ax.xaxis)
     scale_losses(axes[0], losses)
     axes[1].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
@@ -123,10 +124,9 @@ def scale_losses(ax: Any, losses: Sequence[Curve]) -> None:
 
 
 def log_scale(ax: Any) -> None:
-    """Use a vertical log scale with plain numbers: the style parses no formulas, which matplotlib uses for powers."""
+    """Use a vertical log scale with plain numbers."""
     ax.set_yscale("log")
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    separate_thousands(ax.yaxis)
+    number_decades(ax.yaxis)
 
 
 def learning_rate(epoch: Floats, rate: Floats) -> Figure:
@@ -174,7 +174,7 @@ def draw_histogram(ax: Any, histogram: Ints) -> None:
     ax.axvline(mean, color=RED, lw=1.2, ls="--", label=f"mean {mean:.2f}")
     ax.legend(**ABOVE)
     late = f"; {beyond:,} more, up to {len(histogram) - 1:,}" if beyond else ""
-    ax.set(xlabel=f"staleness in versions{late}", ylabel="share of the updates")
+    ax.set(xlabel=f"staleness in updates{late}", ylabel="share of updates")
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     separate_thousands(ax.xaxis)
@@ -186,7 +186,7 @@ def draw_spread(ax: Any, spread: Floats) -> None:
         draw_bands(ax, spread)
     else:
         draw_boxes(ax, spread)
-    ax.set(xlabel="worker", ylabel="staleness", xlim=(-0.6, len(spread) - 0.4), ylim=(0, None))
+    ax.set(xlabel="worker", ylabel="staleness in updates", xlim=(-0.6, len(spread) - 0.4), ylim=(0, None))
     number_ticks(ax.xaxis, len(spread))
     separate_thousands(ax.yaxis)
 
@@ -214,7 +214,7 @@ def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> 
     figure, (ax,) = canvas(2.3)
     ax.plot(thin(seconds), thin(finite(images_per_s)), color=BLUE, lw=1.2)
     draw_marks(ax, marks)
-    ax.set(xlabel="seconds", ylabel="images/s", xlim=(0, None), ylim=(0, None))
+    ax.set(xlabel="training time in seconds", ylabel="images per second", xlim=(0, None), ylim=(0, None))
     for axis in (ax.xaxis, ax.yaxis):
         separate_thousands(axis)
     legend(figure, [ax])
@@ -227,12 +227,12 @@ def worker_throughput(edges: Floats, images_per_s: Floats) -> Figure:
     figure, (ax,) = canvas(min(1.6 + 0.16 * workers, 5.0))
     rows = np.arange(workers + 1) - 0.5
     image = ax.pcolormesh(edges, rows, images_per_s, cmap="Blues", vmin=0, rasterized=True)
-    ax.set(xlabel="seconds", ylabel="worker")
+    ax.set(xlabel="training time in seconds", ylabel="worker")
     ax.invert_yaxis()
     number_ticks(ax.yaxis, workers)
     separate_thousands(ax.xaxis)
     bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01)
-    bar.set_label("images/s")
+    bar.set_label("images per second")
     bar.outline.set_visible(False)
     return figure
 
@@ -253,7 +253,7 @@ def clocks(seconds: Floats, table: Floats, bound: int | None, marks: Sequence[Ma
     for ax, values in zip(axes, (table, ahead), strict=True):
         draw_workers(ax, seconds, values, pace)
         draw_marks(ax, marks)
-        ax.set_xlabel("seconds")
+        ax.set_xlabel("training time in seconds")
         few_ticks(ax.xaxis)
         separate_thousands(ax.yaxis)
     axes[0].set_ylabel("steps done")

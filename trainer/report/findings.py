@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,9 @@ from trainer.runlog.read import Event
 
 ENDINGS: Mapping[str | None, tuple[str, str]] = {
     "finished": ("better", "Finished"),
-    "interrupted": ("worse", "Interrupted; go on with --resume"),
+    "interrupted": ("worse", "Interrupted; --resume continues it"),
     "failed": ("worse", "Failed"),
-    None: ("", "Not at its end: it is still running, or was ended from outside"),
+    None: ("", "Unfinished: it is still running, or it was killed"),
 }
 
 
@@ -35,23 +34,6 @@ class Figure(NamedTuple):
     name: str
     value: str
     meaning: str
-
-
-def compact(value: object) -> object:
-    """Return a list, such as one number per worker, as short text in which equal neighbours are counted."""
-    if not isinstance(value, list):
-        return value
-    runs = [(entry, len(list(equal))) for entry, equal in groupby(value)]
-    return ", ".join(f"{count} x {plain(entry)}" if count > 1 else plain(entry) for entry, count in runs) or "none"
-
-
-def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved configuration by the names of its flags, without values that are not set."""
-    found: dict[str, Any] = {}
-    for part, values in config.items():
-        for key, value in values.items():
-            found[part if key == "name" else key] = value
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def describe_incident(incident: Incident) -> dict[str, Any]:
@@ -77,36 +59,56 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = of_kind(live, "train")
-    stands = f", at epoch {trains[-1]['epoch']:.2f}" if trains else ""
-    found = [Finding(level, f"{ending}{stands}, after {duration(summary['seconds'])} of training.")]
+    stands = f" at epoch {trains[-1]['epoch']:.2f}" if trains else ""
+    found = [*_result(summary), Finding(level, f"{ending}{stands} after {duration(summary['seconds'])} of training.")]
     if summary["error"]:
-        found.append(Finding("worse", f"The cause: {summary['error']}"))
+        found.append(Finding("worse", f"Cause: {summary['error']}"))
     lost = next((event for event in trains if _is_lost(event)), None)
     if lost:
-        text = f"The loss is no finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,}) on."
+        text = (
+            f"Diverged: the loss is not a finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,})."
+        )
         found.append(Finding("worse", text))
     # None means that this is unknown.
     if summary["learned"] is False:
         found.append(
-            Finding("worse", "Nothing was learned: the loss on training rows is no lower than that of guessing.")
+            Finding("worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing.")
         )
     counts = Counter(event["role"] for event in of_kind(events, "restart"))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
-        found.append(Finding("worse", f"Restarts: {roles}. Causes are listed under Incidents."))
+        found.append(Finding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
     rollbacks = of_kind(events, "rollback")
     if rollbacks:
         undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
-        found.append(Finding("worse", f"Rollbacks: {len(rollbacks)}, which took back {undone:,} updates."))
+        found.append(Finding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
     found += _of_passes(summary)
     if summary["evaluations_given_up"]:
-        text = (
-            f"Not evaluated: {summary['evaluations_given_up']} ends of epochs, which waited too long for the evaluator."
-        )
+        count = summary["evaluations_given_up"]
+        text = f"{count} of the planned evaluations are missing: their checkpoints waited too long for the evaluator."
         found.append(Finding("worse", text))
     if not of_kind(live, "eval"):
-        found.append(Finding("", "Nothing has been evaluated."))
+        found.append(Finding("", "No checkpoint has been evaluated."))
     return found
+
+
+def _result(summary: Mapping[str, Any]) -> list[Finding]:
+    """Return the sentence that answers what came out of a run; empty before the first evaluation."""
+    epoch = summary["best_epoch"]
+    if epoch is None:
+        return []
+    if summary["final_accuracy"] is None:
+        losses = f"{plain(summary['final_loss'])}; the lowest is {plain(summary['best_loss'])}, after epoch {epoch:.4g}"
+        return [Finding("", f"Evaluation loss at the last evaluation: {losses}.")]
+    best = "which is the best of the run"
+    if summary["best_accuracy"] != summary["final_accuracy"]:
+        best = f"the best is {percent(summary['best_accuracy'])}, after epoch {epoch:.4g}"
+    train = summary["train_accuracy"]
+    beside = "" if train is None else f" On training images it is {percent(train)}."
+    text = (
+        f"Accuracy on evaluation images at the last evaluation: {percent(summary['final_accuracy'])}, {best}.{beside}"
+    )
+    return [Finding("", text)]
 
 
 def _is_lost(train: Event) -> bool:
@@ -124,11 +126,13 @@ def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
     if not whole or passes["expected"] is None:
         return []
     if not missed:
-        each = "in the one pass" if whole == 1 else f"in each of {whole} passes"
-        text = f"Every row of the set was trained once {each} over it: their fingerprint is the manifest's."
+        each = "the pass" if whole == 1 else f"each of the {whole} passes"
+        text = f"Data check: in {each} that all workers completed, every row was trained exactly once."
         return [Finding("better", text)]
-    why = f"{rejected:,} gradients were refused" if rejected else "a worker that came late skipped mini-batches"
-    text = f"Not every row of the set was trained once in {missed} of {whole} passes over it: {why}."
+    why = f"{rejected:,} gradients were rejected" if rejected else "a worker that joined late skipped mini-batches"
+    text = (
+        f"Data check: in {missed} of {whole} passes that all workers completed, not every row was trained once: {why}."
+    )
     return [Finding("worse" if not rejected else "", text)]
 
 
@@ -143,18 +147,26 @@ def headline(summary: Mapping[str, Any]) -> list[Figure]:
         Figure("final loss", plain(summary["final_loss"]), "evaluation images, last evaluation"),
         Figure("best accuracy", percent(summary["best_accuracy"]), best),
         Figure("best loss", plain(summary["best_loss"]), "of the same evaluation"),
-        Figure("training accuracy", percent(summary["train_accuracy"]), "some training images, last evaluation"),
-        Figure("training loss", plain(summary["train_loss"]), "some training images, last evaluation"),
+        Figure("training accuracy", percent(summary["train_accuracy"]), "a sample of training images, last evaluation"),
+        Figure("training loss", plain(summary["train_loss"]), "a sample of training images, last evaluation"),
         Figure(
-            "running accuracy", percent(summary["running_train_accuracy"]), "mean of the last whole epoch as it went"
+            "running accuracy",
+            percent(summary["running_train_accuracy"]),
+            "mean over the mini-batches of the last whole epoch",
         ),
-        Figure("running loss", plain(summary["running_train_loss"]), "mean of the last whole epoch as it went"),
+        Figure(
+            "running loss", plain(summary["running_train_loss"]), "mean over the mini-batches of the last whole epoch"
+        ),
         Figure("images/s", plain(summary["images_per_second"]), "training images of accepted gradients"),
-        Figure("duration", duration(summary["seconds"]), "of training, without work that was taken back"),
+        Figure("duration", duration(summary["seconds"]), "of training, without updates that a rollback undid"),
         Figure("updates", plain(summary["updates"]), f"from {plain(summary['examples'])} training images"),
-        Figure("staleness, mean", plain(staleness["mean"]), "versions between a worker's pull and its update"),
-        Figure("staleness, most", plain(staleness["max"]), "the same, of the gradient that came latest"),
-        Figure("rejected gradients", plain(summary["rejected"]), "computed in vain"),
+        Figure(
+            "staleness, mean",
+            plain(staleness["mean"]),
+            "updates by other workers between a worker's pull and its own update",
+        ),
+        Figure("staleness, most", plain(staleness["max"]), "of the most stale gradient"),
+        Figure("rejected gradients", plain(summary["rejected"]), "computed but not applied"),
         Figure("restarts", plain(sum(restarts.values())), ", ".join(f"{n} {role}" for role, n in restarts.items())),
         Figure("rollbacks", plain(summary["rollbacks"]), "of all servers to a checkpoint"),
     ]

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.core.errors import DataError
-from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, template
+from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, plain, template
 from pipeline.core.reporting.plots import MANY, style
 from trainer.home.place import Place, StorePlace, write_whole
 from trainer.report import figures
-from trainer.report.findings import compact, describe_incident, findings, flags_of, headline, title
+from trainer.report.findings import describe_incident, findings, headline, title
 from trainer.report.history import (
     Incident,
     clock_table,
@@ -28,6 +28,7 @@ from trainer.report.history import (
     throughput_table,
     worker_rows,
 )
+from trainer.report.settings import compact, flags_in_words, plan_in_words
 from trainer.run_files import METRICS, PUSHES, REPORT
 from trainer.runlog.read import Event, read_pushes, surviving
 from trainer.runlog.result import REPORTED, summarise
@@ -99,6 +100,8 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid
         pushes = pushes[pushes["worker"] < num_workers]
     happened = incidents(live)
+    compute = (start.get("simulated") or {}).get("compute", "real")
+    trained = {} if compute == "real" else {"model": f"simulated computation ({compute})"}
     with style():
         drawn = draw_learning(live, happened)
         drawn |= draw_speed(live, happened)
@@ -108,8 +111,9 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         accepted = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "staleness")}
         drawn |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
-        title=title(summary, num_workers),
+        title=title(summary | trained, num_workers),
         begun=_begun(events[0], start),
+        origin=_origin(start),
         findings=findings(events, live, summary),
         headline=headline(summary),
         figures=drawn,
@@ -118,17 +122,26 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         workers=worker_rows(live, pushes, num_workers) if len(pushes) else [],
         incidents=[describe_incident(incident) for incident in happened],
         max_table=MANY,
-        plan={key: compact(value) for key, value in (start["plan"] or {}).items()},
-        config=flags_of(start["config"]) | (start.get("simulated") or {}),
-        versions=start["versions"] or {},
+        shards=plain((start["config"].get("data") or {}).get("shards")),
+        plan=plan_in_words(start["plan"]),
+        derived={key: compact(value) for key, value in (start["plan"] or {}).items()},
+        settings=flags_in_words(start["config"], start.get("simulated") or {}),
     )
     return page
 
 
 def _begun(first: Event, start: Event) -> str:
+    """Return the sentences below the title. The date of a run in virtual time is in the section "Origin" only."""
     if start.get("simulated") is not None:
-        return "In virtual time: all seconds are those of simulated machines."
-    return f"Begun {datetime.fromtimestamp(first['time'], UTC):%Y-%m-%d %H:%M} UTC."
+        return "Simulated: all seconds on this page are virtual time."
+    host = (start.get("made") or {}).get("host")
+    where = f" on host {host}" if host else ""
+    return f"Started {datetime.fromtimestamp(first['time'], UTC):%Y-%m-%d %H:%M} UTC{where}."
+
+
+def _origin(start: Event) -> dict[str, str]:
+    """Return the rows of the section "Origin": those of the last start, if a run was resumed."""
+    return origin(start.get("made"), start["versions"] or {})
 
 
 Read = tuple[list[Event], pd.DataFrame]

@@ -34,7 +34,7 @@ def line(status: Status) -> str:
     """Return the state of the run in one line, most important values first: a narrow terminal cuts off the end.
 
     status: accepted and total pushes, epoch, loss, accuracy, images_per_s, staleness_mean, alive and num_workers, and
-    eval_accuracy and eval_loss of the latest evaluation. Measured values that do not exist yet are None."""
+    eval_accuracy, eval_loss and eval_epoch of the latest evaluation. Measured values that do not exist yet are None."""
     parts = [
         f"epoch {status['epoch']:.2f}{length(status)}",
         f"loss {number(status['loss'], '.4f')}",
@@ -44,10 +44,11 @@ def line(status: Status) -> str:
         f"workers {status['alive']}/{status['num_workers']}",
     ]
     # Models with real targets have an evaluation loss but no accuracy.
+    after = f" after epoch {status['eval_epoch']:.4g}" if status.get("eval_epoch") is not None else ""
     if status.get("eval_accuracy") is not None:
-        parts.insert(3, f"evaluation {status['eval_accuracy']:.1%}")
+        parts.insert(3, f"evaluation {status['eval_accuracy']:.1%}{after}")
     elif status.get("eval_loss") is not None:
-        parts.insert(3, f"evaluation loss {number(status['eval_loss'], '.4f')}")
+        parts.insert(3, f"evaluation loss {number(status['eval_loss'], '.4f')}{after}")
     return "  ".join(parts)
 
 

@@ -39,7 +39,7 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
     evaluated = ("accuracy", "not evaluated")
     if result["final_accuracy"] is not None:
         best = f"best {percent(result['best_accuracy'])} after epoch {number(result['best_epoch'], '.4g')}"
-        evaluated = ("accuracy", f"{percent(result['final_accuracy'])} at the end, {best}")
+        evaluated = ("accuracy", f"{percent(result['final_accuracy'])} of the evaluation rows at the end, {best}")
     elif result["best_epoch"] is not None:  # real targets have a loss only
         losses = [number(result[name], ".4f") for name in ("final_loss", "best_loss")]
         evaluated = ("evaluation loss", f"{losses[0]}, best {losses[1]}")
@@ -47,8 +47,15 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
         (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}{virtual}"),
         evaluated,
         ("images/s", number(result["images_per_second"], ",.0f")),
-        ("staleness", f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0}"),
-        *([("learned", "nothing: the loss is no lower than that of guessing")] if result["learned"] is False else []),
+        (
+            "staleness",
+            f"mean {number(result['staleness']['mean'], '.2f')}, most {result['staleness']['max'] or 0} updates",
+        ),
+        *(
+            [("learned", "nothing: the loss is no lower than the loss of guessing")]
+            if result["learned"] is False
+            else []
+        ),
         *([("restarts", restarts)] if restarts else []),
         ("model", str(output / MODEL)),
         *([("report", str(report))] if report else []),

@@ -48,6 +48,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("cause", "expected", "error"), str | None),
     **dict.fromkeys(("learned", "final"), bool | None),
     **dict.fromkeys(("plan", "versions", "simulated"), dict[str, Any] | None),
+    "made": dict[str, str],
     "config": dict[str, dict[str, Any]],
     "workers": list[Any],
 }

@@ -194,9 +194,7 @@ def _write(output: Path, runs: Sequence[Compared], goal: float | None) -> None:
 def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
     import io
 
-    from matplotlib.ticker import NullFormatter
-
-    from pipeline.core.reporting.plots import canvas, style
+    from pipeline.core.reporting.plots import canvas, number_decades, style
     from trainer.report.figures import thin
 
     labels = [run.label for run in runs]
@@ -209,18 +207,17 @@ def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
         # Without a loss (--compute none), or with a loss of 0, a log scale is impossible.
         if len(known) and known.min() > 0:
             left.set_yscale("log")
-            left.yaxis.set_major_formatter("{x:g}")
-            left.yaxis.set_minor_formatter(NullFormatter())
         if goal is not None:
             left.axhline(goal, color="#888", lw=0.8, ls=":")
             left.legend()
-        left.set(
-            xlabel="virtual seconds", ylabel="training loss", title="Loss" if len(known) else "No loss was computed"
-        )
+        if left.get_yscale() == "log":
+            number_decades(left.yaxis)
+        title = "Loss" if len(known) else "No loss was computed"
+        left.set(xlabel="virtual seconds of training", ylabel="training loss", title=title)
         middle.barh(labels, [run.images_per_s or 0 for run in runs], color=colors)
-        middle.set(xlabel="images a virtual second", title="Throughput")
+        middle.set(xlabel="images per virtual second", title="Throughput")
         right.barh(labels, [run.staleness_mean or 0 for run in runs], color=colors)
-        right.set(xlabel="updates", title="Mean staleness")
+        right.set(xlabel="mean staleness in updates", title="Staleness")
         for axes in (middle, right):
             axes.invert_yaxis()
         data = io.BytesIO()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -12,12 +13,18 @@ from matplotlib.figure import Figure
 
 from pipeline.core.reporting import plots
 
+UNKNOWN = "not recorded"
+
 
 class EmbeddedFigure(NamedTuple):
     """A figure for a page: its data URI and its alternative text."""
 
     uri: str
     alt: str
+
+    def __html__(self) -> str:
+        """Return the figure as HTML: an image in a box of its own, which scrolls on narrow screens."""
+        return f'<div class="scroll"><img class="figure" src="{escape(self.uri)}" alt="{escape(self.alt)}"></div>'
 
 
 def embed_figure(figure: Figure, alt: str) -> EmbeddedFigure:
@@ -37,6 +44,23 @@ def plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def origin(made: Mapping[str, str] | None, versions: Mapping[str, object]) -> dict[str, str]:
+    """Return the rows of the section "Origin" that ends every report; base.html shows the first two under the title too.
+
+    Args:
+        made: as pipeline.core.provenance records it, None for results of earlier versions.
+        versions: of the libraries, by name.
+    """
+    known = made or {}
+    return {
+        "date": known.get("time", UNKNOWN),
+        "host": known.get("host", UNKNOWN),
+        "command": known.get("command", UNKNOWN),
+        **({"Spark master": known["master"]} if "master" in known else {}),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or UNKNOWN,
+    }
+
+
 def template(package: str, name: str) -> Any:
     """Return a template of a package (a folder or zip), which may extend base.html.
 
@@ -51,6 +75,7 @@ def template(package: str, name: str) -> Any:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = plain
+    environment.globals["unknown"] = UNKNOWN
     return environment.get_template(name)
 
 

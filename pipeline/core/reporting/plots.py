@@ -13,7 +13,7 @@ import numpy.typing as npt
 from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 
 BLUE = "#0072B2"
@@ -31,6 +31,8 @@ WIDTH = 10.0  # inches
 MANY = 24  # with more workers, classes or groups, a scale replaces labels
 BOXES = 100  # most classes in one box plot
 FLOOR = 1e-3  # lower end of bars on a log scale
+NARROW = 100.0  # highest / lowest value below which decades alone would number too few ticks
+HALF_DECADE = 4.0
 ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # places a legend above its axes
 STYLE: Any = {
     "font.size": 10,
@@ -89,6 +91,23 @@ def short(name: str, limit: int) -> str:
 
 def separate_thousands(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def number_decades(axis: Any) -> None:
+    """Number a log scale with plain numbers, which the style needs instead of powers.
+
+    Within two decades 2 and 5 are numbered too, and within half a decade evenly spaced values. Call it after drawing,
+    when the limits are known."""
+    separate_thousands(axis)
+    low, high = axis.get_view_interval()
+    if low > 0 and high < HALF_DECADE * low:
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_minor_locator(NullLocator())
+    elif low > 0 and high < NARROW * low:
+        axis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    else:
+        axis.set_minor_formatter(NullFormatter())
 
 
 def number_ticks(axis: Any, count: int) -> None:

@@ -222,6 +222,7 @@ class Manifest:
         identity: digest of the configuration.
         seconds: duration of each phase, for the report.
         versions: versions of Python and libraries, for the report.
+        made: time, command, host and Spark master, for the report; None in sets of older versions.
         stream: state of the stream, None for a set that was made at once.
         generations: oldest first; empty for a set that was made at once.
         version: number under which the manifest was committed, 0 before.
@@ -251,6 +252,7 @@ class Manifest:
     identity: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    made: dict[str, str] | None = field(default=None, metadata=OPTIONAL)
     stream: Stream | None = field(default=None, metadata=OPTIONAL)
     generations: list[Generation] = field(default_factory=list, metadata=OPTIONAL)
     version: int = 0

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from pipeline.core.reporting import plots
 from pipeline.core.reporting.page import EmbeddedFigure, embed_figure
@@ -35,7 +34,7 @@ def draw_convergence(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
         return []
     with plots.style():
         seconds = draw_bars(summaries, "seconds", "seconds to converge")
-        counts = draw_bars(summaries, "mini_batches", "mini-batches to converge; a line: the thesis", marks=True)
+        counts = draw_bars(summaries, "mini_batches", "mini-batches to converge (black line: the thesis)", marks=True)
         return [
             embed_figure(seconds, "Seconds to converge for each model, mini-batch and system"),
             embed_figure(counts, "Mini-batches to converge, with the thesis's"),
@@ -47,8 +46,8 @@ def draw_mini_batches(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
     if not any(each.metrics for each in summaries):
         return []
     with plots.style():
-        computing = draw_over_batches(summaries, "compute_s", "ms of computing a mini-batch")
-        reading = draw_over_batches(summaries, "read_s", "ms of reading a mini-batch")
+        computing = draw_over_batches(summaries, "compute_s", "computing, ms per mini-batch")
+        reading = draw_over_batches(summaries, "read_s", "reading, ms per mini-batch")
         return [
             embed_figure(computing, "Computing against mini-batch size"),
             embed_figure(reading, "Reading against mini-batch size"),
@@ -92,7 +91,7 @@ def draw_bars(summaries: Sequence[Summary], metric: str, label: str, *, marks: b
         if marks:
             _mark_published(ax, mine, at, height)
     ax.set(xlabel=label, xscale="log")
-    _show_plain_ticks(ax.xaxis)
+    plots.number_decades(ax.xaxis)
     plots.name_rows(ax, [f"{model}, {size}" for model, size in groups])
     ax.legend(**plots.ABOVE, ncols=len(SYSTEMS))
     return figure
@@ -120,7 +119,7 @@ def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> 
             values = [max(1e3 * each.metrics[metric].median, plots.FLOOR) for each in mine]
             colour, _, marker = STYLES[system]
             ax.plot([each.batch for each in mine], values, marker=marker, color=colour, label=system)
-        _scale_panel(ax, model, "examples in a mini-batch")
+        _scale_panel(ax, model, "examples per mini-batch")
     _add_legend(figure, panels, label)
     return figure
 
@@ -143,7 +142,7 @@ def draw_over_rows(summaries: Sequence[Summary]) -> Figure:
                 look = {"marker": marker, "color": colour, "ls": line_style, "label": system if part == 1 else None}
                 ax.plot(rows, [1e3 * by_rows[count] for count in rows], **look)
         _scale_panel(ax, model, "rows")
-    _add_legend(figure, panels, "ms of a mini-batch: all rows; dashed: 1 %")
+    _add_legend(figure, panels, "ms per mini-batch (solid: all rows, dashed: 1 %)")
     return figure
 
 
@@ -156,13 +155,7 @@ def _open_panels(summaries: Sequence[Summary]) -> tuple[Figure, dict[str, Any]]:
 def _scale_panel(ax: Any, title: str, label: str) -> None:
     ax.set(title=title, xlabel=label, xscale="log", yscale="log")
     for axis in (ax.xaxis, ax.yaxis):
-        _show_plain_ticks(axis)
-
-
-def _show_plain_ticks(axis: Any) -> None:
-    """Label a log scale with plain numbers instead of powers."""
-    plots.separate_thousands(axis)
-    axis.set_minor_formatter(NullFormatter())
+        plots.number_decades(axis)
 
 
 def _add_legend(figure: Figure, panels: Mapping[str, Any], label: str) -> None:

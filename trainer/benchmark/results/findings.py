@@ -32,8 +32,8 @@ def _describe_start(summaries: Sequence[Summary]) -> str:
     if not best:
         return ""
     return (
-        f"With the start (reading all rows; for a server also starting its program), the same average is"
-        f" {fmean(best.values()):.1f} times, the least {min(best.values()):.1f}."
+        f"With the start (reading all rows, and for a server starting its processes), the same average is"
+        f" {fmean(best.values()):.1f} times, and the least {min(best.values()):.1f}."
     )
 
 
@@ -47,7 +47,7 @@ def _describe_reading(summaries: Sequence[Summary], model: Model) -> str:
         "all-reduce": "Spark tasks with numpy",
     }
     rates = ", ".join(f"{name} {speeds[system]:,.0f}" for system, name in names.items() if system in speeds)
-    return f"Rows read into memory a second, {model}: {rates}."
+    return f"Rows read into memory per second, {model}: {rates}."
 
 
 def _describe_wins(summaries: Sequence[Summary]) -> str:
@@ -79,7 +79,7 @@ def _describe_all_reduce(summaries: Sequence[Summary]) -> str:
     if not tasks or not server:
         return ""
     return (
-        f"Without a job for each mini-batch and a pass over all rows, Spark's own tasks are {median(tasks):.0f} times as"
+        f"Without a job and a pass over all rows per mini-batch, Spark's own tasks are {median(tasks):.0f} times as"
         f" fast as MLlib (all-reduce, median of all configurations; the synchronous server {median(server):.0f} times)."
     )
 
@@ -96,9 +96,9 @@ def _describe_small_batches(summaries: Sequence[Summary], model: Model) -> str:
             return ""
         faster = by_size["all"]["compute_s"].median / by_size[str(SMALL_BATCH)]["compute_s"].median
         first = min(by_size, key=lambda size: by_size[size]["seconds"].median)
-        gains.append(f"{system} {faster:.1f} times, and converges first with {first}")
+        gains.append(f"{system} {faster:.1f} times as fast, and converges fastest with {first}")
     server, spark = published.COMPUTE_SPEEDUP
     return (
-        f"A mini-batch of {SMALL_BATCH} against all rows, {model}: {'; '.join(gains)} (the thesis: up to {server:g} times"
-        f" for the server, {spark:g} for MLlib, which converges first with 2000)."
+        f"Mini-batches of {SMALL_BATCH} instead of all rows, {model}: {'; '.join(gains)} (the thesis: up to {server:g} times"
+        f" for the server, {spark:g} for MLlib, which converges fastest with 2000)."
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.core.reporting.page import plain, template
+from pipeline.core.reporting.page import origin, plain, template
 from trainer.benchmark.configurations import HYPERPARAMETERS
 from trainer.benchmark.results import figures, published
 from trainer.benchmark.results.findings import write_findings
 from trainer.benchmark.results.forecast import average_gaps, fit_cost_models
 from trainer.benchmark.results.summary import Spread, Summary, judge_goals, read_throughput, summarise
 from trainer.benchmark.systems.descent import LOCAL_STEPS
+
+LIBRARIES = ("python", "java", "pyspark", "numpy", "pyarrow", "torch", "pyzmq")  # keys of results["machine"]
 
 
 def render(results: Mapping[str, Any]) -> str:
@@ -21,11 +23,14 @@ def render(results: Mapping[str, Any]) -> str:
     usual = [each for each in summaries if not each.tasks]
     to_converge = [each for each in usual if each.length is None]
     sizes = {(each.model, each.rows) for each in to_converge}
-    cost_models = fit_cost_models(summaries, int(results["machine"]["parallelism"]))
+    machine = results["machine"]
+    cost_models = fit_cost_models(summaries, int(machine["parallelism"]))
     page: str = template("trainer.benchmark", "benchmark.html").render(
         headline=write_headline(usual),
         goals=judge_goals(usual),
-        machine=results["machine"],
+        origin=origin(results.get("made"), {name: machine[name] for name in LIBRARIES if name in machine}),
+        libraries=LIBRARIES,
+        machine=machine,
         experiment=results["experiment"],
         to_converge=to_converge,
         summaries=summaries,
@@ -52,7 +57,7 @@ def write_headline(summaries: Sequence[Summary]) -> str:
     failed = sum(bool(each.errors) for each in summaries)
     configurations = len({each.configuration for each in summaries})
     return f"{configurations} configurations of {len({each.system for each in summaries})} systems" + (
-        f"; {failed} of them failed, their rows say why" if failed else ""
+        f"; {failed} failed, with the reason in their rows" if failed else ""
     )
 
 

@@ -141,11 +141,15 @@ def judge_goals(summaries: Sequence[Summary]) -> list[Goal]:
     average = fmean(best.values()) if best else None
     return [
         Goal(
-            f"least at a mini-batch of {SMALL_BATCH}, the better server",
+            f"Smallest speedup of the better server at mini-batches of {SMALL_BATCH}",
             published.LARGEST_GAP,
             min(small, default=None),
         ),
-        Goal("average over the configurations with mini-batches, the better server", published.AVERAGE_GAP, average),
+        Goal(
+            "Average speedup of the better server over all mini-batch configurations",
+            published.AVERAGE_GAP,
+            average,
+        ),
     ]
 
 

@@ -59,7 +59,7 @@ def spread_over_epochs(setting: Setting) -> Figure | None:
         ax.yaxis.set_minor_formatter("{x:g}")
     ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_ylabel("standard deviation over seeds, points")
+    ax.set_ylabel("standard deviation over seeds in points")
     ax.legend(**ABOVE, ncols=min(4, len(drawn)))
     return figure
 
@@ -88,7 +88,9 @@ def ratios(setting: Setting, baseline: str) -> Figure | None:
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter("{x:g}")
     ax.tick_params(axis="x", which="minor", labelsize=8)
-    ax.set_xlabel(f"standard deviation of {baseline} over that of the row: right of 1 is steadier")
+    ax.set_xlabel(
+        f"standard deviation of {baseline} / standard deviation of the row (above 1: steadier than {baseline})"
+    )
     handles, labels = ax.get_legend_handles_labels()
     # Every row with a published ratio added the same legend entry.
     unique = dict(zip(labels, handles, strict=True))
@@ -175,7 +177,7 @@ def quality(setting: Setting) -> Figure | None:
             ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)
-    axes[0].set_ylabel("distance from the median, points")
+    axes[0].set_ylabel("distance from the median in points")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(rows)))
     return figure
 
@@ -187,8 +189,8 @@ def staleness(setting: Setting) -> Figure | None:
         return None
     figure, axes = canvas(0.9 + 0.36 * len(rows), columns=2, sharey=True)
     for ax, values, label in (
-        (axes[0], [m.staleness for _, m in rows], "staleness, mean"),
-        (axes[1], [m.seconds for _, m in rows], "seconds of training, mean"),
+        (axes[0], [m.staleness for _, m in rows], "mean staleness in updates"),
+        (axes[1], [m.seconds for _, m in rows], "mean training time in seconds"),
     ):
         ax.barh(range(len(rows)), values, color=list(_colours(len(rows))), height=0.6)
         ax.set_xlabel(label)

@@ -13,22 +13,25 @@ from trainer.study.report import remarks
 from trainer.study.report.words import POINTS, hours, interval, listed, named, number, p_value
 
 Level = Literal["better", "worse", "plain"]
+Part = Literal["answer", "comparison", "note"]
 FEW_SEEDS = 3
 NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
 
 
 class Finding(NamedTuple):
-    """A sentence of the report. level: decides its colour."""
+    """A sentence of the report. level: decides its colour. part: the section of the page that shows it."""
 
     level: Level
     text: str
+    part: Part = "note"
 
 
 def findings(analysis: Analysis) -> list[Finding]:
     """Return the first lines of the report: the answer, its basis, then every comparison of the final accuracy."""
-    said = [Finding("plain", text) for text in (*_answer(analysis), _basis(analysis), *remarks.unlike(analysis))]
+    said = [Finding("plain", text, "answer") for text in _answer(analysis)]
+    said += [Finding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
     said += [Finding("plain", text) for text in remarks.seeds_chosen(analysis)]
-    said += [Finding("worse", text) for text in remarks.chosen_later(analysis)]
+    said += [Finding("worse", text, "answer") for text in remarks.chosen_later(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]
@@ -36,10 +39,10 @@ def findings(analysis: Analysis) -> list[Finding]:
                 said.append(_about(analysis, setting, member, comparison))
             elif member.name != analysis.baseline:
                 # Members without a comparison are listed with the reason, so that none is silently missing.
-                few = f"fewer than {FEW_SEEDS} seeds that {analysis.baseline} has too"
+                few = f"fewer than {FEW_SEEDS} seeds in common with {analysis.baseline}"
                 why = NO_ACCURACY if _has_no_accuracy(member) else few
-                said.append(Finding("plain", f"{named(analysis, setting, member)}: not compared: {why}."))
-            said += [Finding("worse", text) for text in remarks.reservations(analysis, setting, member)]
+                said.append(Finding("plain", f"{named(analysis, setting, member)}: not compared: {why}.", "comparison"))
+            said += [Finding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)]
         more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
         said += [Finding("plain", text) for about in more for text in about(analysis, setting)]
     return said
@@ -66,7 +69,7 @@ def _answer(analysis: Analysis) -> list[str]:
     if members and all(map(_has_no_accuracy, members)):
         return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
     if not found:
-        return [*lines, f"Nothing can be said yet: a comparison needs {FEW_SEEDS} seeds of {base} and of another."]
+        return [*lines, f"No result yet: a comparison needs {FEW_SEEDS} seeds in common with {base}."]
     # A significant difference of spread is called steadier or less steady only if both ratios agree.
     shown = {
         side: [name for name, c in found if c.adjusted_spread_p < LEVEL and c.steadier is side]
@@ -74,27 +77,29 @@ def _answer(analysis: Analysis) -> list[str]:
     }
     alike = [name for name, c in found if not c.adjusted_spread_p < LEVEL]
     if steadier := shown[True]:
-        lines.append(f"Steadier than {base}: from seed to seed the final accuracy varies less with {listed(steadier)}.")
+        lines.append(f"Steadier than {base}: the final accuracy varies less from seed to seed with {listed(steadier)}.")
     if wilder := shown[False]:
-        lines.append(f"Less steady than {base}: the final accuracy varies more with {listed(wilder)}.")
+        lines.append(
+            f"Less steady than {base}: the final accuracy varies more from seed to seed with {listed(wilder)}."
+        )
     if mixed := shown[None]:
         lines.append(
-            f"Spread: other than {base}'s with {listed(mixed)}, but neither more nor less: most runs say one thing,"
-            " and a few that are far off the other."
+            f"Spread differs from {base}, but not in one direction: {listed(mixed)}. Most runs point one way, and a few"
+            " outliers the other."
         )
     if alike:
-        lines.append(f"Spread: no difference from {base} could be shown for {listed(alike)}. {_visible(analysis)}")
+        lines.append(f"Spread: no difference from {base} is shown for {listed(alike)}. {_visible(analysis)}")
     means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
     if means:
-        lines.append(f"Mean: other than {base}'s with {listed(means)}.")
+        lines.append(f"Mean differs from {base}: {listed(means)}.")
     # Without a significant difference, the means may still be shown to be equivalent.
     rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in found if not c.adjusted_difference_p < LEVEL]
     margin = f"{analysis.margin * POINTS:g} points"
     if equal := [name for name, shown in rest if shown]:
-        lines.append(f"Mean: equal to {base}'s within {margin} with {listed(equal)}.")
+        lines.append(f"Mean equal to {base} within {margin}: {listed(equal)}.")
     if unknown := [name for name, shown in rest if not shown]:
         lines.append(
-            f"Mean: neither a difference from {base} nor equality within {margin} could be shown for {listed(unknown)}."
+            f"Mean undecided: neither a difference from {base} nor equality within {margin} is shown for {listed(unknown)}."
         )
     return lines
 
@@ -102,27 +107,27 @@ def _answer(analysis: Analysis) -> list[str]:
 def _of_those_left(member: Member) -> str:
     """Return a note on the number of runs behind an answer, if some of them diverged."""
     runs = len(member.records)
-    return f" (by the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""
+    return f" (in the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""
 
 
 def _visible(analysis: Analysis) -> str:
     """Return a sentence on the smallest ratio that this number of seeds can show."""
     if analysis.smallest_ratio is None:
-        return f"With {analysis.seeds} seeds no ratio of standard deviations is shown reliably."
+        return f"{analysis.seeds} seeds detect no ratio of standard deviations reliably."
     return (
-        f"With {analysis.seeds} seeds a true ratio of standard deviations of {analysis.smallest_ratio:.1f} is shown with a"
-        " probability of 0.8, a smaller one is missed more often."
+        f"{analysis.seeds} seeds detect a true ratio of standard deviations of {analysis.smallest_ratio:.1f} with"
+        " probability 0.8; smaller ratios are missed more often."
     )
 
 
 def _basis(analysis: Analysis) -> str:
     done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
     number = f"{analysis.family} comparison{'s' if analysis.family != 1 else ''}"
-    family = f"P-values are adjusted over {number} (Holm): those of spread, of means and of equivalence"
+    family = f"P-values are adjusted over {number} (Holm), separately for spread, means and equivalence"
     said = [
-        f"This rests on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
+        f"Based on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
         remarks.levelled(analysis),
-        f"{family} apart. Intervals are of each comparison alone." * (analysis.family > 0),
+        f"{family}. Intervals are not adjusted." * (analysis.family > 0),
     ]
     return " ".join(filter(None, said))
 
@@ -138,34 +143,34 @@ def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparis
         shown.append(False)
     level: Level = "plain" if not shown else "better" if all(shown) else "worse"
     text = f"{named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
-    return Finding(level, text)
+    return Finding(level, text, "comparison")
 
 
 def _spread_words(analysis: Analysis, found: Comparison) -> str:
     if math.isnan(found.sd_ratio):
         return f"neither it nor {analysis.baseline} varies from seed to seed."
     if math.isinf(found.sd_ratio):
-        return f"it does not vary from seed to seed, {analysis.baseline} does."
-    times = f"{number(found.sd_ratio)} times as large ({interval(found.sd_ratio_f)})"
-    ratio = f"{analysis.baseline}'s standard deviation is {times}"
+        return f"it does not vary from seed to seed, while {analysis.baseline} does."
+    times = f"{number(found.sd_ratio)} ({interval(found.sd_ratio_f)})"
+    ratio = f"standard deviation of {analysis.baseline} / its own = {times}"
     if found.adjusted_spread_p < LEVEL:
         p = f"p {p_value(found.adjusted_spread_p)}"
         if found.steadier is None:
-            distance = f"its mean distance from the median {number(found.distance_ratio)} times"
+            distance = f"the ratio of mean distances from the median {number(found.distance_ratio)}"
             return f"{ratio}, {distance}: a few runs decide, {p}."
         return f"{ratio}, {p}."
-    return f"{ratio}: no difference could be shown."
+    return f"{ratio}: no difference is shown."
 
 
 def _mean_words(analysis: Analysis, found: Comparison) -> str:
     points = found.difference * POINTS
     ends = Interval(found.difference_interval.low * POINTS, found.difference_interval.high * POINTS)
     side = "higher" if points >= 0 else "lower"
-    mean = f"The mean is {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
+    mean = f"Mean {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
     same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(found.adjusted_equivalence_p)})"
     if found.adjusted_difference_p < LEVEL:
-        but = f", and yet {same}" if found.adjusted_equivalence_p < LEVEL else ""
+        but = f", but {same}" if found.adjusted_equivalence_p < LEVEL else ""
         return f"{mean}, p {p_value(found.adjusted_difference_p)}{but}."
     if found.adjusted_equivalence_p < LEVEL:
         return f"{mean}: {same}."
-    return f"{mean}: no difference could be shown, nor that there is none."
+    return f"{mean}: undecided."

@@ -29,7 +29,7 @@ def levelled(analysis: Analysis) -> str:
             last = baseline.curves.epochs[-1]
             gain = f"{POINTS * baseline.curves.last_gain:+.2f} points"
             said.append(
-                f"over the last of {last:g} epochs {analysis.baseline}'s mean{where(analysis, setting)} moved by {gain}"
+                f"in the last of {last:g} epochs the mean of {analysis.baseline}{where(analysis, setting)} moved by {gain}"
             )
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}." if text else ""
@@ -47,7 +47,7 @@ def unlike(analysis: Analysis) -> list[str]:
             counts[value] = counts.get(value, 0) + runs
         if len(counts) > 1:
             lines.append(f"{words}: {listed([f'{value} ({runs} runs)' for value, runs in counts.items()])}")
-    return [f"Not all runs were made alike: {'; '.join(lines)}."] if lines else []
+    return [f"The runs come from different environments: {'; '.join(lines)}."] if lines else []
 
 
 def chosen_later(analysis: Analysis) -> list[str]:
@@ -55,7 +55,7 @@ def chosen_later(analysis: Analysis) -> list[str]:
     now = {"baseline": analysis.baseline, "margin": analysis.margin}
     begun = analysis.begun
     return [
-        f"The {key} was {begun[key]} when this study began, now {value}: a test that was chosen after looking proves less."
+        f"The {key} was {begun[key]} at first and is {value} now: a test that is chosen after seeing results proves less."
         for key, value in now.items()
         if begun.get(key, value) != value
     ]
@@ -66,11 +66,11 @@ def seeds_chosen(analysis: Analysis) -> list[str]:
     said = []
     begun = analysis.begun.get("seeds", analysis.planned_seeds)
     if begun != analysis.planned_seeds:
-        text = "seeds that are added, or left out, after looking at the tests make these prove less."
+        text = "tests prove less if seeds are added or left out after seeing results."
         said.append(f"This study began with {begun} seeds and has {analysis.planned_seeds} now: {text}")
     if analysis.left_out:
         runs = f"{analysis.left_out:,} {'runs' if analysis.left_out > 1 else 'run'}"
-        said.append(f"{runs} of the ledger, of other seeds or of cells that are skipped, are in no number here.")
+        said.append(f"Not included: {runs} of the ledger with other seeds or of skipped cells.")
     return said
 
 
@@ -80,8 +80,8 @@ def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
     same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
     if analysis.compared != "sharding" or not same:
         return []
-    text = f"Shards are the same for every seed with {listed(same)}{where(analysis, setting)}"
-    return [f"{text}: their spread is that of the other things that a seed changes."]
+    text = f"The shards of {listed(same)}{where(analysis, setting)} are the same for every seed"
+    return [f"{text}: only the other effects of a seed cause their spread."]
 
 
 def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
@@ -91,14 +91,12 @@ def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[s
     idle = sum(record.get("learned") is False for record in member.records)
     said = []
     if member.diverged:
-        said.append(f"{about}: {member.diverged} of {runs} runs diverged, and are in no mean.")
+        said.append(f"{about}: {member.diverged} of {runs} runs diverged, and no mean includes them.")
     if idle:
-        said.append(f"{about}: {idle} of {runs} runs learned nothing: they ended as good as guessing.")
+        said.append(f"{about}: {idle} of {runs} runs learned nothing: they ended no better than guessing.")
     if member.repeats:
-        text = (
-            f"{member.repeats} of its runs ended with the bits of another: what the seeds change does not reach them,"
-        )
-        said.append(f"{about}: {text} and tests count them as if it did.")
+        text = f"{member.repeats} of its runs ended bit-identical to another seed's run: the seeds do not change them,"
+        said.append(f"{about}: {text} although tests count them as independent.")
     return said
 
 
@@ -108,10 +106,12 @@ def evenness(analysis: Analysis, setting: Setting) -> list[str]:
     for test in analysis.qualities if analysis.compared == "sharding" else []:
         found = test.within
         if test.setting == setting.name and not math.isnan(found.rho):
-            verb = "goes with" if found.adjusted_p < LEVEL else "could not be shown to go with"
-            numbers = f"rank correlation within ways {found.rho:+.2f}, {found.runs} runs of ways whose shards"
+            verb = "correlates" if found.adjusted_p < LEVEL else "is not shown to correlate"
+            numbers = (
+                f"rank correlation within strategies {found.rho:+.2f}, {found.runs} runs of strategies whose shards"
+            )
             numbers = f"{numbers} differ, p {p_value(found.adjusted_p)}"
-            text = f"{verb} how far a run ends from the median of its way of sharding ({numbers})."
+            text = f"{verb} with the distance of a run from the median of its strategy ({numbers})."
             lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
     return lines
 
@@ -123,32 +123,34 @@ def twins(analysis: Analysis, setting: Setting) -> list[str]:
     if not other:
         return []
     if not found:
-        few = f"has no {FEWEST} runs of equal images and shards"
-        return [f"Beside {other}{where(analysis, setting)} nothing can be held: it {few}, or is not there."]
+        few = f"fewer than {FEWEST} runs with equal images and shards, or no such study"
+        return [f"Cannot be compared with {other}{where(analysis, setting)}: {few}."]
     same = all(twins.same_seeds for twins in found)
-    runs = "the same seeds" if same else "the runs of equal images and shards, but other seeds,"
-    lines = [f"Beside {runs} of {other}{where(analysis, setting)}: {'; '.join(_twin(analysis, t) for t in found)}."]
+    runs = "the same seeds" if same else "runs with equal images and shards, but other seeds"
+    lines = [
+        f"Compared with {other}{where(analysis, setting)}, {runs}: {'; '.join(_twin(analysis, t) for t in found)}."
+    ]
     # Members without enough common runs are named, so that they are not taken for compared.
     if lone := [name for name in setting.members if name not in {twins.member for twins in found}]:
-        lines.append(f"Of {listed(lone)} {other} has no {FEWEST} runs of equal images and shards.")
+        lines.append(f"Not compared with {other}, which has fewer than {FEWEST} matching runs: {listed(lone)}.")
     if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in found)]:
         lines.append(
-            f"Its runs were made by other {listed(differing)} than these: what differs may come from that too."
+            f"The environments of the two studies differ too, which may cause part of the difference: {listed(differing)}."
         )
     return lines
 
 
 def _twin(analysis: Analysis, twins: Twins) -> str:
     found = twins.found
-    whose = "of all together, averaged by seed, the" if twins.member == ALL else f"{twins.member}'s"
+    whose = "over all strategies, averaged by seed, the" if twins.member == ALL else f"the {twins.member}"
     low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
     side = "higher" if found.difference >= 0 else "lower"
     points = abs(POINTS * found.difference)
     pairs = f"{found.n} {'seeds' if twins.member == ALL else 'pairs'}"
     text = f"{whose} mean is {points:.2f} points {side} here ({low} to {high}, {pairs})"
     if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
-        there = f"{number(found.sd_ratio)} times this one's ({interval(found.sd_ratio_f)})"
-        text += f", and {analysis.beside}'s standard deviation is {there}"
+        there = f"{number(found.sd_ratio)} ({interval(found.sd_ratio_f)})"
+        text += f", and the standard deviation in {analysis.beside} / here = {there}"
     return text
 
 
@@ -176,5 +178,7 @@ def paper(analysis: Analysis, setting: Setting) -> list[str]:
             said.append(
                 f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}, {meets}"
             )
-    about = f"The paper's ratios of standard deviations, ResNet-56, {RUNS} runs a side{where(analysis, setting)}"
+    about = (
+        f"The paper's ratios of standard deviations, from {RUNS} runs per side of ResNet-56{where(analysis, setting)}"
+    )
     return [f"{about}: {'; '.join(said)}."] if said else []

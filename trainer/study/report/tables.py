@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, Member, Setting
@@ -23,6 +23,11 @@ NAMES = {
     "train_loss": "loss, training rows",
     "running_train_loss": "loss as it was trained, last epoch",
 }
+VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
+TESTS = (
+    "95 % (F)", "95 % (bootstrap)", "p of mean", "p of mean, adjusted", "p of spread", "p of spread, adjusted",
+    "p of equivalence, adjusted", "correlation of pairs",
+)  # fmt: skip
 PRINTED = ("final_accuracy", "best_accuracy", "final_loss")
 COLUMNS = (
     "setting", "member", "measure", "runs", "diverged", "mean", "mean_low", "mean_high", "sd", "sd_low", "sd_high",
@@ -48,9 +53,8 @@ def tables(analysis: Analysis) -> list[Table]:
 
 
 def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
-    made = [
-        _measure(analysis, setting, key) for key in PRINTED if any(key in m.summaries for m in setting.members.values())
-    ]
+    measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
+    made = [table for key in measured for table in _measure(analysis, setting, key)]
     made += [_curve(analysis, setting), _work(setting)]
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
@@ -58,34 +62,43 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
     return [*made, *_beside(analysis, setting), *_published(analysis, setting)]
 
 
-def _measure(analysis: Analysis, setting: Setting, key: str) -> Table:
-    header = (
-        analysis.compared, "runs", "mean", "mean's 95 %", "sd", "variance", "least", "most",
-        "pairs", f"sd of {analysis.baseline} / sd of pairs", "95 % (F)", "95 % (bootstrap)", "p of spread",
-        "p of spread, adjusted", "p of mean", "p of mean, adjusted", "p of equivalence, adjusted", "correlation of pairs",
-    )  # fmt: skip
-    rows = []
+def _measure(analysis: Analysis, setting: Setting, key: str) -> list[Table]:
+    """Return the table of a measure's values, and the table of its comparisons with the baseline."""
+    values = []
+    compared = []
     for member in setting.members.values():
         s = member.summaries.get(key)
-        c = member.comparisons.get(key)
         if s is None:
             continue
         # A single run has no interval.
-        low, high = s.mean_interval
-        mean = (_fixed(s.mean), "-" if math.isnan(low) else f"{_fixed(low)} to {_fixed(high)}")
+        mean = (_fixed(s.mean), _ends(s.mean_interval, _fixed))
         spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
-        compared: tuple[str, ...] = ("",) * 10
-        if c:
-            ratio = (str(c.n), number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
-            ps = (c.spread_p, c.adjusted_spread_p, c.difference_p, c.adjusted_difference_p)
+        values.append((member.name, str(s.n), *mean, *spread))
+        if c := member.comparisons.get(key):
+            difference = (f"{c.difference:+.4f}", _ends(c.difference_interval, "{:+.4f}".format))
+            ratio = (number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
+            ps = (c.difference_p, c.adjusted_difference_p, c.spread_p, c.adjusted_spread_p)
             equivalence = p_value(c.adjusted_equivalence_p) if "accuracy" in key else ""
-            compared = (*ratio, *map(p_value, ps), equivalence, number(c.correlation))
-        rows.append((member.name, str(s.n), *mean, *spread, *compared))
-    return Table(f"{NAMES[key].capitalize()}: {setting.name}", header, rows)
+            cells = (*difference, *ratio, *map(p_value, ps), equivalence, number(c.correlation))
+            compared.append((member.name, str(c.n), *cells))
+    name = NAMES[key].capitalize()
+    base = analysis.baseline
+    made = [Table(f"{name}: {setting.name}", (analysis.compared, *VALUES), values)]
+    if compared:
+        header = (analysis.compared, "pairs", f"mean - mean of {base}", "95 %", f"sd of {base} / sd", *TESTS)
+        made.append(Table(f"{name} compared with {base}: {setting.name}", header, compared))
+    return made
 
 
 def _curve(analysis: Analysis, setting: Setting) -> Table:
-    header = (analysis.compared, "ratio of distances", "p", "adjusted", "best epoch, mean", "last epoch's gain, points")
+    header = (
+        analysis.compared,
+        "ratio of distances",
+        "p",
+        "p, adjusted",
+        "best epoch, mean",
+        "gain of the last epoch, points",
+    )
     rows = []
     for member in setting.members.values():
         epochs = [record["best_epoch"] for record in member.records if record["best_epoch"] is not None]
@@ -95,11 +108,11 @@ def _curve(analysis: Analysis, setting: Setting) -> Table:
             gain = f"{POINTS * member.curves.last_gain:+.2f}"
         found = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
         rows.append((member.name, *found, best, gain))
-    return Table(f"Spread over the whole curve, mean distance from the median curve: {setting.name}", header, rows)
+    return Table(f"Spread over the whole curve (mean distance from the median curve): {setting.name}", header, rows)
 
 
 def _work(setting: Setting) -> Table:
-    header = ("", "staleness, mean", "seconds of training", "updates", "refused", "restarts")
+    header = ("", "staleness, mean, in updates", "training time, s", "updates", "rejected gradients", "restarts")
     rows = []
     for member in setting.members.values():
         whole = [record for record in member.records if record["failed"] is None]
@@ -126,12 +139,21 @@ def _quality(setting: Setting) -> Table:
         q = member.quality
         cells = (number(q["mmd_ratio"]), number(q["chi_square"]), number(q["cramers_v"]))
         rows.append((member.name, *cells, number(q["copies"]), number(q["sparse"]), f"{q['size_ratio']:.4f}"))
-    return Table(f"How even the shards are: {setting.name}", header, rows)
+    return Table(f"Evenness of the shards: {setting.name}", header, rows)
 
 
 def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
     """Return the table of correlations between shards and the distance of runs from their way's median."""
-    header = ("measure", "over all runs", "without", "over the rest", "within ways", "runs of it", "p", "adjusted")
+    header = (
+        "measure",
+        "over all runs",
+        "without",
+        "over the rest",
+        "within strategies",
+        "runs of it",
+        "p",
+        "p, adjusted",
+    )
     rows = []
     for test in analysis.qualities:
         if test.setting == setting.name:
@@ -140,7 +162,7 @@ def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
             tested = (number(within.rho), str(within.runs), p_value(within.p), p_value(within.adjusted_p))
             rows.append((QUALITIES[test.quality], *between, *tested))
     caption = (
-        f"Does evenness predict spread? Rank correlation with a run's distance from its way's median: {setting.name}"
+        f"Evenness and spread: rank correlation with a run's distance from the median of its strategy: {setting.name}"
     )
     return [Table(caption, header, rows)] if rows else []
 
@@ -260,7 +282,7 @@ def to_markdown(analysis: Analysis) -> str:
         lines += ["", f"## {table.caption}", ""]
         lines += [_bar(table.header), _bar(["---", *["---:"] * (len(table.header) - 1)])]
         lines += [_bar(row) for row in table.rows]
-    lines += ["", "## What this is made of", ""]
+    lines += ["", "## Runs and environments", ""]
     lines += [f"- {about} ({runs} runs)" for about, runs in makers(analysis)]
     return "\n".join(lines) + "\n"
 
@@ -308,5 +330,5 @@ def _short(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3g}"
 
 
-def _ends(ends: tuple[float, float]) -> str:
-    return "-" if math.isnan(ends[0]) else f"{number(ends[0])} to {number(ends[1])}"
+def _ends(ends: tuple[float, float], form: Callable[[float], str] = number) -> str:
+    return "-" if math.isnan(ends[0]) else f"{form(ends[0])} to {form(ends[1])}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.core.atomic import write_durably
-from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, template
+from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, template
 from pipeline.core.reporting.plots import style
 from trainer.study.analysis.analyse import Analysis, Setting, analyse, dumps
-from trainer.study.plan.study_plan import StudyPlan
+from trainer.study.plan.study_plan import TABLES, StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.findings import findings
 from trainer.study.report.tables import makers, setting_tables, to_csv, to_latex, to_markdown
@@ -36,7 +36,7 @@ def write_report(plan: StudyPlan, root: Path, ledger: Ledger) -> str:
     analysis = analysis_of(plan, root, ledger)
     for name, text in written(analysis).items():
         write_durably(root / name, text.encode())
-    write_durably(root / REPORT, render(analysis, records).encode())
+    write_durably(root / REPORT, render(plan, analysis, records).encode())
     return "\n".join([*(finding.text for finding in findings(analysis)), f"report: {root / REPORT}"])
 
 
@@ -47,7 +47,7 @@ def analysis_of(plan: StudyPlan, root: Path, ledger: Ledger) -> Analysis:
     return analyse(plan, records, read_beside(plan, root), tests_begun(plan, root), left_out)
 
 
-def render(analysis: Analysis, records: Sequence[Record]) -> str:
+def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> str:
     """Return the report as one HTML page without external links."""
     with style():
         drawn = {setting.name: draw(setting, analysis) for setting in analysis.settings}
@@ -57,10 +57,40 @@ def render(analysis: Analysis, records: Sequence[Record]) -> str:
         figures=drawn,
         tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
         makers=makers(analysis),
+        settings=in_words(plan),
+        origin=origin(origin_of(records), max(analysis.environments, key=lambda made: made[1], default=({}, 0))[0]),
         wall_hours=sum(record["wall_s"] for record in records) / 3600,
         hours=hours,
     )
     return page
+
+
+def in_words(plan: StudyPlan) -> dict[str, str]:
+    """Return the settings of a plan by name, as text."""
+    backend = "a simulated cluster in virtual time" if plan.backend == "virtual" else "real processes"
+    rows = {"runs": f"{len(plan.seeds)} seeds of {len(plan.cells())} combinations on {plan.workers} workers, {backend}"}
+    rows["varies with the seed"] = ", ".join(plan.vary)
+    rows["compared"] = f"{plan.compare}, with {plan.baseline} as the baseline"
+    for table in TABLES:
+        for name, flags in getattr(plan, table).items():
+            rows[f"{table[:-1]} {name}"] = _flags(flags)
+    return rows | {"training": _flags(plan.training), "simulation": _flags(plan.virtual)}
+
+
+def _flags(flags: Mapping[str, object]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in flags.items()) or "defaults"
+
+
+def origin_of(records: Sequence[Record]) -> dict[str, str] | None:
+    """Return the origin of the runs: the days of the first and the last one, their hosts, and the last command.
+
+    None for ledgers of earlier versions. The time of the report is left out, so that equal ledgers give equal pages."""
+    known = sorted((record["made"] for record in records if record.get("made")), key=lambda made: str(made["time"]))
+    if not known:
+        return None
+    days = list(dict.fromkeys(made["time"][:10] for made in known))
+    time = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return {"time": time, "host": ", ".join(sorted({made["host"] for made in known})), "command": known[-1]["command"]}
 
 
 def draw(setting: Setting, analysis: Analysis) -> dict[str, EmbeddedFigure]:

@@ -12,12 +12,14 @@ from typing import Any
 
 from pipeline.core.atomic import naming
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.json_values import fits
 from trainer.study.plan.study_plan import Cell, Run, StudyPlan
 
 Record = dict[str, Any]  # a line, as trainer.study.run.measure writes it
 LEDGER = "ledger.jsonl"
 KINDS: dict[str, type] = {"run": str, "seeds": dict, "data": dict, "shards": str, "sharding": dict, "environment": dict}
 SIDES = ("train", "eval")
+MADE = {"time", "command", "host"}  # keys of the origin of a run
 COUNTS = 5  # numbers about the rows of a class in a shard: minimum, quartiles, maximum
 TOTALS = ("seconds", "updates", "rejected", "restarts")
 SCORES = ("best_accuracy", "best_epoch", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
@@ -159,6 +161,8 @@ def parse(line: bytes) -> Record:
     counts = record["sharding"].get("class_counts", [])
     facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
     _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
+    made = record.get("made")  # ledgers of earlier versions lack it
+    _check(made is None or (fits(made, dict[str, str]) and made.keys() >= MADE))
     _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
     accuracy = record["final_accuracy"]
     diverged = record["failed"] is not None

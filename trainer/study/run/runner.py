@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.provenance import provenance
 from trainer.report.terminal import percent
 from trainer.study.plan.cases import READY, open_ready
 from trainer.study.plan.study_plan import Run, StudyPlan
@@ -116,7 +117,7 @@ class Runner:
                     if isinstance(error, JobError):
                         self._failed(run, error)
                         continue
-                    record = future.result()
+                    record = future.result() | {"made": provenance()}
                     self.contents.add(record)
                     self.ledger.append(record)
                     shutil.rmtree(self._folder(run), ignore_errors=True)

@@ -1,0 +1,69 @@
+"""The origin of a result: when, where and by which command it was made."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # of a URI
+SECRET = re.compile(r"(?i)secret|passw|token|jaas|credential|signature")
+HIDDEN = "***"
+
+
+def provenance() -> dict[str, str]:
+    """Return the time, the command and the host of this process, as manifests and logs record them."""
+    return {"time": utc_now(), "command": command(), "host": socket.gethostname()}
+
+
+def utc_now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def command(argv: list[str] | None = None) -> str:
+    """Return the command of this process as one would type it, without credentials.
+
+    argv: the program and its arguments (default: this process's)."""
+    program, *arguments = argv or sys.argv or [""]
+    path = Path(program)
+    if path.name == "__main__.py":
+        # Python replaces the name after -m by the path of the package's __main__.
+        words = ["python", "-m", _module(path)]
+    elif path.suffix == ".py":
+        # spark-submit starts Python with the port of its JVM in the environment.
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+        words = [
+            "spark-submit" if submitted else "python",
+            f"jobs/{path.name}" if path.parent.name == "jobs" else program,
+        ]
+    else:
+        words = [path.name]
+    return shlex.join([*words, *_without_secrets(arguments)])
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    """Hide the values of arguments whose text names a secret, and credentials in URIs."""
+    shown: list[str] = []
+    for argument in arguments:
+        name, is_pair, _ = argument.partition("=")
+        follows = bool(shown) and shown[-1].startswith("--") and SECRET.search(shown[-1]) and "=" not in shown[-1]
+        if follows:
+            argument = HIDDEN
+        elif is_pair and SECRET.search(argument):
+            argument = f"{name}={HIDDEN}"
+        shown.append(CREDENTIALS.sub(f"{HIDDEN}@", argument))
+    return shown
+
+
+def _module(main: Path) -> str:
+    """Return the dotted name of the package that holds a ``__main__.py``."""
+    names: list[str] = []
+    folder = main.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(names) or main.parent.name

@@ -1,0 +1,67 @@
+"""The settings of a run in words, for its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pipeline.core.reporting.page import plain
+from pipeline.core.specs import Spec
+from trainer.config import Data, Optimiser, Processes, RunSpec
+from trainer.models import MODELS
+from trainer.plan import Plan, in_words
+from trainer.protocols import PROTOCOLS
+
+PARTS: Mapping[str, type[Spec]] = {"data": Data, "run": RunSpec, "optimiser": Optimiser, "processes": Processes}
+REGISTRIES: Mapping[str, Mapping[str, type[Spec]]] = {"model": MODELS, "protocol": PROTOCOLS}
+
+
+class Setting(NamedTuple):
+    """A flag with its value and its help."""
+
+    flag: str
+    value: str
+    meaning: str
+
+
+def plan_in_words(plan: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return a logged plan as names and sentences; empty for a plan that another version wrote or that is damaged."""
+    try:
+        return dict(in_words(Plan(**{key: _frozen(value) for key, value in (plan or {}).items()})))
+    except (TypeError, ValueError, ArithmeticError):
+        return {}
+
+
+def _frozen(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def compact(value: object) -> object:
+    """Return a list, such as one number per worker, as short text in which equal neighbours are counted."""
+    if not isinstance(value, list):
+        return value
+    runs = [(entry, len(list(equal))) for entry, equal in groupby(value)]
+    return ", ".join(f"{count} x {plain(entry)}" if count > 1 else plain(entry) for entry, count in runs) or "none"
+
+
+def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[str, Any]) -> list[Setting]:
+    """Return every flag of a logged configuration that has a value, then the settings of the virtual cluster."""
+    rows: list[Setting] = []
+    for part, values in config.items():
+        kind = PARTS.get(part) or REGISTRIES.get(part, {}).get(str(values.get("name")))
+        # A log of another version may name members and fields that this one lacks.
+        meanings = kind.meanings() if kind else {}
+        for key, value in values.items():
+            if value is None:
+                continue
+            if key == "name":
+                rows.append(Setting(_flag(part), plain(value), getattr(kind, "summary", "") or f"name of the {part}"))
+            else:
+                rows.append(Setting(_flag(key), str(plain(compact(value))), meanings.get(key, "")))
+    virtual = "of the virtual cluster"
+    return rows + [Setting(_flag(key), plain(value), virtual) for key, value in simulated.items() if value is not None]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
