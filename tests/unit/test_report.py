@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.contract import Input, Neighbourhood
+from pipeline.core.shardset.contract import Input, Manifest, Neighbourhood
 from pipeline.quality import figures, report
 from pipeline.quality.measure import measure
 from pipeline.quality.verdict import verdict
@@ -302,6 +302,6 @@ def test_an_older_set_has_an_unknown_origin(page: Page) -> None:
 def test_settings_have_meanings_and_stand_apart_from_results(tmp_path: Path) -> None:
     manifest = committed(tmp_path)
     manifest["params"]["iterations"] = 12
-    settings, fitted = report.split_params(manifest)
+    settings, fitted = report.split_params(Manifest.from_json(manifest))
     assert [(row.name, row.value) for row in fitted] == [("iterations", "12")]
     assert {row.name: row.meaning for row in settings}["clusters"] == DistributionAware.meanings()["clusters"] != ""
