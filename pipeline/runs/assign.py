@@ -21,6 +21,7 @@ from pipeline.core.specs import find
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset
+from pipeline.input.read_options import ReadOptions
 from pipeline.output.assignment import SCHEMA, lines_of
 from pipeline.output.writer import ChunkJob
 from pipeline.runs.request import Request
@@ -85,11 +86,7 @@ def assign(
         input=_written(data, folder) if isinstance(data, DataFrame) else data,
         output=folder,
         num_workers=num_workers,
-        format=format,
-        shape=image_shape,
-        num_classes=num_classes,
-        unlabelled=unlabelled,
-        channels=channels,
+        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
         ratios=ratios,
     )
     if unlabelled:

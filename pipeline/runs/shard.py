@@ -96,12 +96,8 @@ def discover_inputs(context: SparkContext, store: Store, request: Request) -> tu
             store,
             uri,
             run=run_on(context),
-            format=request.format,
-            shape=request.shape,
-            num_classes=request.num_classes,
-            unlabelled=request.unlabelled,
+            read_options=request.read_options,
             evaluation=evaluation,
-            channels=request.channels,
         )
 
     given = {"--input": request.input, "--eval-input": request.eval_input}

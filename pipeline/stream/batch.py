@@ -24,7 +24,8 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset
-from pipeline.input.scan import MAX_CLASSES, Scan
+from pipeline.input.read_options import MAX_CLASSES
+from pipeline.input.scan import Scan
 from pipeline.output.entries import (
     describe_assignment,
     describe_image,
@@ -75,7 +76,7 @@ class Batch:
         assert self.dataset
         if self.before:
             return self.before.manifest.labels.num_classes
-        return self.request.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
+        return self.request.read_options.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
     def look(self, broken: list[Broken]) -> tuple[Seen | None, Hashes | None]:
         """Read every record, append the broken ones to ``broken``, and leave them out.
@@ -117,7 +118,7 @@ class Batch:
         if self.before:
             return seen
         counts = seen.scan.label_counts
-        settled = self.request.num_classes or self.dataset.layout.num_classes
+        settled = self.request.read_options.num_classes or self.dataset.layout.num_classes
         settled = settled or int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1
         self.dataset = replace(self.dataset, layout=replace(self.dataset.layout, num_classes=settled))
         return replace(seen, scan=replace(seen.scan, label_counts=counts[:, :settled]))

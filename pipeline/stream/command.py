@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -190,16 +191,14 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
 
 def read_request(args: argparse.Namespace) -> StreamRequest:
     """Return the request that the flags describe. Raises UsageError."""
+    options = cli.layout_options(args)
+    record_format = topic.FORMAT if topic.is_topic(args.source) else None
     return StreamRequest(
         output=cli.fill_in(args.output, args),
         num_workers=args.workers,
         strategy=from_flags(Hash, args),
         model=args.model,
-        format=args.format or (topic.FORMAT if topic.is_topic(args.source) else None),
-        shape=args.image_shape,
-        num_classes=args.num_classes,
-        unlabelled=args.unlabelled,
-        channels=args.channels,
+        read_options=replace(options, format=options.format or record_format),
         window_rows=args.window_rows,
         late_after_s=args.late_after,
     )

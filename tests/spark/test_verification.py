@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.core.errors import JobError
+from pipeline.input.read_options import ReadOptions
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.runs import shard as runs
 from pipeline.runs import write
@@ -53,7 +54,9 @@ def sharded(
     workers: int = 4,
     overwrite: bool = False,
 ) -> ShardingResult:
-    request = Request(str(source), str(output), workers, overwrite=overwrite, format="cifar10-binary", shape=(3, 8, 8))
+    request = Request(
+        str(source), str(output), workers, overwrite=overwrite, read_options=ReadOptions("cifar10-binary", (3, 8, 8))
+    )
     return runs.shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), PhaseLog(quiet=True))
 
 
