@@ -174,7 +174,7 @@ def discover(
 
     Args:
         store: the file system.
-        uri: a file, a folder or a pattern.
+        uri: a file, a folder or a pattern, resolved.
         run: run(fn, items) maps over files: Spark tasks in a job, a list comprehension elsewhere. Files that must be
             opened to count their rows are opened there, not on the driver.
         read_options: how its rows are read.
@@ -184,7 +184,6 @@ def discover(
         DataError: an empty or mixed folder, a truncated file, no labels, an unreadable path.
         UsageError: an unknown format.
     """
-    uri = store.resolve(uri)
     shape = read_options.shape
     format = read_options.format
     entries = input_files(store, uri, evaluation)

@@ -18,7 +18,7 @@ from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
-from pipeline.runs.shard import ShardingResult
+from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store

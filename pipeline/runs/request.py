@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,10 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     # The remaining checks need file systems that only Spark can open here.
     if any(only_spark_knows(uri) for uri in uris + beside):
         return
-    check_output(store, request)
-    for uri in uris[1:]:
-        named(store, store.resolve(uri))
+    resolved = resolve_places(store, request)
+    check_output(store, resolved)
+    for uri in filter(None, (resolved.input, resolved.eval_input)):
+        named(store, uri)
     for uri in beside:
         named(store, store.resolve(uri), flag="--embedding")
 
@@ -104,18 +105,28 @@ def _is_for_another_user() -> bool:
         return True
 
 
-def check_output(store: Store, request: Request) -> str:
-    """Return the resolved output, if a set can be written there.
+def resolve_places(store: Store, request: Request) -> Request:
+    """Return the request with the canonical paths of its inputs and its output. Raises UsageError."""
+    return replace(
+        request,
+        output=store.resolve(request.output),
+        input=store.resolve(request.input),
+        eval_input=store.resolve(request.eval_input) if request.eval_input else None,
+    )
 
-    Raises UsageError, and DataError for a pattern that matches nothing."""
-    output = store.resolve(request.output)
+
+def check_output(store: Store, request: Request) -> None:
+    """Raise UsageError if no set can be written to the output, and DataError for a pattern that matches nothing.
+
+    request: with resolved places."""
+    output = request.output
     if store.encrypts_spill and is_object(output):
         raise UsageError(
             f"--output {output}: what is written to an object store passes through temporary files in the clear, which"
             f" {ENCRYPTED_SPILL}=true forbids; write to HDFS or a local folder, or unset it"
         )
-    for given in filter(None, (request.input, request.eval_input)):
-        check_apart(store, output, given)
+    for source in filter(None, (request.input, request.eval_input)):
+        check_apart(store, output, source)
     try:
         if not store.info(output).is_dir:
             raise UsageError(f"--output {output} is a file; choose a folder")
@@ -124,7 +135,6 @@ def check_output(store: Store, request: Request) -> str:
         pass  # the run makes the folder
     except OSError as error:
         raise output_error(output, error) or error from None
-    return output
 
 
 def identity(request: Request, strategy: Strategy) -> str:

@@ -33,7 +33,7 @@ from pipeline.output.entries import (
     describe_workers,
     versions,
 )
-from pipeline.runs.write import Written, verify, write_all
+from pipeline.runs.steps.write import WrittenFiles, verify, write_all
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import Source
 from pipeline.strategies.hash import check_bucket_number, check_copies
@@ -207,7 +207,7 @@ class Batch:
 
     def _write(
         self, source: Source, hashes: Hashes, counted: Counted, window: int
-    ) -> tuple[Written, list[tuple[int, int]]]:
+    ) -> tuple[WrittenFiles, list[tuple[int, int]]]:
         """Write the rows of the batch and, if a window closes, copies of the window's earlier rows.
 
         Returns the written files and the id ranges of the chunks that they make."""
@@ -221,10 +221,10 @@ class Batch:
             chunks += [(end, end)] * (len(source.bounds) - len(chunks))
             copies, parts = self._write_copies(self.before, counted, window, at + len(chunks))
             chunks += [(end, end)] * parts
-            written = Written(written.chunks + copies.chunks, written.assignment + copies.assignment)
+            written = WrittenFiles(written.chunks + copies.chunks, written.assignment + copies.assignment)
         return written, chunks
 
-    def _write_copies(self, before: ShardSet, counted: Counted, window: int, at: int) -> tuple[Written, int]:
+    def _write_copies(self, before: ShardSet, counted: Counted, window: int, at: int) -> tuple[WrittenFiles, int]:
         """Copy earlier rows of the window, whose buckets stayed sparse, to the workers that do not have them yet.
 
         Args:
@@ -266,7 +266,7 @@ class Batch:
     def _describe(
         self,
         source: Source,
-        written: Written,
+        written: WrittenFiles,
         chunks: list[tuple[int, int]],
         after: State,
         hashes: Hashes,

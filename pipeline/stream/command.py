@@ -143,7 +143,7 @@ def run_stream(prog: str, description: str | None) -> int:
             arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
             source = source_of(store, args.source, output)
-            beforehand.check_inputs(context, store, {"--source": args.source})
+            beforehand.check_inputs(context, store, {"--source": source})
             stream = files.stream_of_files(spark, source, args.batch_limit)
             inbox = Inbox(store, source, output)
             arrive = files.arrivals(inbox, checkpoint, request.late_after_s)

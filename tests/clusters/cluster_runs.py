@@ -28,7 +28,8 @@ from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committ
 from pipeline.core.storage.store import Store
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
-from pipeline.runs.shard import ShardingResult, shard
+from pipeline.runs.shard import shard
+from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import QUICK_START, ROOT, Hdfs, end_tree, spark_submit

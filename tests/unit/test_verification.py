@@ -24,7 +24,7 @@ from pipeline.output import spill, writer
 from pipeline.output.placement import Dealing
 from pipeline.output.spill import SpillJob
 from pipeline.output.writer import ChunkJob
-from pipeline.runs import write
+from pipeline.runs.steps import write
 from pipeline.strategies.base import OneGroup
 from tests.conftest import make_rows, write_binary
 

@@ -31,7 +31,7 @@ def open_rows(store: Store, asked: Embedding) -> Dataset:
         assert asked.input is not None
         dataset = discover(
             store,
-            asked.input,
+            store.resolve(asked.input),
             run=serial,
             read_options=ReadOptions(asked.format, asked.image_shape, unlabelled=True, channels=asked.channels),
         )
