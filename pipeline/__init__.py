@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.core.shardset.manifest import ShardSet
     from pipeline.runs.api import materialize, open_shards, reshard, shard
     from pipeline.runs.assign import assign
-    from pipeline.runs.shard import ShardingResult
+    from pipeline.runs.steps.run import ShardingResult
 
 if sys.platform == "win32":
     raise ImportError("sharding runs on Linux; on Windows, install it in WSL")
@@ -35,7 +35,7 @@ __all__ = ["ShardSet", "ShardingResult", "assign", "materialize", "measured_rati
 
 _HOMES = {
     "ShardSet": "pipeline.core.shardset.manifest",
-    "ShardingResult": "pipeline.runs.shard",
+    "ShardingResult": "pipeline.runs.steps.run",
     "measured_ratios": "pipeline.assignment.speeds",
     "assign": "pipeline.runs.assign",
     "materialize": "pipeline.runs.api",

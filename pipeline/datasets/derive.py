@@ -91,10 +91,11 @@ def sides(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset 
 
     evaluation: the place of the evaluation rows; default: the same folder, if it has both."""
     store = configured_store()
-    train = discover(store, source, run=serial)
+    folder = store.resolve(source)
+    train = discover(store, folder, run=serial)
     if evaluation is not None:
-        return train, discover(store, evaluation, run=serial, evaluation=True)
-    found = discover(store, source, run=serial, evaluation=True)
+        return train, discover(store, store.resolve(evaluation), run=serial, evaluation=True)
+    found = discover(store, folder, run=serial, evaluation=True)
     return train, None if found.files == train.files else found
 
 

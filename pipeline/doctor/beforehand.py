@@ -18,12 +18,11 @@ from pipeline.input.files import fixed_part
 
 
 def check_inputs(context: SparkContext, store: Store, inputs: Mapping[str, str]) -> None:
-    """Raise UsageError if executors do not see a local path, or have no tokens for HDFS. inputs: paths by flag.
+    """Raise UsageError if executors do not see a local path, or have no tokens for HDFS.
 
     Costs nothing on a local master. On others, it costs one short Spark job if a path is local or HDFS requires
-    Kerberos."""
-    paths = {flag: store.resolve(uri) for flag, uri in inputs.items()}
-    _check(context, store, {flag: (path, fixed_part(path)) for flag, path in paths.items()})
+    Kerberos. inputs: resolved paths by flag."""
+    _check(context, store, {flag: (path, fixed_part(path)) for flag, path in inputs.items()})
 
 
 def check_output(context: SparkContext, store: Store, output: str) -> None:

@@ -22,7 +22,7 @@ from pipeline.core.shardset.versions import NAME
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
-from pipeline.input.scan import MAX_CLASSES
+from pipeline.input.read_options import MAX_CLASSES
 
 WINDOW_ROWS = 1000  # rows per worker in a window, so that about one row group of every file is in memory
 MOST_OPEN = 64  # files that a task keeps open; further files are reopened for each window

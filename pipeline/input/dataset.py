@@ -24,6 +24,7 @@ from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
+from pipeline.input.read_options import ReadOptions
 
 NEAR_BYTES = 256 << 10  # gaps up to this size are read, not skipped, because reopening a file takes as long
 IDS_AT_ONCE = 1 << 20
@@ -166,32 +167,25 @@ def discover(
     uri: str,
     *,
     run: Run[Any, Any],
-    format: str | None = None,
-    shape: tuple[int, int, int] | None = None,
-    num_classes: int | None = None,
-    unlabelled: bool = False,
+    read_options: ReadOptions = ReadOptions(),
     evaluation: bool = False,
-    channels: int | None = None,
 ) -> Dataset:
     """Return the dataset of an input: its files, its layout and its number of rows. O(files) memory.
 
     Args:
         store: the file system.
-        uri: a file, a folder or a pattern.
+        uri: a file, a folder or a pattern, resolved.
         run: run(fn, items) maps over files: Spark tasks in a job, a list comprehension elsewhere. Files that must be
             opened to count their rows are opened there, not on the driver.
-        format: the name of the format; default: recognised.
-        shape: the declared shape of raw images.
-        num_classes: the number of classes; default: the format's.
-        unlabelled: neither require nor read labels.
+        read_options: how its rows are read.
         evaluation: return the evaluation files instead of the training files, if the input has both.
-        channels: 1 or 3, to which images are converted; default: unchanged.
 
     Raises:
         DataError: an empty or mixed folder, a truncated file, no labels, an unreadable path.
         UsageError: an unknown format.
     """
-    uri = store.resolve(uri)
+    shape = read_options.shape
+    format = read_options.format
     entries = input_files(store, uri, evaluation)
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
@@ -208,14 +202,14 @@ def discover(
             continue
         if file.rows == 0:
             raise DataError(f"{entry.path} is empty: 0 rows; remove it or restore it")
-        if not layout.labelled and not unlabelled:
+        if not layout.labelled and not read_options.unlabelled:
             raise DataError(
                 f"{entry.path} has no labels, which Parquet has in a column label, labels or fine_label or in folders"
                 " label=N, and a pickle in labels or fine_labels; the jobs shard rows without labels if told --unlabelled"
             )
-        file, layout = with_channels(file, layout, channels)
+        file, layout = with_channels(file, layout, read_options.channels)
         files.append(file)
-        layouts.append((entry, layout.without_labels() if unlabelled else layout))
+        layouts.append((entry, layout.without_labels() if read_options.unlabelled else layout))
     if not files:
         raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
     first_entry, merged = layouts[0]
@@ -226,8 +220,8 @@ def discover(
                 f"mixed layouts: {first_entry.path} holds {merged.describe()}, {entry.path} holds {layout.describe()}"
                 f"{advice if layout.shape != merged.shape else ''}"
             )
-    if num_classes is not None:
-        merged = replace(merged, num_classes=num_classes)
+    if read_options.num_classes is not None:
+        merged = replace(merged, num_classes=read_options.num_classes)
     return Dataset(store, uri, name, tuple(files), merged)
 
 

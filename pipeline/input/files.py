@@ -201,15 +201,14 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     return files
 
 
-def check_apart(store: Store, output: str, given: str) -> None:
+def check_apart(store: Store, output: str, source: str) -> None:
     """Raise UsageError if an output lies inside an input, or an input inside the output.
 
     Args:
         store: the file system.
         output: the resolved output.
-        given: the input, which may be a pattern.
+        source: the resolved input, which may be a pattern.
     """
-    source = store.resolve(given)
     if is_pattern(source) and may_match(source, output):
         raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
     for path in [entry.path for entry in named(store, source)] if is_pattern(source) else [source]:

@@ -15,8 +15,8 @@ from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import Block, Dataset, Run, ranges
 from pipeline.input.decoded import decoder_versions
+from pipeline.input.read_options import MAX_CLASSES
 
-MAX_CLASSES = 65_536  # histograms are dense
 WORD = 0xFFFFFFFFFFFFFFFF
 
 

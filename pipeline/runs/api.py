@@ -12,12 +12,13 @@ from pyspark.sql import SparkSession
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.specs import find
 from pipeline.core.storage.store import Store
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
-from pipeline.runs.shard import ShardingResult
+from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -79,11 +80,7 @@ def shard(
         output=output,
         num_workers=num_workers,
         eval_input=eval_input,
-        format=format,
-        shape=image_shape,
-        num_classes=num_classes,
-        unlabelled=unlabelled,
-        channels=channels,
+        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
@@ -156,11 +153,7 @@ def materialize(
         output=output,
         num_workers=1 if num_workers is None else num_workers,
         eval_input=eval_input,
-        format=format,
-        shape=image_shape,
-        num_classes=num_classes,
-        unlabelled=unlabelled,
-        channels=channels,
+        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,

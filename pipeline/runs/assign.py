@@ -21,16 +21,18 @@ from pipeline.core.specs import find
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset
+from pipeline.input.read_options import ReadOptions
 from pipeline.output.assignment import SCHEMA, lines_of
 from pipeline.output.writer import ChunkJob
-from pipeline.runs.request import Request
-from pipeline.runs.shard import check_num_workers, deal, discover_inputs
-from pipeline.spark.images import Images
+from pipeline.runs.request import Request, resolve_places
+from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
+from pipeline.runs.steps.place import deal, fitting_context
+from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.source import scanned
 from pipeline.spark.store import open_store
-from pipeline.strategies import STRATEGIES, Context, Strategy
+from pipeline.strategies import STRATEGIES, Strategy
 
 DDL = "id long, worker int, copy int, group int"
 
@@ -85,34 +87,21 @@ def assign(
         input=_written(data, folder) if isinstance(data, DataFrame) else data,
         output=folder,
         num_workers=num_workers,
-        format=format,
-        shape=image_shape,
-        num_classes=num_classes,
-        unlabelled=unlabelled,
-        channels=channels,
+        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
         ratios=ratios,
     )
     if unlabelled:
         chosen.check_without_labels()
     progress = PhaseLog(context, quiet=quiet, title=f"{chosen.name} assigned")
+    run = ShardingRun(context, store, resolve_places(store, request), progress)
     with progress.phase("discover"):
-        dataset, _ = discover_inputs(context, store, request)
+        dataset = discover_inputs(run).dataset
     chosen.check_input(dataset)
     check_num_workers(request, dataset)
     with progress.phase("scan"):
         source = scanned(context, dataset, num_workers)
-    images = Images(context, dataset)
-    fitting = Context(
-        images,
-        source.scan,
-        source.bounds,
-        num_workers,
-        progress.phase,
-        progress.report,
-        f"{folder}/groups",
-        tuple(request.ratios) if request.ratios else None,
-    )
-    placement = deal(chosen.fit(fitting), num_workers, request.ratios).placement
+    fitted = chosen.fit(fitting_context(run, source, folder))
+    placement = deal(fitted, num_workers, request.ratios).placement
     job = ChunkJob(dataset, placement, source.bounds, folder, source.scan.num_classes)
     return _frame(spark, job, own_ids=isinstance(data, DataFrame))
 

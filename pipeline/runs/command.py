@@ -11,7 +11,7 @@ from pipeline.core.reporting.tables import aligned
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import materialize_request, reshard_request, shard_request
-from pipeline.runs.shard import ShardingResult
+from pipeline.runs.steps.run import ShardingResult
 from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.upkeep.contents import describe
 

@@ -15,6 +15,7 @@ from pipeline.core.shardset.ratios import Ratios, parse_ratios
 from pipeline.core.specs import Advanced
 from pipeline.core.storage.store import configured_store
 from pipeline.input.formats import FORMATS
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.spark.failures import cluster_failure
 from pipeline.strategies import Strategy
@@ -182,17 +183,13 @@ def read_request(args: argparse.Namespace) -> Request:
     # jobs/materialize.py takes the number of workers from its assignment.
     if args.workers is None and ratios is None and not hasattr(args, "assignment"):
         raise UsageError("--workers N is required: the number of shards (or --ratios, a number per worker)")
-    # Jobs have different subsets of the flags.
     return Request(
         input=source,
         output=output,
         num_workers=len(ratios or (0,)) if args.workers is None else args.workers,
+        # Jobs have different subsets of the flags.
         eval_input=filled(getattr(args, "eval_input", None)),
-        format=getattr(args, "format", None),
-        shape=getattr(args, "image_shape", None),
-        num_classes=getattr(args, "num_classes", None),
-        unlabelled=getattr(args, "unlabelled", False),
-        channels=getattr(args, "channels", None),
+        read_options=layout_options(args),
         overwrite=args.overwrite,
         allow_empty=args.allow_empty,
         interval=interval,
@@ -200,6 +197,13 @@ def read_request(args: argparse.Namespace) -> Request:
         assignment_only=getattr(args, "assignment_only", False),
         rescan=getattr(args, "rescan", False),
     )
+
+
+def layout_options(args: argparse.Namespace) -> ReadOptions:
+    """Return the values of the flags that describe rows, for a job that has them. Raises UsageError."""
+    if "image_shape" not in args:
+        return ReadOptions()
+    return ReadOptions(args.format, args.image_shape, args.num_classes, args.unlabelled, args.channels)
 
 
 def _interval(args: argparse.Namespace) -> dict[str, str]:

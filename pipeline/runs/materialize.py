@@ -12,20 +12,26 @@ from pyspark import SparkContext
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.damage import content_digest, damage_of
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.specs import option
 from pipeline.core.storage.store import Store
 from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
+from pipeline.input.dataset import Dataset
 from pipeline.output.tabled import Settled, Tabled, settle_and_keep
-from pipeline.runs.request import Request, check_output
-from pipeline.runs.reshard import ASSIGNED, carried_models, read_strategy, refuse_other_manifests, resolved_params
-from pipeline.runs.shard import Placed, ShardingResult, ShardingRun, check_num_workers, discover_inputs
+from pipeline.runs.request import Request
+from pipeline.runs.reshard import ASSIGNED, read_strategy, refuse_other_manifests, resolved_params, stored_models
+from pipeline.runs.steps.commit import commit, describe_set
+from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
+from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
+from pipeline.runs.steps.place import PlacedRows
+from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
+from pipeline.runs.steps.write import copy_models, write_rows
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import Source
-from pipeline.spark.store import open_store
 from pipeline.strategies import Context, Fitted, Strategy
 
 
@@ -63,29 +69,35 @@ def materialize(
         UsageError: the request does not fit the assignment.
         DataError: the table lacks a row, repeats one, or belongs to other rows.
     """
-    store = open_store(context)
-    output = check_output(store, request)
+    run = open_run(context, request, progress)
     with progress.phase("discover"):
-        table = open_table(store, assignment)
-        check_inputs(context, store, {"--assignment": assignment})
+        table = open_table(run.store, assignment)
+        check_inputs(context, run.store, {"--assignment": table.uri})
         if table.made_by:
             refuse_other_manifests(table.made_by)
-        dataset, evaluation = discover_inputs(context, store, request)
+        inputs = discover_inputs(run)
         workers = _num_workers(context, table, num_workers, allow_empty=request.allow_empty)
-        request = replace(request, num_workers=workers, ratios=_ratios(table))
-        progress.report(f"{dataset.rows:,} rows for {workers} workers by {len(table.files)} files of {table.uri}")
-    # Numbers with gaps would make many empty workers.
-    if not table.made_by and num_workers is None and workers > dataset.rows:
-        raise DataError(
-            f"{table.uri} names worker {workers - 1}, and there are {dataset.rows} rows; number them from 0"
+        run = replace(run, request=replace(run.request, num_workers=workers, ratios=_ratios(table)))
+        progress.report(
+            f"{inputs.dataset.rows:,} rows for {workers} workers by {len(table.files)} files of {table.uri}"
         )
-    check_num_workers(request, dataset)
-    strategy = _strategy(context, table)
-    place = partial(_place, context, table, workers, progress)
-    models = carried_models(table.made_by) if table.made_by else ()
-    return ShardingRun(
-        context, request, strategy, progress, store, output, dataset, evaluation, place=place, models=models
-    ).carry_out()
+    if num_workers is None:
+        refuse_gaps(table, workers, inputs.dataset)
+    check_num_workers(run.request, inputs.dataset)
+    goal = define_goal(run, _strategy(context, table), inputs)
+    scans = scan_unless_current(run, goal)
+    if scans is None:
+        return keep_committed(run, goal)
+    # Whatever fails from here on, the end of the attempt deletes its files.
+    with Attempt(run.store, run.request.output) as attempt:
+        if table.made_by:
+            check_rows(context, table.made_by, scans.source)
+        placed = place_by_table(run, table, scans.source, attempt.folder)
+        written = write_rows(run, scans, placed, attempt.folder)
+        with progress.phase("commit"):
+            models = copy_models(run.store, stored_models(table.made_by), attempt.folder)
+            manifest = describe_set(run, goal, written, models)
+            return commit(run, goal, scans, attempt, manifest, written.moves() + models)
 
 
 def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:
@@ -137,29 +149,30 @@ def _worker_range(store: Store, path: str) -> tuple[int, int] | str | None:
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
 
-def _place(
-    context: SparkContext,
-    table: AssignmentTable,
-    num_workers: int,
-    progress: PhaseLog,
-    fitting: Context,
-    source: Source,
-) -> Placed:
-    """Sort and check the lines of the table, and return the placement. Raises DataError."""
-    shards = table.made_by
-    if shards:
-        check_rows(context, shards, source)
-    with progress.phase("assign"):
-        settled = _settle(context, table, fitting.bounds, fitting.scratch, num_workers)
+def refuse_gaps(table: AssignmentTable, num_workers: int, dataset: Dataset) -> None:
+    """Raise DataError if a user's table numbers workers with gaps, which would make many empty workers."""
+    if not table.made_by and num_workers > dataset.rows:
+        raise DataError(
+            f"{table.uri} names worker {num_workers - 1}, and there are {dataset.rows} rows; number them from 0"
+        )
+
+
+def place_by_table(run: ShardingRun, table: AssignmentTable, source: Source, staging: str) -> PlacedRows:
+    """Sort and check the lines of the table, and return the placement. Raises DataError.
+
+    staging: the attempt's folder, where tasks keep the lines of every chunk."""
+    num_workers = run.request.num_workers
+    with run.progress.phase("assign"):
+        settled = _settle(run.context, table, source.bounds, f"{staging}/groups", num_workers)
         paths = tuple(each.path for each in settled)
         copies = sum(each.copies for each in settled)
-        progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
+        run.progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
     # Only the assignment of a set contains neighbourhoods.
-    if not shards:
-        return Placed(Tabled(table.store, paths, num_workers, neighbourhoods=False), copies, {})
-    manifest = shards.manifest
+    if not table.made_by:
+        return PlacedRows(Tabled(table.store, paths, num_workers, neighbourhoods=False), copies, {})
+    manifest = table.made_by.manifest
     near = [worker.neighbourhood_histogram for worker in manifest.workers]
-    return Placed(
+    return PlacedRows(
         Tabled(table.store, paths, num_workers, neighbourhoods=manifest.neighbourhoods is not None),
         copies,
         resolved_params(manifest),

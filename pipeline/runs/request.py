@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
 from pipeline.core.storage.uri import split_uri
 from pipeline.doctor.places import output_error
-from pipeline.input.channels import check_channels
 from pipeline.input.files import check_apart, named
-from pipeline.input.scan import MAX_CLASSES
+from pipeline.input.read_options import ReadOptions
 from pipeline.strategies import Strategy
 
 
@@ -34,11 +33,7 @@ class Request:
         output: folder of the set.
         num_workers: number of shards.
         eval_input: evaluation rows, or None.
-        format: format of the input; None: recognised.
-        shape: (channels, height, width), if the files do not contain it.
-        num_classes: labels must be in 0..num_classes-1; None: the layout's, or as found.
-        unlabelled: ignore labels.
-        channels: 1 or 3, to convert images to grey or RGB; None: as they are.
+        read_options: how the rows are read.
         overwrite: replace a committed set of another configuration.
         allow_empty: allow workers without rows.
         interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
@@ -51,11 +46,7 @@ class Request:
     output: str
     num_workers: int
     eval_input: str | None = None
-    format: str | None = None
-    shape: tuple[int, int, int] | None = None
-    num_classes: int | None = None
-    unlabelled: bool = False
-    channels: int | None = None
+    read_options: ReadOptions = ReadOptions()
     overwrite: bool = False
     allow_empty: bool = False
     interval: Mapping[str, str] | None = None
@@ -69,20 +60,15 @@ class Request:
         if self.ratios is not None:
             object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
         object.__setattr__(self, "interval", dict(self.interval) if self.interval else None)
-        if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
-            raise UsageError(f"--num-classes must be in 1..{MAX_CLASSES}, got {self.num_classes}")
         if self.assignment_only and self.eval_input:
             raise UsageError(
                 "--assignment-only writes no evaluation rows; give --eval-input to jobs/materialize.py instead"
             )
-        if self.unlabelled and self.num_classes is not None:
-            raise UsageError("--unlabelled and --num-classes exclude each other")
-        check_channels(self.channels)
 
 
 def preflight(request: Request, *strategies: Strategy) -> None:
     """Check everything that can be refused before Spark starts, because its start takes seconds."""
-    if request.unlabelled:
+    if request.read_options.unlabelled:
         for strategy in strategies:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
@@ -93,9 +79,10 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     # The remaining checks need file systems that only Spark can open here.
     if any(only_spark_knows(uri) for uri in uris + beside):
         return
-    check_output(store, request)
-    for uri in uris[1:]:
-        named(store, store.resolve(uri))
+    resolved = resolve_places(store, request)
+    check_output(store, resolved)
+    for uri in filter(None, (resolved.input, resolved.eval_input)):
+        named(store, uri)
     for uri in beside:
         named(store, store.resolve(uri), flag="--embedding")
 
@@ -118,18 +105,28 @@ def _is_for_another_user() -> bool:
         return True
 
 
-def check_output(store: Store, request: Request) -> str:
-    """Return the resolved output, if a set can be written there.
+def resolve_places(store: Store, request: Request) -> Request:
+    """Return the request with the canonical paths of its inputs and its output. Raises UsageError."""
+    return replace(
+        request,
+        output=store.resolve(request.output),
+        input=store.resolve(request.input),
+        eval_input=store.resolve(request.eval_input) if request.eval_input else None,
+    )
 
-    Raises UsageError, and DataError for a pattern that matches nothing."""
-    output = store.resolve(request.output)
+
+def check_output(store: Store, request: Request) -> None:
+    """Raise UsageError if no set can be written to the output, and DataError for a pattern that matches nothing.
+
+    request: with resolved places."""
+    output = request.output
     if store.encrypts_spill and is_object(output):
         raise UsageError(
             f"--output {output}: what is written to an object store passes through temporary files in the clear, which"
             f" {ENCRYPTED_SPILL}=true forbids; write to HDFS or a local folder, or unset it"
         )
-    for given in filter(None, (request.input, request.eval_input)):
-        check_apart(store, output, given)
+    for source in filter(None, (request.input, request.eval_input)):
+        check_apart(store, output, source)
     try:
         if not store.info(output).is_dir:
             raise UsageError(f"--output {output} is a file; choose a folder")
@@ -138,11 +135,11 @@ def check_output(store: Store, request: Request) -> str:
         pass  # the run makes the folder
     except OSError as error:
         raise output_error(output, error) or error from None
-    return output
 
 
 def identity(request: Request, strategy: Strategy) -> str:
     """Return a digest of everything except the input that decides the shards; equal runs have equal digests."""
+    options = request.read_options
     configuration = {
         "format_version": FORMAT_VERSION,
         "strategy": strategy.name,
@@ -150,15 +147,15 @@ def identity(request: Request, strategy: Strategy) -> str:
         "seed": strategy.seed,
         "num_workers": request.num_workers,
         "interval": request.interval,
-        "shape": request.shape,
-        "classes": request.num_classes,
+        "shape": options.shape,
+        "classes": options.num_classes,
         "eval": bool(request.eval_input),
     }
     # Options are only added if set, so that identities without them do not change.
-    if request.unlabelled:
+    if options.unlabelled:
         configuration["unlabelled"] = True
-    if request.channels:
-        configuration["channels"] = request.channels
+    if options.channels:
+        configuration["channels"] = options.channels
     if request.ratios:
         configuration["ratios"] = request.ratios
     if request.assignment_only:
@@ -190,8 +187,8 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "assignment only": manifest.assignment_only,
         "channels": next(iter(manifest.image.shape), None),
     }
-    if request.channels:
-        asked["channels"] = request.channels
+    if request.read_options.channels:
+        asked["channels"] = request.read_options.channels
     asked = json.loads(json.dumps(asked))  # tuples become lists, as in a manifest
     found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
     return "; ".join(found) or "its input"

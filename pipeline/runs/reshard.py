@@ -14,6 +14,7 @@ from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build
+from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.versions import NAME
@@ -22,11 +23,15 @@ from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
 from pipeline.input.scan import Scan
-from pipeline.runs.request import Request, check_output
-from pipeline.runs.shard import ShardingResult, ShardingRun, check_num_workers
+from pipeline.runs.request import Request
+from pipeline.runs.steps.commit import commit, describe_set
+from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
+from pipeline.runs.steps.inputs import Inputs, check_num_workers
+from pipeline.runs.steps.place import deal, fitting_context
+from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
+from pipeline.runs.steps.write import copy_models, write_rows
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
-from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
 from pipeline.strategies.base import StoredGroups
 
@@ -40,33 +45,56 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
 
     The result equals, file for file, the output of the original job for that number. Neighbourhoods do not depend on
     the number of workers; a strategy without neighbourhoods is fitted again. Raises DataError for a damaged set."""
-    store = open_store(context)
-    output = check_output(store, request)
+    run = open_run(context, request, progress)
     with progress.phase("discover"):
-        shards = open_committed(store, request.input)
-        check_inputs(context, store, {"--input": request.input})
+        shards = open_committed(run.store, run.request.input)
+        check_inputs(context, run.store, {"--input": run.request.input})
         refuse_other_manifests(shards)
         strategy = read_strategy(shards)
         dataset = committed_dataset(shards)
-        # Evaluation rows are read from the set, too: the original input is not needed.
-        beside = None
-        if listed := shards.eval_files():
-            files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
-            beside = Dataset(store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
         progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")
-    check_num_workers(request, dataset)
+    check_num_workers(run.request, dataset)
+    goal = define_goal(run, strategy, Inputs(dataset, evaluation_rows(shards, dataset)))
+    scans = scan_unless_current(run, goal)
+    if scans is None:
+        return keep_committed(run, goal)
+    # Whatever fails from here on, the end of the attempt deletes its files.
+    with Attempt(run.store, run.request.output) as attempt:
+        refuse_other_rows(shards, scans.source.scan)
+        fitted = refit(run, shards, strategy, dataset, fitting_context(run, scans.source, attempt.folder))
+        placed = deal(fitted, run.request.num_workers, run.request.ratios)
+        written = write_rows(run, scans, placed, attempt.folder)
+        with progress.phase("commit"):
+            models = copy_models(run.store, stored_models(shards), attempt.folder)
+            manifest = describe_set(run, goal, written, models)
+            return commit(run, goal, scans, attempt, manifest, written.moves() + models)
 
-    def refit(fitting: Context) -> Fitted:
-        refuse_other_rows(shards, fitting.scan)
-        if not dataset.neighbourhoods:
-            return strategy.prepared(store, run_on(context)).fit(fitting)
-        with progress.phase("assign"):
-            counts = neighbourhood_counts(context, dataset, len(shards.manifest.neighbourhoods or ()), fitting.bounds)
-        return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))
 
-    return ShardingRun(
-        context, request, strategy, progress, store, output, dataset, beside, fit=refit, models=carried_models(shards)
-    ).carry_out()
+def evaluation_rows(shards: ShardSet, dataset: Dataset) -> Dataset | None:
+    """Return the evaluation rows of a set, or None. They are read from the set: the original input is not needed."""
+    if not (listed := shards.eval_files()):
+        return None
+    files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
+    return Dataset(shards.store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
+
+
+def refit(
+    run: ShardingRun, shards: ShardSet, strategy: Strategy, dataset: CommittedDataset, fitting: Context
+) -> Fitted:
+    """Return the groups of a committed set, or the result of a new fit if the set stores none.
+
+    Args:
+        run: configuration of the run.
+        shards: the set.
+        strategy: the strategy that made it.
+        dataset: its rows.
+        fitting: inputs and tools of the fit.
+    """
+    if not dataset.neighbourhoods:
+        return strategy.prepared(run.store, run_on(run.context)).fit(fitting)
+    with run.progress.phase("assign"):
+        counts = neighbourhood_counts(run.context, dataset, len(shards.manifest.neighbourhoods or ()), fitting.bounds)
+    return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))
 
 
 def refuse_other_rows(shards: ShardSet, scan: Scan) -> None:
@@ -89,8 +117,10 @@ def resolved_params(manifest: Manifest) -> dict[str, Any]:
     return {key: value for key, value in manifest.params.items() if key not in asked or asked[key] != value}
 
 
-def carried_models(shards: ShardSet) -> tuple[tuple[str, str], ...]:
-    """Return the files of a set's fitted models: (current path, path under _model)."""
+def stored_models(shards: ShardSet | None) -> tuple[tuple[str, str], ...]:
+    """Return the files of a set's fitted models, or none without a set: (current path, path under _model)."""
+    if shards is None:
+        return ()
     return tuple((f"{shards.uri}/{path}", path.split("/", 2)[2]) for path in shards.manifest.model or ())
 
 

@@ -21,6 +21,7 @@ from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.formats import FORMATS, Columns, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.input.read_options import ReadOptions
 
 CONFIRM_BYTES = 1 << 20
 MOST_BROKEN = 100  # undecodable records per file that are left out one by one; beyond, the whole file
@@ -136,11 +137,8 @@ def survey(
     *,
     run: Run[Any, Any],
     first: int,
-    format: str | None,
-    shape: tuple[int, int, int] | None,
+    read_options: ReadOptions,
     expected: Layout | None,
-    unlabelled: bool,
-    channels: int | None = None,
 ) -> tuple[Arrivals | None, list[Broken]]:
     """Survey the files of a batch, in parallel, and return their rows with the list of problems.
 
@@ -152,19 +150,17 @@ def survey(
         entries: the files in order of arrival.
         run: maps a function over the files.
         first: id of the first row.
-        format: format of the set; None: recognised from the first readable file.
-        shape: (channels, height, width) of formats that do not contain it, or None.
+        read_options: how the files are read; without a format, it is that of the first readable file.
         expected: layout of the set's rows; None before the first batch, which takes it from its first readable file.
-        unlabelled: ignore labels.
-        channels: convert images to this number of channels, or None.
 
     Returns:
         The rows, or None if no file has usable ones, and the problems.
     """
 
     def look(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
-        return _look(store, entry, format, shape, unlabelled, channels)
+        return _look(store, entry, read_options)
 
+    format = read_options.format
     segments: list[Segment] = []
     broken: list[Broken] = []
     for entry, (name, file, layout, problems) in zip(entries, run(look, entries), strict=True):
@@ -192,18 +188,14 @@ def survey(
 
 
 def _look(
-    store: Store,
-    entry: FileInfo,
-    format: str | None,
-    shape: tuple[int, int, int] | None,
-    unlabelled: bool,
-    channels: int | None,
+    store: Store, entry: FileInfo, read_options: ReadOptions
 ) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
     """Return the format, rows, layout and problems of one file. Rows and layout are None if it is left out."""
     broken: list[Broken] = []
+    shape = read_options.shape
     try:
         entry = store.info(entry.path)
-        name = format or recognise(store, [entry], shape)
+        name = read_options.format or recognise(store, [entry], shape)
         kind = FORMATS[name]
         # A file that ends within a record keeps its whole records.
         if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
@@ -217,7 +209,7 @@ def _look(
             # A file system error looks like broken data. Only a file that can be read to its end is judged.
             confirm(store, entry.path)
             file, layout = kind.survey(store, entry, shape)
-        file, layout = with_channels(file, layout, channels)
+        file, layout = with_channels(file, layout, read_options.channels)
     except DataError as error:
         return "", None, None, [Broken(entry.path, None, str(error), 0)]
     except FileNotFoundError:
@@ -226,10 +218,10 @@ def _look(
         return "", None, None, [Broken(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
     if not file.rows:
         return "", None, None, broken
-    if unlabelled:
+    if read_options.unlabelled:
         layout = layout.without_labels()
     problem = None
-    if not layout.labelled and not unlabelled:
+    if not layout.labelled and not read_options.unlabelled:
         problem = f"{entry.path} has no labels, and --unlabelled is not given"
     elif layout.dtype != "uint8":
         problem = f"{entry.path} holds {layout.dtype}; a stream takes images of uint8"

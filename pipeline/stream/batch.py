@@ -25,7 +25,8 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset
-from pipeline.input.scan import MAX_CLASSES, Scan
+from pipeline.input.read_options import MAX_CLASSES
+from pipeline.input.scan import Scan
 from pipeline.output.entries import (
     describe_assignment,
     describe_image,
@@ -33,7 +34,7 @@ from pipeline.output.entries import (
     describe_workers,
     versions,
 )
-from pipeline.runs.write import Written, verify, write_all
+from pipeline.runs.steps.write import WrittenFiles, verify, write_all
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import Source
 from pipeline.strategies.hash import check_bucket_number, check_copies
@@ -76,7 +77,7 @@ class Batch:
         assert self.dataset
         if self.before:
             return self.before.manifest.labels.num_classes
-        return self.request.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
+        return self.request.read_options.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
     def look(self, broken: list[Broken]) -> tuple[Seen | None, Hashes | None]:
         """Read every record, append the broken ones to ``broken``, and leave them out.
@@ -118,7 +119,7 @@ class Batch:
         if self.before:
             return seen
         counts = seen.scan.label_counts
-        settled = self.request.num_classes or self.dataset.layout.num_classes
+        settled = self.request.read_options.num_classes or self.dataset.layout.num_classes
         settled = settled or int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1
         self.dataset = replace(self.dataset, layout=replace(self.dataset.layout, num_classes=settled))
         return replace(seen, scan=replace(seen.scan, label_counts=counts[:, :settled]))
@@ -207,7 +208,7 @@ class Batch:
 
     def _write(
         self, source: Source, hashes: Hashes, counted: Counted, window: int
-    ) -> tuple[Written, list[tuple[int, int]]]:
+    ) -> tuple[WrittenFiles, list[tuple[int, int]]]:
         """Write the rows of the batch and, if a window closes, copies of the window's earlier rows.
 
         Returns the written files and the id ranges of the chunks that they make."""
@@ -221,10 +222,10 @@ class Batch:
             chunks += [(end, end)] * (len(source.bounds) - len(chunks))
             copies, parts = self._write_copies(self.before, counted, window, at + len(chunks))
             chunks += [(end, end)] * parts
-            written = Written(written.chunks + copies.chunks, written.assignment + copies.assignment)
+            written = WrittenFiles(written.chunks + copies.chunks, written.assignment + copies.assignment)
         return written, chunks
 
-    def _write_copies(self, before: ShardSet, counted: Counted, window: int, at: int) -> tuple[Written, int]:
+    def _write_copies(self, before: ShardSet, counted: Counted, window: int, at: int) -> tuple[WrittenFiles, int]:
         """Copy earlier rows of the window, whose buckets stayed sparse, to the workers that do not have them yet.
 
         Args:
@@ -266,7 +267,7 @@ class Batch:
     def _describe(
         self,
         source: Source,
-        written: Written,
+        written: WrittenFiles,
         chunks: list[tuple[int, int]],
         after: State,
         hashes: Hashes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -142,7 +143,7 @@ def run_stream(prog: str, description: str | None) -> int:
             arrive = kafka.arrivals(store, args.source, request, output, watched)
         else:
             source = source_of(store, args.source, output)
-            beforehand.check_inputs(context, store, {"--source": args.source})
+            beforehand.check_inputs(context, store, {"--source": source})
             stream = files.stream_of_files(spark, source, args.batch_limit)
             inbox = Inbox(store, source, output)
             arrive = files.arrivals(inbox, checkpoint, request.late_after_s)
@@ -190,16 +191,14 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
 
 def read_request(args: argparse.Namespace) -> StreamRequest:
     """Return the request that the flags describe. Raises UsageError."""
+    options = cli.layout_options(args)
+    record_format = topic.FORMAT if topic.is_topic(args.source) else None
     return StreamRequest(
         output=cli.fill_in(args.output, args),
         num_workers=args.workers,
         strategy=from_flags(Hash, args),
         model=args.model,
-        format=args.format or (topic.FORMAT if topic.is_topic(args.source) else None),
-        shape=args.image_shape,
-        num_classes=args.num_classes,
-        unlabelled=args.unlabelled,
-        channels=args.channels,
+        read_options=replace(options, format=options.format or record_format),
         window_rows=args.window_rows,
         late_after_s=args.late_after,
     )

@@ -162,20 +162,21 @@ class GenerationRun:
         return Outcome(made, work.rows, aside, spent, True, len(moves), buckets, arrived.warnings)
 
     def _survey(self, before: ShardSet | None, arrived: Arrived, first: int) -> tuple[Arrivals | None, list[Broken]]:
+        expected = layout_of(before.manifest) if before else None
+        options = self.request.read_options
         # Files must match the committed rows, except that --channels converts: the committed shape is then not the
         # files'.
-        expected = layout_of(before.manifest) if before else None
+        if before and expected:
+            shape = options.shape if options.channels else expected.shape
+            options = replace(options, format=before.manifest.input.format, shape=shape)
         return survey(
             self.store,
             arrived.uri,
             arrived.files,
             run=run_on(self.context),
             first=first,
-            format=before.manifest.input.format if before else self.request.format,
-            shape=expected.shape if expected and not self.request.channels else self.request.shape,
+            read_options=options,
             expected=expected,
-            unlabelled=self.request.unlabelled,
-            channels=self.request.channels,
         )
 
     def _check_landed(self, folder: str, broken: list[Broken]) -> None:

@@ -17,7 +17,7 @@ from pipeline.core.shardset.generations import name_of_model
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.scan import Scan
-from pipeline.runs.write import save_models
+from pipeline.runs.steps.write import save_models
 from pipeline.spark.images import Images
 from pipeline.strategies import Context
 from pipeline.strategies.hash import Hash

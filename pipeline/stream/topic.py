@@ -33,10 +33,10 @@ def without_servers(uri: str) -> str:
 
 def record_bytes(request: StreamRequest) -> int:
     """Return the size of a message in bytes. Raises UsageError for a format without fixed-size records."""
-    kind = FORMATS[request.format or FORMAT]
+    kind = FORMATS[request.read_options.format or FORMAT]
     if not isinstance(kind, FixedRecords):
         raise UsageError(f"--format {kind.name}: a message holds one raw record, of cifar10-binary or cifar100-binary")
-    return kind.record_bytes(request.shape)
+    return kind.record_bytes(request.read_options.shape)
 
 
 def landed_name(partition: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.shardset.manifest import open_committed
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
@@ -68,7 +69,9 @@ def main(argv: list[str] | None = None) -> int:
         shards = open_committed(STORE, str(root / "set"))
         sizes = [entry["size"] for entry in shards.manifest.to_json()["neighbourhoods"]]
         began = time.monotonic()
-        request = Request(str(root / "in"), str(root / "batch"), args.workers, format="cifar10-binary", shape=SHAPE)
+        request = Request(
+            str(root / "in"), str(root / "batch"), args.workers, read_options=ReadOptions("cifar10-binary", SHAPE)
+        )
         shard(context, request, strategy, PhaseLog(quiet=True))
         at_once = time.monotonic() - began
     rows = int(args.rows)

@@ -50,11 +50,11 @@ from pipeline.input.embedding_table import open_embeddings
 from pipeline.input.scan import WORD, scan
 from pipeline.input.vectors import vector_view
 from pipeline.runs.reshard import (
-    carried_models,
     read_strategy,
     refuse_other_manifests,
     refuse_other_rows,
     resolved_params,
+    stored_models,
 )
 from pipeline.stream.buckets import Buckets
 from pipeline.stream.buckets import State as StreamState
@@ -248,7 +248,7 @@ def read_set(folder: Path) -> tuple[str, ...]:
     refuse_other_manifests(found)
     read_strategy(found)
     resolved_params(found.manifest)
-    assert all(".." not in name for _, name in carried_models(found))
+    assert all(".." not in name for _, name in stored_models(found))
     as_of(found, 0) if generations(found) else None
     dataset = committed_dataset(found)
     scanned = scan(dataset, [(0, dataset.rows)], 2, serial)

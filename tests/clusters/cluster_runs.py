@@ -26,8 +26,10 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.core.storage.store import Store
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
-from pipeline.runs.shard import ShardingResult, shard
+from pipeline.runs.shard import shard
+from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import QUICK_START, ROOT, Hdfs, end_tree, spark_submit
@@ -96,7 +98,7 @@ def digests(output: str) -> dict[str, str]:
 
 def run_here(spark: SparkSession, source: object, output: object, workers: int, **options: Any) -> ShardingResult:
     """The job in this process, on the session that other tests share: two local cores."""
-    request = Request(str(source), str(output), workers, format="cifar10-binary", shape=SHAPE, **options)
+    request = Request(str(source), str(output), workers, read_options=ReadOptions("cifar10-binary", SHAPE), **options)
     return shard(spark.sparkContext, request, STRATEGY, PhaseLog(quiet=True))
 
 

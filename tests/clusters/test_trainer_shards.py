@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
@@ -54,8 +55,7 @@ def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
         eval_input=str(root / "test"),
         output=str(root / "shards"),
         num_workers=WORKERS,
-        shape=SHAPE,
-        format="cifar10-binary",
+        read_options=ReadOptions("cifar10-binary", SHAPE),
     )
     strategy = DistributionAware(clusters=40, components=20.0, whiten=True)
     shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))

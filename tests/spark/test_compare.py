@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.strategies.submodular import Submodular
@@ -64,6 +65,6 @@ def test_variants_stand_beside_the_strategy_with_flags_of_their_own(
         "learned": (table, "facility-location"),
         "cut": ("pca:3", "graph-cut"),
     }
-    alone = Request(str(source), str(tmp_path / "alone"), 3, shape=(3, 2, 2))
+    alone = Request(str(source), str(tmp_path / "alone"), 3, read_options=ReadOptions(shape=(3, 2, 2)))
     shard(spark.sparkContext, alone, Submodular(embedding=table, function="facility-location"), QUIET)
     assert shas(tmp_path / "c" / "learned") == shas(tmp_path / "alone") != shas(tmp_path / "c" / "submodular")

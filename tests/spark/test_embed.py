@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.strategies.stratified import Stratified
@@ -40,7 +41,7 @@ def test_ids_are_those_of_the_pipeline_and_of_its_shards(
     spark: SparkSession, source: Path, made: Path, tmp_path: Path
 ) -> None:
     """A row's vector is the same whether it was read from the input or from shards, under the id that the jobs gave it."""
-    request = Request(str(source), str(tmp_path / "set"), 3, shape=SHAPE, format="cifar10-binary")
+    request = Request(str(source), str(tmp_path / "set"), 3, read_options=ReadOptions("cifar10-binary", SHAPE))
     manifest = shard(spark.sparkContext, request, Stratified(), QUIET).shards.manifest.to_json()
     options = {key: value for key, value in FAST.items() if key not in ("image_shape", "format")}
     target = tmp_path / "by-shards.parquet"
@@ -55,7 +56,7 @@ def test_ids_are_those_of_the_pipeline_and_of_its_shards(
 
 @pytest.mark.full
 def test_the_jobs_take_the_table(spark: SparkSession, source: Path, made: Path, tmp_path: Path) -> None:
-    request = Request(str(source), str(tmp_path / "out"), 3, shape=SHAPE, format="cifar10-binary")
+    request = Request(str(source), str(tmp_path / "out"), 3, read_options=ReadOptions("cifar10-binary", SHAPE))
     manifest = shard(spark.sparkContext, request, Submodular(embedding=str(made)), QUIET).shards.manifest.to_json()
     assert manifest["params"]["components_fitted"] == code_length(SHAPE)
     assert digests(manifest)

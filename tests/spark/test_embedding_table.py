@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
 from pipeline.input.embedding_table import open_embeddings
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
@@ -41,7 +42,7 @@ def source(tmp_path: Path, vectors: Vectors) -> Path:
 
 
 def sharded(spark: SparkSession, source: Path, output: Path, strategy: Any, **options: Any) -> Any:
-    request = Request(str(source), str(output), 4, shape=(3, 2, 2), **options)
+    request = Request(str(source), str(output), 4, read_options=ReadOptions(shape=(3, 2, 2)), **options)
     return shard(spark.sparkContext, request, strategy, QUIET)
 
 
@@ -94,7 +95,7 @@ def test_a_set_by_a_table_is_dealt_again_as_long_as_the_table_holds_the_same(
     again = reshard(spark.sparkContext, request, QUIET).shards.manifest.to_json()
     direct = shard(
         spark.sparkContext,
-        Request(str(source), str(tmp_path / "direct"), 3, shape=(3, 2, 2)),
+        Request(str(source), str(tmp_path / "direct"), 3, read_options=ReadOptions(shape=(3, 2, 2))),
         Submodular(embedding=str(table)),
         QUIET,
     ).shards.manifest.to_json()
@@ -108,7 +109,7 @@ def test_a_set_by_a_table_is_dealt_again_as_long_as_the_table_holds_the_same(
 def test_images_are_not_read_for_the_join(spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path) -> None:
     """The labels of the input are enough: an assignment is made with a file whose images are broken."""
     table = write_table(tmp_path / "table", np.arange(ROWS), vectors)
-    dataset = discover(Store(), str(source), run=serial, shape=(3, 2, 2))
+    dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions(shape=(3, 2, 2)))
     held = open_embeddings(Store(), table)
     from pipeline.input.embedding_table import KeptVectors, embedded
 

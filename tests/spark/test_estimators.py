@@ -48,7 +48,7 @@ def rows() -> Rows:
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
     folder = write_binary(tmp_path_factory.mktemp("est") / "c", *rows)
-    dataset = discovered(folder, shape=(3, 8, 8), format="cifar10-binary")
+    dataset = discovered(folder, format="cifar10-binary", shape=(3, 8, 8))
     return Images(spark.sparkContext, dataset).frame().cache()
 
 

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
+from pipeline.input.read_options import ReadOptions
 from tests.unit.test_files import IMAGES, LABELS, SHAPE, rows_of
 
 
@@ -15,7 +16,7 @@ def test_a_label_may_stand_in_the_folder_alone(spark: SparkSession, tmp_path: Pa
     """As Spark's own partitionBy() writes it."""
     rows = [(bytearray(image.tobytes()), int(label)) for image, label in zip(IMAGES, LABELS, strict=True)]
     spark.createDataFrame(rows, "image binary, label int").write.partitionBy("label").parquet(str(tmp_path / "in"))
-    dataset = discover(Store(), str(tmp_path / "in"), run=serial, shape=SHAPE)
+    dataset = discover(Store(), str(tmp_path / "in"), run=serial, read_options=ReadOptions(shape=SHAPE))
     labels, images = rows_of(dataset)
     expected = sorted((int(label), image.tobytes()) for label, image in zip(LABELS, IMAGES, strict=True))
     assert sorted((int(label), image.tobytes()) for label, image in zip(labels, images, strict=True)) == expected

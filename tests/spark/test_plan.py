@@ -15,6 +15,7 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from pipeline.clustering import kmeans, reduction
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs import plan as plan_module
 from pipeline.runs.plan import Shape, plan
 from pipeline.runs.request import Request
@@ -80,7 +81,11 @@ def test_what_reaches_the_driver_is_what_the_plan_says(
 
     monkeypatch.setattr(RDD, "collect", measure)
     request = Request(
-        str(source), str(tmp_path / "out"), workers, shape=(3, 8, 8), format="cifar10-binary", allow_empty=True
+        str(source),
+        str(tmp_path / "out"),
+        workers,
+        read_options=ReadOptions("cifar10-binary", (3, 8, 8)),
+        allow_empty=True,
     )
     made = shard(spark.sparkContext, request, make(strategy), log).shards
     cores = spark.sparkContext.defaultParallelism

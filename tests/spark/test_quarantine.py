@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import serial
+from pipeline.input.read_options import ReadOptions
 from pipeline.stream import generation
 from pipeline.stream.arrivals import survey
 from pipeline.stream.files import arrivals, stream_of_files
@@ -55,7 +57,7 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
     gone.unlink()
     run = GenerationRun(
         spark.sparkContext,
-        StreamRequest(str(tmp_path / "set"), 3, STRATEGY, **RAW),
+        StreamRequest(str(tmp_path / "set"), 3, STRATEGY, read_options=RAW),
         STORE,
         str(tmp_path / "set"),
         "query",
@@ -86,7 +88,7 @@ def test_broken_rows_of_parquet_are_found_one_by_one(spark: SparkSession, tmp_pa
     labels[99] = None
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"image": images, "label": labels}), path)
-    take(spark.sparkContext, tmp_path / "set", 0, [path], format=None)
+    take(spark.sparkContext, tmp_path / "set", 0, [path], read_options=ReadOptions(shape=SHAPE))
     kept = [row for row in range(100) if row not in (0, 13, 14, 70, 99)]
     check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
     assert [entry["record"] for entry in aside(tmp_path / "set")] == [0, 13, 14, 70, 99]
@@ -106,7 +108,7 @@ def test_a_batch_cut_for_any_number_of_tasks_gives_the_same_lines_and_the_same_r
         with monkeypatch.context() as patch:
             patch.setattr("pipeline.stream.batch.pass_pieces", lambda *_, pieces=pieces: pieces)
             output = tmp_path / f"{pieces}"
-            done = take(spark.sparkContext, output, 0, files, format=None, num_classes=10)
+            done = take(spark.sparkContext, output, 0, files, read_options=ReadOptions(shape=SHAPE, num_classes=10))
         assert done.quarantined == 300 + 1 + 40
         kept = [row for row in range(300) if row != 5 and row not in wrong]
         shards = check_set(output, IMAGES[kept], LABELS[kept])
@@ -153,7 +155,7 @@ def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
     source, output, checkpoint = (str(tmp_path / name) for name in ("in", "set", "checkpoint"))
     files = sorted(write_binary(tmp_path / "in", LABELS, IMAGES, files=6).iterdir())
     names = [tmp_path / "in" / f"a b%20é#[{number}]{{1}}.bin" for number in range(6)]
-    request = StreamRequest(output, 3, STRATEGY, **RAW)
+    request = StreamRequest(output, 3, STRATEGY, read_options=RAW)
 
     def drain(dies_at: int | None = None) -> None:
         run = GenerationRun(spark.sparkContext, request, STORE, output, "query")
@@ -196,9 +198,9 @@ def test_a_file_of_another_layout_is_put_aside(spark: SparkSession, tmp_path: Pa
     table = pa.table({"image": [bytes(12)] * 4, "label": [1] * 4})
     schema = table.schema.set(0, pa.field("image", pa.binary(), metadata={"shape": "[3, 2, 2]"}))
     pq.write_table(table.cast(schema), tmp_path / "small.parquet")
-    take(spark.sparkContext, tmp_path / "set", 0, [tmp_path / "small.parquet"], format=None)
+    take(spark.sparkContext, tmp_path / "set", 0, [tmp_path / "small.parquet"], read_options=ReadOptions(shape=SHAPE))
     pq.write_table(pa.table({"image": [IMAGES[0].tobytes()], "label": [1]}), tmp_path / "large.parquet")
-    take(spark.sparkContext, tmp_path / "set", 1, [tmp_path / "large.parquet"], format=None)
+    take(spark.sparkContext, tmp_path / "set", 1, [tmp_path / "large.parquet"], read_options=ReadOptions(shape=SHAPE))
     (entry,) = aside(tmp_path / "set")
     assert "raw images of 3x2x2 have 12" in entry["reason"]
 
@@ -210,7 +212,14 @@ def test_the_first_batch_settles_the_classes_with_ready_functions_too(
     path = tmp_path / "rows.parquet"
     labels = LABELS[:100].astype(np.int64) % 7
     pq.write_table(pa.table({"image": [image.tobytes() for image in IMAGES[:100]], "label": labels}), path)
-    take(spark.sparkContext, tmp_path / "set", 0, [path], format=None, model=str(tmp_path / "fitted"))
+    take(
+        spark.sparkContext,
+        tmp_path / "set",
+        0,
+        [path],
+        read_options=ReadOptions(shape=SHAPE),
+        model=str(tmp_path / "fitted"),
+    )
     shards = check_set(tmp_path / "set", IMAGES[:100], labels)
     assert shards.manifest.labels.num_classes == 7
     assert all(len(worker.label_histogram) == 7 for worker in shards.manifest.workers)
@@ -229,10 +238,10 @@ def test_a_file_system_that_fails_puts_nothing_aside(
         patch.setattr(Store, "open", fails)
         with pytest.raises(OSError, match="Input/output error"):
             survey(
-                STORE, "in", [STORE.info(str(path))], run=serial, first=0, format="parquet", shape=SHAPE, expected=None,
-                unlabelled=False,
+                STORE, "in", [STORE.info(str(path))], run=serial, first=0,
+                read_options=ReadOptions("parquet", SHAPE), expected=None,
             )  # fmt: skip
-    take(spark.sparkContext, tmp_path / "set", 0, [path], format=None)
+    take(spark.sparkContext, tmp_path / "set", 0, [path], read_options=ReadOptions(shape=SHAPE))
     check_set(tmp_path / "set", np.repeat(IMAGES[:1], 30, axis=0), np.ones(30, int))
 
 
@@ -240,7 +249,9 @@ def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken
     spark: SparkSession, tmp_path: Path, files: list[Path]
 ) -> None:
     output = str(tmp_path / "set")
-    run = GenerationRun(spark.sparkContext, StreamRequest(output, 3, STRATEGY, **RAW), STORE, output, "query")
+    run = GenerationRun(
+        spark.sparkContext, StreamRequest(output, 3, STRATEGY, read_options=RAW), STORE, output, "query"
+    )
     lost = lost_messages({1: (40, 100)}, [])
     done = run.take(0, lambda folder, newest_ms: Arrived("source", [], "digest", lost=lost))
     assert (done.shards, done.quarantined) == (None, 60)
@@ -254,7 +265,7 @@ def test_a_line_of_the_quarantine_holds_no_more_bytes_than_those_of_some_message
 ) -> None:
     monkeypatch.setattr(generation, "LINE_RECORDS", 2)
     rows = [bytes([200 if 2 <= row < 7 else 1]) + IMAGES[row].tobytes() for row in range(9)]
-    request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY, num_classes=10, **RAW)
+    request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY, read_options=replace(RAW, num_classes=10))
 
     def landed(folder: str, newest_ms: int) -> Arrived:
         path = f"{folder}/task/{landed_name(7)}"
@@ -275,7 +286,11 @@ def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession,
     data[193 * 4] = 200
     output = str(tmp_path / "set")
     run = GenerationRun(
-        spark.sparkContext, StreamRequest(output, 3, STRATEGY, num_classes=10, **RAW), STORE, output, "query"
+        spark.sparkContext,
+        StreamRequest(output, 3, STRATEGY, read_options=replace(RAW, num_classes=10)),
+        STORE,
+        output,
+        "query",
     )
 
     def landed(folder: str, newest_ms: int) -> Arrived:

@@ -16,6 +16,7 @@ from pipeline.assignment.chunks import chunk_bounds, piece_bounds, row_group_row
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.input import committed
 from pipeline.input.committed import committed_dataset
+from pipeline.input.read_options import ReadOptions
 from pipeline.output import spill
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import reshard
@@ -132,7 +133,7 @@ def scanned_dataset(source: Path) -> Any:
     from pipeline.core.storage.store import Store
     from pipeline.input.dataset import discover, serial
 
-    return discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    return discover(Store(), str(source), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
 
 
 @given(st.integers(1, 10**8), st.integers(1, 20_000), st.integers(1, 20_000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pipeline.core.shardset.generations import generations
 from pipeline.core.shardset.manifest import open_committed, read_committed
 from pipeline.input.channels import to_channels
 from pipeline.input.dataset import serial
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.report import report
 from pipeline.strategies.hash import Hash
 from pipeline.stream.buckets import Buckets, State, count, starts
@@ -30,7 +32,7 @@ from pipeline.stream.request import StreamRequest
 from tests.clusters.cluster_runs import run_here
 from tests.conftest import make_rows, write_binary
 from tests.support.places import STORE, files_below
-from tests.support.stream_runs import STRATEGY, check_set, rows_of, take
+from tests.support.stream_runs import RAW, SHAPE, STRATEGY, check_set, rows_of, take
 from tests.support.tiers import only
 
 LABELS, IMAGES = make_rows(900, pixels=192)
@@ -185,16 +187,19 @@ def test_parquet_arrives_too(spark: SparkSession, tmp_path: Path) -> None:
         table = pa.table({"image": [IMAGES[row].tobytes() for row in part], "label": LABELS[part].astype(np.int64)})
         path = tmp_path / "in" / f"{number}.parquet"
         pq.write_table(table, path)
-        take(spark.sparkContext, tmp_path / "set", number, [path], format=None)
+        take(spark.sparkContext, tmp_path / "set", number, [path], read_options=ReadOptions(shape=SHAPE))
     shards = check_set(tmp_path / "set", IMAGES[:300], LABELS[:300])
     assert shards.manifest.input.format == "parquet"
 
 
 def test_a_stream_makes_its_images_grey(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
     for batch, file in enumerate(files[:2]):
-        take(spark.sparkContext, tmp_path / "set", batch, [file], channels=1)
+        take(spark.sparkContext, tmp_path / "set", batch, [file], read_options=replace(RAW, channels=1))
     check_set(tmp_path / "set", to_channels(IMAGES[:300].reshape(-1, 3, 8, 8), 1), LABELS[:300])
-    assert StreamRequest("o", 3, STRATEGY, channels=1).identity() != StreamRequest("o", 3, STRATEGY).identity()
+    assert (
+        StreamRequest("o", 3, STRATEGY, read_options=ReadOptions(channels=1)).identity()
+        != StreamRequest("o", 3, STRATEGY).identity()
+    )
 
 
 @pytest.mark.full

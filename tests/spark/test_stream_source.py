@@ -69,7 +69,9 @@ def test_a_changed_file_is_told_by_the_next_batch(spark: SparkSession, tmp_path:
 def test_a_set_whose_newest_time_lies_ahead_recovers(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
     """As an earlier version has committed it."""
     output = str(tmp_path / "set")
-    run = GenerationRun(spark.sparkContext, StreamRequest(output, 3, STRATEGY, **RAW), STORE, output, "query")
+    run = GenerationRun(
+        spark.sparkContext, StreamRequest(output, 3, STRATEGY, read_options=RAW), STORE, output, "query"
+    )
     given: list[int] = []
     for batch, time_ms in enumerate((10**15, 1000, 1000)):
         arrived = Arrived("source", [STORE.info(str(files[batch]))], "digest", newest_ms=time_ms)

@@ -21,6 +21,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
 from pipeline.input.dataset import Block
 from pipeline.input.formats import Columns
+from pipeline.input.read_options import ReadOptions
 from pipeline.input.records import record_batch
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
@@ -62,8 +63,7 @@ def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
         eval_input=str(root / "test"),
         output=str(root / "shards"),
         num_workers=WORKERS,
-        shape=SHAPE,
-        format="cifar10-binary",
+        read_options=ReadOptions("cifar10-binary", SHAPE),
     )
     strategy = DistributionAware(clusters=40, components=20.0, whiten=True)
     shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))

@@ -18,6 +18,7 @@ from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.shardset.schema import record_schema
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
+from pipeline.input.read_options import ReadOptions
 from pipeline.upkeep.contents import details, workers_table
 from tests.conftest import make_rows
 from tests.support.application import run_job
@@ -144,7 +145,7 @@ def test_a_pickle_without_labels_is_read_without_them(tmp_path: Path) -> None:
     for name, batch in {"none": {b"data": images}, "broken": {b"data": images, b"labels": [1, 2]}}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=2))
-        dataset = discover(Store(), str(tmp_path / name), run=serial, unlabelled=True)
+        dataset = discover(Store(), str(tmp_path / name), run=serial, read_options=ReadOptions(unlabelled=True))
         (block,) = dataset.read(0, 20)
         np.testing.assert_array_equal(block.images, images)
         assert not block.labels.any()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
@@ -25,7 +26,9 @@ def source(tmp_path: Path) -> Path:
 
 def sharded(spark: Any, source: Path, output: Path, *, workers: int = 3, overwrite: bool = False) -> bool:
     """Shard, and tell whether anything was committed."""
-    request = Request(str(source), str(output), workers, overwrite=overwrite, format="cifar10-binary", shape=(3, 8, 8))
+    request = Request(
+        str(source), str(output), workers, overwrite=overwrite, read_options=ReadOptions("cifar10-binary", (3, 8, 8))
+    )
     return shard(spark.sparkContext, request, Stratified(), PhaseLog(quiet=True)).fresh
 
 

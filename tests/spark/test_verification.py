@@ -11,11 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.core.errors import JobError
+from pipeline.input.read_options import ReadOptions
 from pipeline.output.writer import WrittenChunk, WrittenFile
-from pipeline.runs import shard as runs
-from pipeline.runs import write
 from pipeline.runs.request import Request
-from pipeline.runs.shard import ShardingResult
+from pipeline.runs.shard import shard
+from pipeline.runs.steps import write
+from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies import Context, Fitted, Strategy
 from pipeline.strategies.stratified import Stratified
@@ -53,8 +54,10 @@ def sharded(
     workers: int = 4,
     overwrite: bool = False,
 ) -> ShardingResult:
-    request = Request(str(source), str(output), workers, overwrite=overwrite, format="cifar10-binary", shape=(3, 8, 8))
-    return runs.shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), PhaseLog(quiet=True))
+    request = Request(
+        str(source), str(output), workers, overwrite=overwrite, read_options=ReadOptions("cifar10-binary", (3, 8, 8))
+    )
+    return shard(spark.sparkContext, request, Interrupted(meanwhile=meanwhile), PhaseLog(quiet=True))
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -141,7 +144,7 @@ def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_
         seen.extend(file for chunk in written for file in chunk.files)
         verify([fault(written[0]), *written[1:]], *expected)
 
-    monkeypatch.setattr(runs, "verify", faulty)
+    monkeypatch.setattr(write, "verify", faulty)
     with pytest.raises(JobError, match=rf"rows with \d+ copies were written, not {ROWS} \+ 9; nothing was committed"):
         sharded(spark, source, tmp_path / "out")
     assert sum(file.rows for file in seen) == ROWS + 9

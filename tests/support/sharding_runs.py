@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
@@ -32,7 +33,11 @@ def make(name: str, **extra: Any) -> Any:
 
 def run(spark: SparkSession, source: Path, output: Path, strategy: Any, workers: int, **options: Any) -> Any:
     request = Request(
-        input=str(source), output=str(output), num_workers=workers, shape=SHAPE, format="cifar10-binary", **options
+        input=str(source),
+        output=str(output),
+        num_workers=workers,
+        read_options=ReadOptions("cifar10-binary", SHAPE),
+        **options,
     )
     outcome = shard(spark.sparkContext, request, strategy, QUIET)
     return outcome.shards.manifest.to_json()

@@ -14,6 +14,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.input.read_options import ReadOptions
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import digest
 from pipeline.stream.generation import Arrived, GenerationRun, Outcome
@@ -23,7 +24,7 @@ from tests.clusters.cluster_runs import LAYOUT, QUIET
 from tests.support.places import STORE, put_after
 
 SHAPE = (3, 8, 8)
-RAW: dict[str, Any] = {"format": "cifar10-binary", "shape": SHAPE}
+RAW = ReadOptions("cifar10-binary", SHAPE)
 STRATEGY = Hash(family="sign", functions=6)
 
 
@@ -37,7 +38,7 @@ def take(
     **options: Any,
 ) -> Outcome:
     """Commit some files as a batch, as the stream does with those that Spark names."""
-    request = StreamRequest(str(output), workers, **{"strategy": STRATEGY, **RAW, **options})
+    request = StreamRequest(str(output), workers, **{"strategy": STRATEGY, "read_options": RAW, **options})
     found = [STORE.info(str(file)) for file in files]
     run = GenerationRun(context, request, STORE, str(output), "query")
     return run.take(batch, lambda folder, newest_ms: Arrived(source, found, digest(found)))

@@ -14,6 +14,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
@@ -38,8 +39,7 @@ def make_sets(spark: Any, root: Path, *counts: int, seed: int = 1, ratios: Any =
             eval_input=str(root / "test"),
             output=str(root / f"shards-{workers}"),
             num_workers=workers,
-            shape=SHAPE,
-            format="cifar10-binary",
+            read_options=ReadOptions("cifar10-binary", SHAPE),
             ratios=ratios,
         )
         shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))

@@ -15,6 +15,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.channels import to_channels
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request, difference, identity
 from pipeline.strategies.stratified import Stratified
 
@@ -33,8 +34,8 @@ def write(path: Path, *images: bytes) -> Path:
     return path
 
 
-def find(path: Path, channels: int | None, **options: object) -> Dataset:
-    return discover(Store(), str(path), run=serial, channels=channels, **options)  # type: ignore[arg-type]
+def find(path: Path, channels: int | None, **options: Any) -> Dataset:
+    return discover(Store(), str(path), run=serial, read_options=ReadOptions(channels=channels, **options))
 
 
 def pixels_of(dataset: Dataset) -> np.ndarray:
@@ -110,11 +111,12 @@ def test_what_has_no_colours_is_not_converted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"p.parquet holds 4x6x5 images; --channels converts uint8 images of 1 or 3"):
         find(path, 3, shape=(4, 6, 5))
     with pytest.raises(UsageError, match=r"--channels must be 1 \(grey\) or 3 \(RGB\), got 2"):
-        Request("a", "b", 1, channels=2)
+        ReadOptions(channels=2)
 
 
 def test_a_converted_set_is_another_one() -> None:
-    plain, grey = Request("a", "b", 2), Request("a", "b", 2, channels=1)
+    plain = Request("a", "b", 2)
+    grey = replace(plain, read_options=ReadOptions(channels=1))
     assert identity(plain, Stratified()) != identity(grey, Stratified())
     held: dict[str, Any] = {
         "strategy": "stratified",

@@ -18,6 +18,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, ranges, serial
 from pipeline.input.formats.cifar_pickle import load
+from pipeline.input.read_options import ReadOptions
 from pipeline.input.scan import scan
 from tests.conftest import make_rows, write_binary, write_pickles
 from tests.support.tiers import only
@@ -25,8 +26,8 @@ from tests.support.tiers import only
 STORE = Store()
 
 
-def discovered(path: Path, **options: Any) -> Any:
-    return discover(STORE, str(path), run=serial, **options)
+def discovered(path: Path, *, evaluation: bool = False, **options: Any) -> Any:
+    return discover(STORE, str(path), run=serial, read_options=ReadOptions(**options), evaluation=evaluation)
 
 
 def whole(dataset: Any) -> Any:

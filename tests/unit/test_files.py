@@ -21,6 +21,7 @@ from pipeline.core.storage.store import Store
 from pipeline.datasets.derive import sides
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.files import input_files
+from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request, check_output
 from tests.conftest import make_rows
 
@@ -129,7 +130,7 @@ def test_partition_folders_are_read_with_the_folder_and_others_are_refused(tmp_p
     write(tmp_path / "day=01" / "b.parquet", slice(20, 50))
     write(tmp_path / "c.parquet", slice(50, 60))
     (tmp_path / "_temporary").mkdir()
-    dataset = discover(Store(), str(tmp_path), run=serial, shape=SHAPE)
+    dataset = discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(shape=SHAPE))
     order = np.r_[50:60, 20:50, 0:20]
     labels, images = rows_of(dataset)
     np.testing.assert_array_equal(labels, LABELS[order])
@@ -143,8 +144,10 @@ def test_partition_folders_are_read_with_the_folder_and_others_are_refused(tmp_p
 def test_a_folder_that_names_no_class_gives_no_label(tmp_path: Path, folder: str) -> None:
     write(tmp_path / folder / "a.parquet", slice(0, 5), label=False)
     with pytest.raises(DataError, match=r"has no labels, .* or in folders label=N"):
-        discover(Store(), str(tmp_path), run=serial, shape=SHAPE)
-    assert discover(Store(), str(tmp_path), run=serial, shape=SHAPE, unlabelled=True).rows == 5
+        discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(shape=SHAPE))
+    assert (
+        discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(shape=SHAPE, unlabelled=True)).rows == 5
+    )
 
 
 def test_an_output_among_what_a_pattern_matches_is_refused_and_one_beside_it_is_not(days: Path) -> None:

@@ -12,6 +12,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.storage.store import Store
 from pipeline.input import dataset as dataset_module
 from pipeline.input.dataset import Block, Dataset, discover, serial
+from pipeline.input.read_options import ReadOptions
 from tests.conftest import make_rows, write_binary
 from tests.support.sharding_runs import make
 
@@ -50,7 +51,7 @@ def test_no_number_of_rows_to_fit_is_all_of_them_as_it_was() -> None:
 def test_a_read_of_few_rows_of_many_files_looks_at_their_files_alone(tmp_path: Path) -> None:
     labels, images = make_rows(300, seed=6, pixels=192)
     folder = write_binary(tmp_path / "many", labels, images, files=100)
-    dataset = discover(Store(), str(folder), run=serial, shape=(3, 8, 8), format="cifar10-binary")
+    dataset = discover(Store(), str(folder), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
     whole = np.concatenate([block.images for block in dataset.read(0, 300)])
     for start, stop in ((0, 300), (1, 2), (2, 3), (2, 4), (150, 156), (299, 300), (7, 7)):
         found = [block for block in dataset.read(start, stop)]
@@ -60,7 +61,7 @@ def test_a_read_of_few_rows_of_many_files_looks_at_their_files_alone(tmp_path: P
 
 def test_what_lies_far_from_drawn_rows_is_not_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, images = source
-    dataset = discover(Store(), str(folder), run=serial, shape=(3, 8, 8), format="cifar10-binary")
+    dataset = discover(Store(), str(folder), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
     asked, original = [], Dataset.read
 
     def read(self: Dataset, start: int, stop: int, **more: bool) -> Iterator[Block]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import serial
 from pipeline.input.formats import DataFile
+from pipeline.input.read_options import ReadOptions
 from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages
@@ -53,8 +54,8 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
         images_with(set(), dict.fromkeys(range(300), 13), 300, tmp_path / "2.parquet"),
     ]
     data, problems = survey(
-        STORE, "in", [STORE.info(str(file)) for file in files], run=serial, first=50, format=None, shape=SHAPE,
-        expected=None, unlabelled=False,
+        STORE, "in", [STORE.info(str(file)) for file in files], run=serial, first=50, read_options=ReadOptions(shape=SHAPE),
+        expected=None,
     )  # fmt: skip
     assert data
     assert not problems

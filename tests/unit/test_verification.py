@@ -17,13 +17,14 @@ from pipeline.core.errors import JobError
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.decoded import decoder_versions
+from pipeline.input.read_options import ReadOptions
 from pipeline.input.records import record_batch
 from pipeline.input.scan import scan
 from pipeline.output import spill, writer
 from pipeline.output.placement import Dealing
 from pipeline.output.spill import SpillJob
 from pipeline.output.writer import ChunkJob
-from pipeline.runs import write
+from pipeline.runs.steps import write
 from pipeline.strategies.base import OneGroup
 from tests.conftest import make_rows, write_binary
 
@@ -64,7 +65,7 @@ def altered(kind: str) -> Callable[..., pa.RecordBatch]:
 def test_what_goes_into_the_files_is_verified_and_not_what_was_read(
     kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
     job = job_of(dataset, tmp_path / "staged")
     scanned = scan(dataset, job.bounds, 1, serial)
     if kind != "none":
@@ -83,7 +84,7 @@ def test_changed_rows_name_the_versions_of_other_hosts(
     other: str | None, spills: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An executor with another Pillow decodes the same JPEG to other pixels, though the input is as it was."""
-    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
     job = job_of(dataset, tmp_path / "staged")
     scanned = scan(dataset, job.bounds, 1, serial)
     monkeypatch.setattr(writer, "record_batch", altered("image"))
@@ -108,7 +109,7 @@ def test_changed_rows_name_the_versions_of_other_hosts(
 @pytest.mark.parametrize("what", ["groups", "shards", "spilled rows"])
 def test_a_task_that_outlives_its_attempt_brings_nothing_back(source: Path, tmp_path: Path, what: str) -> None:
     """Executors go on for a while when their driver was killed; another run may have tidied up in the meantime."""
-    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
     job = job_of(dataset, tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     tasks: dict[str, Callable[[], object]] = {
@@ -122,7 +123,7 @@ def test_a_task_that_outlives_its_attempt_brings_nothing_back(source: Path, tmp_
 
 
 def test_a_try_that_fails_leaves_no_file(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = discover(Store(), str(source), run=serial, format="cifar10-binary", shape=(3, 8, 8))
+    dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions("cifar10-binary", (3, 8, 8)))
 
     def fail(*_: Any, **__: Any) -> pa.RecordBatch:
         (tmp_path / "staged" / "seen").write_text("it had begun")

@@ -22,7 +22,8 @@ NEWTON_STEPS = 12
 
 def open_rows(context: SparkContext, folder: str) -> Dataset:
     """Open the Parquet files that problems.write_problem wrote."""
-    return discover(open_store(context), f"{folder}/parquet", run=serial)
+    store = open_store(context)
+    return discover(store, store.resolve(f"{folder}/parquet"), run=serial)
 
 
 def read_arrays(dataset: Dataset, start: int, stop: int, *, real: bool) -> tuple[Floats, Floats]:

@@ -14,6 +14,7 @@ from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset, discover, ranges, serial
+from pipeline.input.read_options import ReadOptions
 from trainer.embed.options import Embedding
 
 FIT_BYTES = 1 << 30  # most bytes of training images, which are kept in memory
@@ -30,12 +31,9 @@ def open_rows(store: Store, asked: Embedding) -> Dataset:
         assert asked.input is not None
         dataset = discover(
             store,
-            asked.input,
+            store.resolve(asked.input),
             run=serial,
-            format=asked.format,
-            shape=asked.image_shape,
-            unlabelled=True,
-            channels=asked.channels,
+            read_options=ReadOptions(asked.format, asked.image_shape, unlabelled=True, channels=asked.channels),
         )
     # Real-valued features need no embedding: the jobs use them directly.
     if dataset.layout.dtype != "uint8":

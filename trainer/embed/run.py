@@ -52,7 +52,7 @@ def embed(asked: Embedding) -> Embedded:
     and after an interruption the same call resumes. Raises UsageError, DataError and JobError."""
     device = pick_device(asked.device, 0)
     store = configured_store()
-    check_apart(store, store.resolve(asked.output), asked.input or str(asked.shards))
+    check_apart(store, store.resolve(asked.output), store.resolve(asked.input or str(asked.shards)))
     dataset = open_rows(store, asked)
     # The identity names the work folder, so that only files of the same configuration and input are reused.
     table = TableFile(store, store.resolve(asked.output), identity_of(asked, dataset))

@@ -224,7 +224,7 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     order = keys.get(ORDER, "given")
     if order not in ("given", "class-blocks"):
         raise UsageError(f"order must be given or class-blocks, got {order!r}")
-    if read_request(_shard_flags(plan, name)).unlabelled:
+    if read_request(_shard_flags(plan, name)).read_options.unlabelled:
         raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
     _check_varies(plan, draws=strategy_of(plan, name).draws())
 

@@ -1,4 +1,4 @@
-"""All writes of a run before its commit: shard files, written and verified by tasks, and fitted models."""
+"""The steps that write: shard files, written and verified by tasks, and fitted models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial, reduce
 from operator import add
 from typing import Any, TypeVar
 
+import numpy as np
 from pyspark import SparkContext
 
 from pipeline.core.errors import DataError, JobError
@@ -19,17 +20,23 @@ from pipeline.core.storage.store import Store
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan
 from pipeline.output.assignment import AssignmentFile, Tally
+from pipeline.output.entries import check_empty
 from pipeline.output.placement import Placement
 from pipeline.output.spill import Spilled, SpillJob
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
+from pipeline.runs.steps.inputs import ScannedInputs
+from pipeline.runs.steps.place import PlacedRows, deal
+from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import run_on
 from pipeline.spark.source import Source
+from pipeline.strategies import Fitted
+from pipeline.strategies.base import OneGroup
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """The files of a run before its commit.
 
     chunks: the shard files, empty if only the assignment was written; assignment: its files; tally: totals of each
@@ -44,6 +51,67 @@ class Written:
         return moves + [(file.staged, file.path) for file in self.assignment]
 
 
+@dataclass(frozen=True)
+class WrittenSet:
+    """The rows of a set before their commit.
+
+    Attributes:
+        inputs: the scanned rows.
+        placed: their placement.
+        rows: the files of the shards.
+        evaluation: the files of the evaluation rows, or None.
+    """
+
+    inputs: ScannedInputs
+    placed: PlacedRows
+    rows: WrittenFiles
+    evaluation: WrittenFiles | None
+
+    def moves(self) -> list[Move]:
+        return self.rows.moves() + (self.evaluation.moves() if self.evaluation else [])
+
+
+def write_rows(run: ShardingRun, scans: ScannedInputs, placed: PlacedRows, staging: str) -> WrittenSet:
+    """Write and verify every row, or with assignment_only its worker alone, and the evaluation rows.
+
+    staging: the attempt's folder. Raises JobError, and UsageError for workers without rows."""
+    if placed.shares is not None:  # refuse empty workers before any row is written
+        check_empty(placed.shares.tolist(), run.request.allow_empty)
+    with run.progress.phase("write"):
+        write = _assign_and_verify if run.request.assignment_only else _write_and_verify
+        rows = write(run.context, staging, scans.source, placed)
+        if placed.neighbourhoods is not None:
+            sparse = sum(entry.sparse for entry in placed.neighbourhoods)
+            run.progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
+    evaluation = None
+    if scans.evaluation:
+        with run.progress.phase("eval"):
+            evaluation = _write_evaluation(run.context, staging, scans.evaluation)
+    return WrittenSet(scans, placed, rows, evaluation)
+
+
+def _write_and_verify(context: SparkContext, staging: str, source: Source, placed: PlacedRows) -> WrittenFiles:
+    written = write_all(context, staging, source, placed.placement)
+    verify(written.chunks, source.scan, placed.copies)
+    return written
+
+
+def _assign_and_verify(context: SparkContext, staging: str, source: Source, placed: PlacedRows) -> WrittenFiles:
+    written = write_assignment(context, staging, source, placed.placement)
+    assert written.tally, "of all chunks"
+    verify_counts(int(written.tally.rows.sum()), int(written.tally.copies.sum()), source.scan, placed.copies)
+    return written
+
+
+def _write_evaluation(context: SparkContext, staging: str, evaluation: Source) -> WrittenFiles:
+    """Write the evaluation rows as one shard beside the others."""
+    counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
+    placement = deal(Fitted(OneGroup(), counts), 1, None).placement
+    written = write_all(context, staging, evaluation, placement, folder="_eval")
+    verify(written.chunks, evaluation.scan, 0)
+    return written
+
+
 def write_all(
     context: SparkContext,
     staging: str,
@@ -51,7 +119,7 @@ def write_all(
     placement: Placement,
     folder: str = SHARD_FOLDER,
     first: int = 0,
-) -> Written:
+) -> WrittenFiles:
     """Write all shard files and the assignment.
 
     There is one task per chunk, or two rounds of tasks for very many workers. Every try of a task writes to its own
@@ -69,19 +137,19 @@ def write_all(
     run = run_on(context)
     if source.width is None:
         chunks = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))
-        return Written(chunks, [chunk.assignment for chunk in chunks if chunk.assignment])
+        return WrittenFiles(chunks, [chunk.assignment for chunk in chunks if chunk.assignment])
     spilling = SpillJob(job, source.width, source.parts)
     spilled = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
     gather = partial(_gather, spilling, spilled)
     chunks = run(with_retries(partial(_one_try, job, gather)), spilling.tasks())
-    return Written(chunks, [piece.assignment for piece in spilled if piece.assignment])
+    return WrittenFiles(chunks, [piece.assignment for piece in spilled if piece.assignment])
 
 
-def write_assignment(context: SparkContext, staging: str, source: Source, placement: Placement) -> Written:
+def write_assignment(context: SparkContext, staging: str, source: Source, placement: Placement) -> WrittenFiles:
     """Write the assignment alone, one file per chunk."""
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
     made = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
-    return Written([], [chunk.file for chunk in made], reduce(add, [chunk.tally for chunk in made]))
+    return WrittenFiles([], [chunk.file for chunk in made], reduce(add, [chunk.tally for chunk in made]))
 
 
 def _gather(job: SpillJob, spilled: list[Spilled], where: tuple[int, int], task: str) -> WrittenChunk:

@@ -1,0 +1,101 @@
+"""The last steps: the set is described in its manifest and committed."""
+
+from __future__ import annotations
+
+from pipeline.core.provenance import provenance
+from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.shardset.commit import Move, publish, refuse_unless
+from pipeline.core.shardset.contract import Manifest, Worker
+from pipeline.core.shardset.manifest import ShardSet
+from pipeline.output.entries import (
+    describe_assigned_workers,
+    describe_assignment,
+    describe_eval,
+    describe_image,
+    describe_labels,
+    describe_workers,
+    versions,
+)
+from pipeline.runs.steps.current import SetGoal, is_current
+from pipeline.runs.steps.inputs import ScannedInputs
+from pipeline.runs.steps.run import ShardingResult, ShardingRun
+from pipeline.runs.steps.write import WrittenSet
+
+
+def describe_set(run: ShardingRun, goal: SetGoal, written: WrittenSet, models: list[Move]) -> Manifest:
+    """Return the manifest of a written set, whose paths carry no stamps yet. models: the files of fitted models."""
+    strategy = goal.strategy
+    request = run.request
+    source = written.inputs.source
+    evaluation = written.inputs.evaluation
+    placed = written.placed
+    eval_files = written.evaluation.chunks if written.evaluation else []
+    # The paths get their stamps when the number of the version is known, in the commit.
+    return Manifest(
+        strategy=strategy.name,
+        params={**strategy.params(), **placed.params},
+        asked=strategy.params(),
+        seed=strategy.seed,
+        num_workers=request.num_workers,
+        ratios=list(request.ratios) if request.ratios else None,
+        rows=source.scan.rows,
+        copies=placed.copies,
+        interval=request.interval,
+        input=source.describe(),
+        image=describe_image(source),
+        labels=describe_labels(source),
+        chunks=[list(part) for part in source.parts],
+        workers=_describe_workers(run, written),
+        neighbourhoods=placed.neighbourhoods,
+        evaluation=describe_eval(evaluation, eval_files) if evaluation else None,
+        model=[path for _, path in models] or None,
+        assignment=describe_assignment(written.rows.assignment),
+        assignment_only=request.assignment_only,
+        identity=goal.identity,
+        seconds=dict(run.progress.seconds),
+        versions=versions(),
+        made={**provenance(), "master": str(run.context.master)},
+    )
+
+
+def _describe_workers(run: ShardingRun, written: WrittenSet) -> list[Worker]:
+    allowed = run.request.allow_empty
+    histogram = written.placed.histogram
+    if written.rows.tally:
+        return describe_assigned_workers(written.rows.tally, allowed, histogram)
+    return describe_workers(written.rows.chunks, run.request.num_workers, allowed, histogram)
+
+
+def commit(
+    run: ShardingRun,
+    goal: SetGoal,
+    scans: ScannedInputs,
+    attempt: Attempt,
+    manifest: Manifest,
+    moves: list[Move],
+) -> ShardingResult:
+    """Move the files of an attempt to their places and commit the manifest.
+
+    A set that another run has committed meanwhile is returned if it is the goal, too.
+
+    Args:
+        run: configuration of the run.
+        goal: the set to commit.
+        scans: the rows that the set holds.
+        attempt: the claim of this run.
+        manifest: its paths carry no stamps yet.
+        moves: current path and unstamped path under OUTPUT of every file.
+
+    Raises:
+        UsageError: another run has committed another set meanwhile, and --overwrite is not set.
+        JobError: another run took this one for dead and deleted its files.
+    """
+
+    def supersedes(theirs: ShardSet) -> bool:
+        if is_current(run, goal, theirs, scans):
+            return False
+        refuse_unless(run.request.overwrite, theirs, "run, committed while this one worked")
+        return True
+
+    committed = publish(attempt, manifest, moves, before=goal.before, supersedes=supersedes)
+    return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))

@@ -1,0 +1,102 @@
+"""The steps that find the rows and read them for the first time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeline.core.errors import DataError, UsageError
+from pipeline.doctor import beforehand
+from pipeline.input.dataset import Dataset, discover
+from pipeline.runs.request import Request
+from pipeline.runs.steps.run import ShardingRun
+from pipeline.spark.images import run_on
+from pipeline.spark.source import Source, scanned
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The rows of a run before their scan.
+
+    dataset: the rows to shard; evaluation: the evaluation rows, or None."""
+
+    dataset: Dataset
+    evaluation: Dataset | None = None
+
+    def listings(self) -> tuple[str, str | None]:
+        return self.dataset.listing(), self.evaluation.listing() if self.evaluation else None
+
+    def describe(self) -> str:
+        dataset = self.dataset
+        size = "x".join(map(str, dataset.layout.shape))
+        files = f"{len(dataset.files)} {dataset.format} files ({file_names(dataset)})"
+        beside = ""
+        if self.evaluation:
+            beside = f"; {self.evaluation.rows:,} evaluation rows ({file_names(self.evaluation)})"
+        return f"{dataset.rows:,} rows of {size} in {files}{beside}"
+
+
+@dataclass(frozen=True)
+class ScannedInputs:
+    """The rows of a run after their scan.
+
+    source: the rows to shard; evaluation: the evaluation rows, or None."""
+
+    source: Source
+    evaluation: Source | None = None
+
+    def fingerprints(self) -> tuple[str, str | None]:
+        return self.source.fingerprint(), self.evaluation.fingerprint() if self.evaluation else None
+
+
+def discover_inputs(run: ShardingRun) -> Inputs:
+    """Find the files of the rows to shard and of the evaluation rows.
+
+    Raises DataError for broken inputs, and if the two have different layouts; UsageError if they share files."""
+    request = run.request
+    places = {"--input": request.input} | ({"--eval-input": request.eval_input} if request.eval_input else {})
+    beforehand.check_inputs(run.context, run.store, places)
+
+    def find(uri: str, evaluation: bool) -> Dataset:
+        on_tasks = run_on(run.context)
+        return discover(run.store, uri, run=on_tasks, read_options=request.read_options, evaluation=evaluation)
+
+    dataset = find(request.input, False)
+    if not request.eval_input:
+        return Inputs(dataset)
+    beside = find(request.eval_input, True)
+    # The number of classes may differ: evaluation rows need not contain every class.
+    if replace(beside.layout, num_classes=dataset.layout.num_classes) != dataset.layout:
+        raise DataError(
+            f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
+        )
+    if {file.path for file in beside.files} & {file.path for file in dataset.files}:
+        raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
+    return Inputs(dataset, beside)
+
+
+def file_names(dataset: Dataset) -> str:
+    """Return the names of the first and the last file, which show which split of the input is read."""
+    names = list(dict.fromkeys(dataset.files[at].path.rpartition("/")[2] for at in (0, -1)))
+    return (" and " if len(dataset.files) == 2 else " to ").join(names)
+
+
+def check_num_workers(request: Request, dataset: Dataset) -> None:
+    """Raise UsageError if there are more workers than rows."""
+    if request.num_workers > dataset.rows and not request.allow_empty:
+        raise UsageError(f"--workers {request.num_workers} is more than the {dataset.rows} rows; use fewer workers")
+
+
+def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
+    """Read all rows once, to count, check and fingerprint them. Raises DataError for broken rows."""
+    with run.progress.phase("scan"):
+        source = scanned(run.context, inputs.dataset, run.request.num_workers)
+        evaluation = scanned(run.context, inputs.evaluation, 1) if inputs.evaluation else None
+        classes = f"{source.scan.num_classes} classes" if inputs.dataset.layout.labelled else "no labels"
+        run.progress.report(f"{classes}, fingerprint {source.fingerprint()}")
+        # Only a scan finds the number of classes where no layout declares it.
+        if evaluation and evaluation.scan.num_classes > source.scan.num_classes:
+            raise DataError(
+                f"{evaluation.dataset.uri} has the label {evaluation.scan.num_classes - 1}, the input has only"
+                f" {source.scan.num_classes} classes; correct the labels, or declare more with --num-classes"
+            )
+    return ScannedInputs(source, evaluation)

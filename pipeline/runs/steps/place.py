@@ -1,0 +1,86 @@
+"""The steps that decide which workers get a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.assignment.chunks import offsets_by_chunk
+from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
+from pipeline.core.arrays import Ints
+from pipeline.core.shardset.contract import Neighbourhood
+from pipeline.output.entries import describe_neighbourhoods
+from pipeline.output.placement import Dealing, Placement
+from pipeline.runs.steps.run import ShardingRun
+from pipeline.spark.images import Images
+from pipeline.spark.source import Source
+from pipeline.strategies import Context, Fitted
+from pipeline.strategies.base import Grouping
+
+MOST_SHARES = 1 << 24  # limit of workers x groups that the driver sums: 128 MiB
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """The placement of the rows, and its description for the manifest.
+
+    Attributes:
+        placement: decides which workers get a row.
+        copies: number of copies.
+        params: parameters that the fit decided.
+        neighbourhoods: the manifest's entries, or None.
+        histogram: int64 [workers, neighbourhoods], rows of each by worker, or None.
+        shares: int64 [workers], rows by worker, if they are known before the write.
+    """
+
+    placement: Placement
+    copies: int
+    params: dict[str, Any]
+    neighbourhoods: list[Neighbourhood] | None = None
+    histogram: Ints | None = None
+    shares: Ints | None = None
+
+
+def fitting_context(run: ShardingRun, source: Source, folder: str) -> Context:
+    """Return the inputs and tools of a fit. folder: of the attempt, for files that tasks keep until the run ends."""
+    return Context(
+        Images(run.context, source.dataset),
+        source.scan,
+        source.bounds,
+        run.request.num_workers,
+        run.progress.phase,
+        run.progress.report,
+        f"{folder}/groups",
+        tuple(run.request.ratios) if run.request.ratios else None,
+    )
+
+
+def deal(fitted: Fitted, num_workers: int, ratios: Sequence[int] | None) -> PlacedRows:
+    """Deal the groups of a fit to workers. ratios: shares of the workers; None: equal."""
+    grouping = fitted.grouping
+    table = group_table(
+        fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, tuple(ratios) if ratios else None
+    )
+    # A histogram with too many entries is left out of the manifest.
+    is_listed = grouping.neighbourhoods and num_workers * len(table.sizes) <= MOST_COUNTS
+    return PlacedRows(
+        Dealing(grouping, table, offsets_by_chunk(fitted.counts)),
+        table.copies,
+        fitted.params,
+        describe_neighbourhoods(table) if grouping.neighbourhoods else None,
+        grouping.rows_by_worker(table) if is_listed else None,
+        shares(grouping, table),
+    )
+
+
+def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
+    """Return the rows of each worker, copies included, int64 [workers].
+
+    Returns None if the grouping deals rows by a rule that it does not count, or if there are very many groups."""
+    kind = type(grouping)
+    counted = kind.workers is Grouping.workers or kind.rows_by_worker is not Grouping.rows_by_worker
+    if not counted or table.num_workers * len(table.sizes) > MOST_SHARES:
+        return None
+    rows: Ints = grouping.rows_by_worker(table).sum(axis=1)
+    return rows
