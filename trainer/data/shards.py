@@ -37,7 +37,7 @@ from pipeline.core.shardset.schema import (
     raw_images,
 )
 from pipeline.core.shardset.versions import NAME
-from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.objects import SCHEMES
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.store import configured
 from pipeline.core.storage.uri import split_uri
@@ -145,12 +145,13 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     UsageError if it was made for another ``num_workers``."""
     store = store_of(uri)
     with unreadable_is_data_error(uri):
-        store.exists(store.resolve(uri))  # not retried, so that an unreachable host is reported at once
+        resolved = store.resolve(uri)
+        store.exists(resolved)  # not retried, so that an unreachable host is reported at once
         found = with_retries(read_committed)(store, uri)  # the manifest may be on a DataNode that was just lost
     if found is None:
-        refuse_single_shard(store, store.resolve(uri))
+        refuse_single_shard(store, resolved)
         raise DataError(
-            f"{store.resolve(uri)} has no {NAME}: no shards were ever committed there; make them with spark-submit"
+            f"{resolved} has no {NAME}: no shards were ever committed there; make them with spark-submit"
             f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
         )
     shards = Shards(found.store, found.uri, with_rows(found).manifest)
@@ -231,9 +232,10 @@ def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: boo
 
 def store_of(uri: str) -> ReadStore:
     """Return a store for reading a URI. Hadoop's configuration is read only if the URI leaves host or keys to it."""
-    if split_uri(uri)[:2] != ("hdfs", "") and not is_object(uri):
-        return ReadStore()
-    return ReadStore(configured())
+    scheme, authority, _ = split_uri(uri)
+    if scheme in SCHEMES or (scheme, authority) == ("hdfs", ""):
+        return ReadStore(configured())
+    return ReadStore()
 
 
 def _check_layout(shards: Shards) -> None:
