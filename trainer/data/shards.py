@@ -173,20 +173,26 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
 def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
     """Open the set of a run, as it was at the generation that the run is pinned to, if any.
 
-    Raises as ``open_shards``, and UsageError for a generation that the set lacks, or that has a worker without rows."""
-    shards = open_shards(data.shards, num_workers=num_workers)
-    if data.generation is None:
+    Raises as ``open_shards`` and ``at_generation``."""
+    return at_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+
+
+def at_generation(shards: Shards, generation: int | None) -> Shards:
+    """Return a set as it was at a generation; unchanged for None.
+
+    Raises UsageError for a generation that the set lacks, or that has a worker without rows."""
+    if generation is None:
         return shards
     there = len(generations(shards))
-    if data.generation >= there:
+    if generation >= there:
         held = f"has generations 0..{there - 1}" if there else "was made at once, without generations"
-        raise UsageError(f"--generation {data.generation}: {shards.uri} {held}")
-    pinned = as_of(shards, data.generation)
+        raise UsageError(f"--generation {generation}: {shards.uri} {held}")
+    pinned = as_of(shards, generation)
     # open_shards has checked the newest generation only: a worker may have got its first rows later.
     empty = next((worker for worker in range(pinned.num_workers) if not pinned.worker_rows(worker)), None)
     if empty is not None:
         raise UsageError(
-            f"--generation {data.generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
+            f"--generation {generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
             f" 0..{there - 1}"
         )
     return pinned
