@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import UsageError
 from trainer.config import Config
-from trainer.home.place import place_of
+from trainer.context import RunContext
+from trainer.home.work import working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
 from trainer.run_files import REPORT
-from trainer.runlog.run_folder import RunRecord, Start, saved_generation, settled
+from trainer.runlog.run_folder import RunRecord, Start, settled
 
 if TYPE_CHECKING:
     from trainer.cluster.launcher import Launcher
@@ -44,78 +43,61 @@ def train(
             resumes it.
     """
     options = options or Options()
-    config = pinned(config, overwrite=options.overwrite)
+    context = RunContext.of(config).pinned(overwrite=options.overwrite)
     if launcher:
-        return _train_on(launcher, hosts, config, options)
+        return _train_on(launcher, hosts, context, options)
     raise_limit()  # before the fork server starts, because its children inherit its limit
-    with _settled(config, options) if options.has(Role("server", 0)) else nullcontext(Start.GO_ON) as start:
+    leads = options.has(Role("server", 0))
+    with _settled(context, options) if leads else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
-            return read_result(place_of(config.run.output))
+            return read_result(context.home)
         from trainer.launch.run import run
 
         FORK_SERVER.ensure()
         FORK_SERVER.losses.clear()  # losses between two runs do not count
-        return run(config, options)
+        with working(context.home, leads=leads) as work:
+            return run(context, options, work)
 
 
-def _train_on(launcher: Launcher, hosts: int, config: Config, options: Options) -> Result:
+def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Options) -> Result:
     """Train on a cluster. This process manages the run's folder and computes nothing."""
     from trainer.cluster.launcher import share_roles
     from trainer.cluster.run import ClusterRun
-    from trainer.data.shards import open_shards
     from trainer.launch.ends import announce, interruptible
     from trainer.runlog.result import read_result
 
-    parts = share_roles(config.processes.servers, open_shards(config.data.shards).num_workers, hosts)
-    run = ClusterRun(config, options, launcher, parts)
+    parts = share_roles(context.config.processes.servers, context.shards.num_workers, hosts)
+    run = ClusterRun(context.config, options, launcher, parts)
     # The folder is changed only after run.start has found that the parts can train the run.
-    with interruptible(run), _settled(config, options, run.start, run.lose) as start, closing(run):
+    with interruptible(run), _settled(context, options, run.start, run.lose) as start, closing(run):
         if start is not Start.FINISHED:
             run.train()
-    result = read_result(place_of(config.run.output))
+    result = read_result(context.home)
     if start is not Start.FINISHED:
         page = result.output / REPORT
         announce(result, options, page if options.report and page.exists() else None)
     return result
 
 
-def pinned(config: Config, *, overwrite: bool = False) -> Config:
-    """Return the configuration of a run on a growing set with the generation at which it begins.
-
-    That is the newest one, or for a resumed run its original one. Other configurations are returned unchanged. Raises
-    UsageError and DataError."""
-    from pipeline.core.shardset.generations import generations
-    from trainer.data.shards import open_shards
-
-    made = generations(open_shards(config.data.shards)) if config.data.generation is None else []
-    if config.data.follow and config.data.generation is None and not made:
-        raise UsageError(f"--follow: {config.data.shards} was made at once, by no stream; leave it out")
-    if not made:
-        return config
-    saved = None if overwrite else saved_generation(place_of(config.run.output))
-    return replace(config, data=replace(config.data, generation=len(made) - 1 if saved is None else saved))
-
-
 @contextmanager
 def _settled(
-    config: Config,
+    context: RunContext,
     options: Options,
     check: Callable[[RunRecord], RunRecord] | None = None,
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """Yield the kind of start, with the run's folder prepared and locked. Raises as ``settled`` does."""
-    from trainer.data.shards import open_pinned  # takes a second to load
-
-    output = place_of(config.run.output)
-    shards = open_pinned(config.data)
+    config = context.config
+    output = context.home
+    shards = context.shards
     if check is None:  # otherwise other hosts run the roles
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
     record = RunRecord.of(config, shards)
-    check = check or partial(_check, options)
+    check = check or partial(_check, context, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
@@ -128,10 +110,10 @@ def _settled(
         yield start
 
 
-def _check(options: Options, record: RunRecord) -> RunRecord:
+def _check(context: RunContext, options: Options, record: RunRecord) -> RunRecord:
     """Return the record of a run that this host can compute. Raises UsageError for others."""
     FORK_SERVER.ensure()
     from trainer.launch.run import check
 
-    check(record.config, options)
+    check(context, options)
     return record

@@ -14,6 +14,7 @@ from tests.support.configs import make_config
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Facts, slice_bounds
+from trainer.home.folders import Folders
 from trainer.launch.processes import Child, context
 from trainer.run_files import CHECKPOINTS
 from trainer.transport.addresses import local_addresses
@@ -62,6 +63,8 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
             index,
             addresses,
             SECRET,
+            None,
+            Folders.of(folder),
         )
         for index in range(case.servers)
     ]

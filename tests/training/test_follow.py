@@ -18,17 +18,20 @@ from pipeline.core.shardset.generations import as_of, generations
 from pipeline.core.storage.store import Store
 from tests.clusters import free_ports
 from tests.conftest import make_rows, write_binary
+from tests.support.configs import change, make_config
 from tests.support.places import STORE, files_below, put
 from tests.support.stream_runs import take
 from tests.support.trainer_runs import Training, train_here
 from tests.training.test_trainer_homes import Far, far, runs
 from trainer.checkpoints.read import newest
 from trainer.config import Data
+from trainer.context import RunContext
 from trainer.data.batches import Loader, permutation
 from trainer.data.follow import Following, Stretch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_shards
 from trainer.home.place import StorePlace, listing
-from trainer.run_files import CHECKPOINTS
+from trainer.run_files import CHECKPOINTS, CONFIG
+from trainer.runlog.run_folder import RunRecord
 from trainer.worker.follow import Appended, record, recorded
 
 LABELS, IMAGES = make_rows(900, pixels=192)
@@ -104,6 +107,17 @@ def test_a_run_sees_the_set_as_of_its_generation(growing: Path) -> None:
     assert sorted(np.concatenate([load_worker(first, worker).ids for worker in range(WORKERS)])) == list(range(150))
     with pytest.raises(UsageError, match=r"has generations 0\.\.3"):
         open_pinned(Data(shards=str(growing), generation=4))
+
+
+def test_a_run_is_pinned_to_its_own_or_the_newest_generation(growing: Path, tmp_path: Path) -> None:
+    config = make_config(growing, tmp_path)
+    context = RunContext.of(config).pinned()
+    assert (context.config.data.generation, context.shards.rows) == (3, 900)
+    earlier = RunContext.of(change(config, generation=1))
+    (tmp_path / CONFIG).write_text(json.dumps(RunRecord.of(earlier.config, earlier.shards).to_json()))
+    resumed = RunContext.of(config).pinned()
+    assert (resumed.config.data.generation, resumed.shards.rows) == (1, 300)
+    assert RunContext.of(config).pinned(overwrite=True).config == context.config
 
 
 def test_a_worker_goes_on_with_the_rows_that_were_appended_and_with_no_others(growing: Path, tmp_path: Path) -> None:

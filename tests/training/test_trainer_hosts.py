@@ -22,7 +22,9 @@ from tests.clusters import free_ports
 from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here, until
 from trainer.checkpoints.read import whole
-from trainer.config import Facts
+from trainer.config import Config, Facts
+from trainer.home.folders import Folders
+from trainer.home.work import Work
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, parse_roles
 from trainer.plan import plan
@@ -172,13 +174,19 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
     assert head.process.poll() is None, head.said()
 
 
+def _supervisor(config: Config, facts: Facts, options: Options, output: Path) -> Supervisor:
+    work = Work(Folders.of(output))
+    roles = options.roles or ()
+    return Supervisor(config, facts, options, options.addresses, Secret("0123456789abcdef"), work, roles)
+
+
 def test_a_host_whose_workers_are_done_stays_for_its_servers_part_of_the_last_checkpoint(tmp_path: Path) -> None:
     config, facts = make_config("s", tmp_path, batch_size=12, servers=2), Facts(12, 100, 10, 0)
     where = ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
     over = []
     for roles in ("worker:11", "server:1,worker:11"):
         options = Options(roles=parse_roles(roles), addresses=where, token_file=tmp_path / "token", quiet=True)
-        supervisor = Supervisor(config, facts, options, where, Secret("0123456789abcdef"))
+        supervisor = _supervisor(config, facts, options, tmp_path)
         supervisor.done = {role for role in supervisor.roles if role.kind == "worker"}
         over.append(supervisor._is_over())
         supervisor.close()
@@ -189,7 +197,7 @@ def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_pat
     config, facts = make_config("s", tmp_path, batch_size=12), Facts(12, 100, 10, 0)
     where, roles = ("tcp://127.0.0.1:7000",), parse_roles("worker:9-11,evaluator")
     options = Options(roles=roles, addresses=where, token_file=tmp_path / "token", quiet=True)
-    supervisor = Supervisor(config, facts, options, where, Secret("0123456789abcdef"))
+    supervisor = _supervisor(config, facts, options, tmp_path)
     assert supervisor.plan == plan(config, facts, workers_here=3)
     started: list[tuple[Any, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -197,7 +205,7 @@ def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_pat
         for role in roles[:3]:
             supervisor._start(role)
     threads = supervisor.plan.threads_per_worker
-    assert [given[-3:] for given in started] == [(threads, place, supervisor.folders.work) for place in range(3)]
+    assert [given[-3:] for given in started] == [(threads, place, supervisor.folders) for place in range(3)]
     supervisor.children.clear()
     supervisor.close()
 

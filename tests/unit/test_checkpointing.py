@@ -25,6 +25,8 @@ from trainer.checkpoints.read import newest, read_state, read_vector, unevaluate
 from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_state
 from trainer.config import Facts
+from trainer.context import RunContext
+from trainer.home.folders import Folders
 from trainer.launch.prepare import first_checkpoint
 from trainer.leader import snapshots
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
@@ -72,11 +74,11 @@ class Slow:
     def __init__(self, output: Path, observe: Callable[[Slow], None] = lambda _: None, **values: Any) -> None:
         config = make_config("", output, **TOY | {"epoch_checkpoints": False} | values)
         machines = Simulated(compute="quadratic", workers=WORKERS, rows=ROWS)
-        compute = Quadratic(config, WORKERS)
+        compute = Quadratic(RunContext.of(config, output), WORKERS)
         facts = facts_of(compute, WORKERS, ROWS)
-        first_checkpoint(config, facts, compute.start())
+        first_checkpoint(config, facts, compute.start(), output)
         self.root = output / CHECKPOINTS
-        self.engine = Engine(config, facts, machines, compute, lambda _: observe(self))
+        self.engine = Engine(config, facts, machines, compute, Folders.of(output), lambda _: observe(self))
         self.disks = [SlowDisk() for _ in self.engine.servers]
         for server, disk in zip(self.engine.servers, self.disks, strict=True):
             server.work = disk
@@ -131,10 +133,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "other", **TOY | {"epoch_checkpoints": False, "steps": 9, "momentum": 0.5})
     facts, start = Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32)
     with pytest.raises(DataError, match=r"00000012 is of a run with --momentum 0\.25, not 0\.5"):
-        first_checkpoint(config, facts, start)
+        first_checkpoint(config, facts, start, tmp_path / "other")
     for identity in ("{}", "damaged", "3"):
         write_state(folder_of(other.root, 12), replace(read_state(other.root, 12), identity=identity))
-        first_checkpoint(config, facts, start)
+        first_checkpoint(config, facts, start, tmp_path / "other")
 
 
 def test_no_end_of_an_epoch_is_left_out_however_slow_the_disk_and_never_more_than_two_wait(tmp_path: Path) -> None:
@@ -331,7 +333,7 @@ def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again
     for path in run.root.glob("*/slice-*"):
         path.rename(path.with_name("slice-000-of-001.safetensors"))
     with pytest.raises(DataError, match="--overwrite"):
-        first_checkpoint(run.engine.config, Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32))
+        first_checkpoint(run.engine.config, Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32), tmp_path)
 
 
 @pytest.mark.full

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_file
 
 from pipeline.core.errors import DataError
-from tests.support.configs import change, make_config
+from tests.support.configs import make_config
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
 from trainer import Options
 from trainer.checkpoints.generations import read_generations, write_generations
@@ -42,6 +42,7 @@ from trainer.evaluation.guessing import NOTHING_LEARNED
 from trainer.evaluation.process import Measurement, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
+from trainer.home.work import Work
 from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
@@ -408,7 +409,7 @@ def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shar
 
 
 def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path, shards: Path) -> None:
-    found = evaluator.Evaluator(config_of(shards), Folders.of(tmp_path))
+    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.of(tmp_path))
     assert not found.catch_up()
     write(tmp_path, 10, boundary=1)
     assert not found.catch_up()
@@ -558,11 +559,11 @@ def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path:
     write(tmp_path, 10, boundary=1)
     evaluate_what_is_there(tmp_path, shards)
     write(tmp_path, 20, boundary=2)
-    config = change(config_of(shards), output=str(tmp_path))
-    conclude(config, QUIET, {}, "interrupted")
+    work = Work(Folders.of(tmp_path))
+    conclude(work, QUIET, {}, "interrupted")
     assert (tmp_path / BEST).exists()
     log_event(tmp_path, "eval", version=20, generation=0, epoch=2, seconds=2.0, loss=0.1, accuracy=1.0, final=False)
-    conclude(config, QUIET, {}, "interrupted")
+    conclude(work, QUIET, {}, "interrupted")
     assert not (tmp_path / BEST).exists()
     evaluate_what_is_there(tmp_path, shards)
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))
@@ -588,7 +589,7 @@ def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_w
 
 def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
-    found = evaluator.Evaluator(config_of(shards), Folders.of(tmp_path))
+    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.of(tmp_path))
     found.catch_up()
     log = tmp_path / METRICS
     log.write_bytes(b" " * (log.stat().st_size - 1) + b"\n")  # nobody would know of version 10 who reads it now

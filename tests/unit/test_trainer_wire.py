@@ -50,11 +50,14 @@ RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
 import json, sys
+from pathlib import Path
 from trainer.config import Config, Facts
+from trainer.home.folders import Folders
 from trainer.server.process import main
 from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
-main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token))
+folders = Folders.of(Path(config["run"]["output"]))
+main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token), None, folders)
 """
 
 

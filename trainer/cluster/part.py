@@ -23,7 +23,8 @@ from pipeline.core.storage.store import SETTINGS
 from trainer.cluster.launcher import Invitation, Part, Slot, visible
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line, Lost
 from trainer.config import Config, Facts
-from trainer.home.place import place_of
+from trainer.context import RunContext
+from trainer.home.place import Place
 from trainer.home.segments import Superseded
 from trainer.home.work import Work, working
 from trainer.launch.open_files import check_limit, raise_limit
@@ -105,8 +106,9 @@ class _Host:
     def take_part(self) -> None:
         """Take part in the run until its end. Raises JobError."""
         FORK_SERVER.ensure()
+        context = RunContext.of(self.config)
         if self.part.leads:
-            self.line.tell(facts=asdict(check(self.config, self.options)))
+            self.line.tell(facts=asdict(check(context, self.options)))
         while True:
             answer = self.line.answer()
             if answer.wanted in (LEAVE, DONE):
@@ -116,13 +118,12 @@ class _Host:
             # The first addresses, or new ones after a server has moved; the supervisor with the old ones has ended.
             if answer.wanted == GO and answer.facts and answer.edition > self.edition:
                 self.edition = answer.edition
-                if self._go(answer, answer.facts) and self.part.leads:
+                if self._go(context.home, answer, answer.facts) and self.part.leads:
                     return
             time.sleep(POLL_S)
 
-    def _go(self, answer: Answer, facts: dict[str, Any]) -> bool:
+    def _go(self, home: Place, answer: Answer, facts: dict[str, Any]) -> bool:
         """Train with the answer's addresses. Returns False if this was superseded before its end. Raises JobError."""
-        home = place_of(self.config.run.output)
         if isinstance(home, Path) and not (home / CONFIG).exists():
             raise UsageError(
                 f"--output {home} is no folder that {platform.node()} shares with the host that started the run: give"
@@ -143,8 +144,8 @@ class _Host:
             answer.addresses,
             self.secret,
             work,
+            self.part.roles,
             held=self.held,
-            roles=self.part.roles,
             overseer=_Caller(self.line, answer.edition),
         )
         try:

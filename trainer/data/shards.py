@@ -37,7 +37,7 @@ from pipeline.core.shardset.schema import (
     raw_images,
 )
 from pipeline.core.shardset.versions import NAME
-from pipeline.core.storage.objects import is_object
+from pipeline.core.storage.objects import SCHEMES
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.store import configured
 from pipeline.core.storage.uri import split_uri
@@ -145,12 +145,13 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     UsageError if it was made for another ``num_workers``."""
     store = store_of(uri)
     with unreadable_is_data_error(uri):
-        store.exists(store.resolve(uri))  # not retried, so that an unreachable host is reported at once
+        resolved = store.resolve(uri)
+        store.exists(resolved)  # not retried, so that an unreachable host is reported at once
         found = with_retries(read_committed)(store, uri)  # the manifest may be on a DataNode that was just lost
     if found is None:
-        refuse_single_shard(store, store.resolve(uri))
+        refuse_single_shard(store, resolved)
         raise DataError(
-            f"{store.resolve(uri)} has no {NAME}: no shards were ever committed there; make them with spark-submit"
+            f"{resolved} has no {NAME}: no shards were ever committed there; make them with spark-submit"
             f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
         )
     shards = Shards(found.store, found.uri, with_rows(found).manifest)
@@ -172,20 +173,26 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
 def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
     """Open the set of a run, as it was at the generation that the run is pinned to, if any.
 
-    Raises as ``open_shards``, and UsageError for a generation that the set lacks, or that has a worker without rows."""
-    shards = open_shards(data.shards, num_workers=num_workers)
-    if data.generation is None:
+    Raises as ``open_shards`` and ``at_generation``."""
+    return at_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+
+
+def at_generation(shards: Shards, generation: int | None) -> Shards:
+    """Return a set as it was at a generation; unchanged for None.
+
+    Raises UsageError for a generation that the set lacks, or that has a worker without rows."""
+    if generation is None:
         return shards
     there = len(generations(shards))
-    if data.generation >= there:
+    if generation >= there:
         held = f"has generations 0..{there - 1}" if there else "was made at once, without generations"
-        raise UsageError(f"--generation {data.generation}: {shards.uri} {held}")
-    pinned = as_of(shards, data.generation)
+        raise UsageError(f"--generation {generation}: {shards.uri} {held}")
+    pinned = as_of(shards, generation)
     # open_shards has checked the newest generation only: a worker may have got its first rows later.
     empty = next((worker for worker in range(pinned.num_workers) if not pinned.worker_rows(worker)), None)
     if empty is not None:
         raise UsageError(
-            f"--generation {data.generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
+            f"--generation {generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
             f" 0..{there - 1}"
         )
     return pinned
@@ -231,9 +238,10 @@ def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: boo
 
 def store_of(uri: str) -> ReadStore:
     """Return a store for reading a URI. Hadoop's configuration is read only if the URI leaves host or keys to it."""
-    if split_uri(uri)[:2] != ("hdfs", "") and not is_object(uri):
-        return ReadStore()
-    return ReadStore(configured())
+    scheme, authority, _ = split_uri(uri)
+    if scheme in SCHEMES or (scheme, authority) == ("hdfs", ""):
+        return ReadStore(configured())
+    return ReadStore()
 
 
 def _check_layout(shards: Shards) -> None:

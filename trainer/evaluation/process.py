@@ -24,7 +24,7 @@ from trainer.checkpoints.state import State
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
 from trainer.data.batches import Batch
-from trainer.data.shards import Rows, load_eval, open_pinned
+from trainer.data.shards import Rows, Shards, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
 from trainer.home.folders import Folders
@@ -59,7 +59,7 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
     Returns earlier if ``stop`` is set and all present checkpoints are done. Failed writes are retried. Raises DataError
     or OSError if the shards, and DataError if the final checkpoint cannot be read."""
     stop = stop or threading.Event()
-    evaluator = Evaluator(config, folders)
+    evaluator = Evaluator(config, open_pinned(config.data), folders)
     while True:
         kick()
         news = _news(folders)
@@ -93,13 +93,12 @@ def _news(folders: Folders) -> int:
 class Evaluator:
     """The evaluator of a run: evaluates checkpoints and keeps the best and the final model."""
 
-    def __init__(self, config: Config, folders: Folders) -> None:
+    def __init__(self, config: Config, shards: Shards, folders: Folders) -> None:
         self.config = config
         self.folders = folders
         self.home = folders.home
         self.work = folders.work
         self.root = folders.checkpoints
-        shards = open_pinned(config.data)
         built = build(config.model, shards.inputs, config.model_seed)
         self.flat = FlatModel(built.model)
         self.task = built.task

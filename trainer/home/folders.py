@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.home.place import Place, place_of
+from trainer.home.place import Place
 from trainer.run_files import CHECKPOINTS
 
 
@@ -27,12 +27,8 @@ class Folders:
     begins: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(cls, output: str | Path) -> Folders:
-        """Return the folders of a run in a local folder. A remote run gets its work folder from ``working`` instead.
-
-        Raises UsageError for an invalid address."""
-        home = place_of(str(output))
-        assert isinstance(home, Path), "a run elsewhere has a work folder"
+    def of(cls, home: Path) -> Folders:
+        """Return the folders of a run in a local folder. A remote run gets its work folder from ``working`` instead."""
         return cls(home, home)
 
     @property

@@ -172,7 +172,7 @@ def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterato
         scratch: parent of the work folder of a remote run (default: the system's temporary folder).
     """
     if isinstance(home, Path):
-        yield Work(Folders(home, home))
+        yield Work(Folders.of(home))
         return
     work = Path(tempfile.mkdtemp(prefix="trainer-", dir=scratch))
     try:

@@ -58,18 +58,15 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def log_start(
-    config: Config, planned: Plan, simulated: dict[str, Any] | None = None, folders: Folders | None = None
-) -> None:
+def log_start(config: Config, planned: Plan, folders: Folders, simulated: dict[str, Any] | None = None) -> None:
     """Log the start of a run.
 
     Args:
         config, planned: the run and its plan.
+        folders: the run's folders on this host.
         simulated: settings of the virtual cluster, for virtual-time runs.
-        folders: run folders (default: the local --output).
     """
     versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
-    folders = folders or Folders.of(config.run.output)
     resumed = newest(folders.checkpoints)
     log_event(
         folders.work,
@@ -84,26 +81,20 @@ def log_start(
 
 
 def conclude(
-    config: Config,
-    options: Options,
-    status: dict[str, Any],
-    cause: str,
-    work: Work | None = None,
-    error: BaseException | None = None,
+    work: Work, options: Options, status: dict[str, Any], cause: str, error: BaseException | None = None
 ) -> Result:
     """Log the end of a run, write result.json and the report, and print a summary; also for an incomplete run.
 
     Args:
-        config, options: the run, and how this host takes part.
+        work: the work folder of this host, which leads.
+        options: how this host takes part.
         status: the last status of server 0.
         cause: finished, interrupted or failed.
-        work: the work folder of this host, which leads (default: the local --output).
         error: the error with which the run failed.
     Raises:
         OSError: a file could not be read or written.
         JobError: another start of the run leads it now.
     """
-    work = work or Work(Folders.of(config.run.output))
     output = work.folders.home
     log = work.folders.work
     seconds = status.get("seconds", 0.0)

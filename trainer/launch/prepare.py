@@ -14,7 +14,7 @@ from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, Facts
 from trainer.data.shards import Shards, open_pinned
-from trainer.home.place import Place, place_of
+from trainer.home.place import Place
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
@@ -96,7 +96,7 @@ def _facts(facts: Facts) -> bytes:
     return pack_json(asdict(facts))
 
 
-def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place | None = None) -> None:
+def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place) -> None:
     """Write a first checkpoint of a model's values [P + Q] if there is none.
 
     If the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for checkpoints
@@ -105,9 +105,9 @@ def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place | No
     Args:
         config, facts: the run.
         values: the initial flat vector [P + Q].
-        home: the run's folder (default: --output).
+        home: the run's folder.
     """
-    root = (home or place_of(config.run.output)) / CHECKPOINTS
+    root = home / CHECKPOINTS
     version = newest(root, verify=True)
     if version is not None:
         _check_identity(config, root, version)

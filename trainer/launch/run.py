@@ -10,13 +10,15 @@ from tempfile import TemporaryDirectory
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.config import Config, Facts
+from trainer.context import RunContext
 from trainer.home.folders import Folders
-from trainer.home.place import Place, place_of
+from trainer.home.place import Place
 from trainer.home.segments import Superseded
-from trainer.home.work import Work, working
+from trainer.home.work import Work
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.open_files import check_limit
-from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, Killed, context
+from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, Killed
+from trainer.launch.processes import context as start_method
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.supervisor import LEADER, POLL_S, Interrupted, Supervisor
 from trainer.options import Options
@@ -28,27 +30,23 @@ from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import Secret
 
 
-def run(config: Config, options: Options, home: Place | None = None) -> Result | None:
+def run(context: RunContext, options: Options, work: Work) -> Result | None:
     """Train on this host until the run is over, and return the result on server 0's host, else None.
 
     On server 0's host the caller has prepared the home and holds its lock.
     Raises UsageError, DataError, JobError, and OSError if the home cannot be reached.
 
-    home: the run's folder (default: --output)."""
-    with working(home or place_of(config.run.output), leads=options.has(LEADER)) as work:
-        return _run(config, options, work)
-
-
-def _run(config: Config, options: Options, work: Work) -> Result | None:
+    work: this host's work folder."""
+    config = context.config
     leads = options.has(LEADER)
     facts = prepare(config, work.folders, computes=options.computes, write=leads)
-    check_limit(
-        options.roles_of(config.processes.servers, facts.num_workers), config.processes.servers, facts.num_workers
-    )
+    servers = config.processes.servers
+    roles = options.roles_of(servers, facts.num_workers)
+    check_limit(roles, servers, facts.num_workers)
     if options.addresses:
-        check_addresses(options.addresses, config.processes.servers)
-    addresses = options.addresses or local_addresses(secrets.token_hex(8), config.processes.servers)
-    supervisor = Supervisor(config, facts, options, addresses, _secret(options), work)
+        check_addresses(options.addresses, servers)
+    addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
+    supervisor = Supervisor(config, facts, options, addresses, _secret(options), work, roles)
     if not (options.quiet or options.silent):
         print(describe(supervisor.plan), flush=True)
     with interruptible(supervisor):
@@ -59,14 +57,13 @@ def supervise(supervisor: Supervisor) -> Result | None:
     """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
 
     Raises as ``run``, and Superseded, after which the run and its log continue elsewhere."""
-    config = supervisor.config
     leads = LEADER in supervisor.roles
     cause = "failed"
     result = None
     failure = None
     try:
         if leads:
-            log_start(config, supervisor.plan, folders=supervisor.folders)
+            log_start(supervisor.config, supervisor.plan, supervisor.folders)
         supervisor.run()
         cause = "finished"
     except Superseded:
@@ -82,19 +79,18 @@ def supervise(supervisor: Supervisor) -> Result | None:
         supervisor.close()
         with nullcontext() if cause == "finished" else suppress(OSError):  # keep the first error
             status = supervisor.control.status
-            work = supervisor.work
-            result = conclude(config, supervisor.options, status, cause, work, failure) if leads else None
+            result = conclude(supervisor.work, supervisor.options, status, cause, failure) if leads else None
     return result
 
 
-def check(config: Config, options: Options) -> Facts:
+def check(context: RunContext, options: Options) -> Facts:
     """Return the facts of a run without changing its folder.
 
     Raises UsageError, DataError or JobError if this host cannot compute the run."""
-    home = place_of(config.run.output)
+    home = context.home
     with TemporaryDirectory(prefix="trainer-") as scratch:
         work = home if isinstance(home, Path) else Path(scratch)
-        return prepare(config, Folders(home, work), computes=options.computes, write=False)
+        return prepare(context.config, Folders(home, work), computes=options.computes, write=False)
 
 
 def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> Facts:
@@ -138,7 +134,7 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
 def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> Facts:
     """Run one preparing process and return its reply. Raises Killed, or the error with which the process ended."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
-    mine, theirs = context().Pipe(duplex=False)
+    mine, theirs = start_method().Pipe(duplex=False)
     with mine:
         with theirs:
             child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, theirs)

@@ -53,9 +53,9 @@ class Supervisor:
         config, facts, options: the run, and how this host takes part in it.
         addresses: one address per server.
         secret: the token of the run.
-        work: this host's work folder (default: the local --output).
+        work: this host's work folder.
+        roles: roles of this host.
         held: sockets that already listen for servers of this host, by server index.
-        roles: roles of this host (default: those in options).
         overseer: receives progress and may end this part (default: the terminal).
     """
 
@@ -66,14 +66,14 @@ class Supervisor:
         options: Options,
         addresses: Sequence[str],
         secret: Secret,
-        work: Work | None = None,
+        work: Work,
+        roles: Sequence[Role],
         *,
         held: Mapping[int, socket] | None = None,
-        roles: Sequence[Role] | None = None,
         overseer: Overseer | None = None,
     ) -> None:
-        self.work = work or Work(Folders.of(config.run.output))
-        self.folders = self.work.folders
+        self.work = work
+        self.folders = work.folders
         self.config = config
         self.facts = facts
         self.options = options
@@ -82,7 +82,7 @@ class Supervisor:
         given = held or {}
         self.held = [given[i].dup() if i in given else hold(address) for i, address in enumerate(addresses)]
         self.output = self.folders.work
-        self.roles = list(roles or options.roles_of(config.processes.servers, facts.num_workers))
+        self.roles = list(roles)
         self.control = Control(addresses[0], secret, Agreement.of(config, facts))
         self.children: dict[Role, Child] = {}
         self.waiting: dict[Role, float] = {}  # when each failed role is restarted (monotonic seconds)
@@ -157,7 +157,7 @@ class Supervisor:
             listening = addresses, secret, self.held[role.index], self.folders
             return Child(str(role), log, "trainer.server.process", config, facts, role.index, *listening)
         if role.kind == "worker":
-            share = self.plan.threads_per_worker, self.workers.index(role.index), self.output
+            share = self.plan.threads_per_worker, self.workers.index(role.index), self.folders
             return Child(str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share)
         return Child(str(role), log, "trainer.evaluation.process", config, self.folders)
 

@@ -41,9 +41,9 @@ class Server:
         addresses: Sequence[str],
         secret: Secret,
         held: sockets.socket | None,
-        folders: Folders | None = None,
+        folders: Folders,
     ) -> None:
-        self.folders = folders or Folders.of(config.run.output)
+        self.folders = folders
         self.index = index
         self.session = time.time_ns()
         self.agreement = Agreement.of(config, facts)
@@ -302,10 +302,19 @@ def main(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None = None,
-    folders: Folders | None = None,
+    held: sockets.socket | None,
+    folders: Folders,
 ) -> None:
-    """The process of one server; never returns. held: its address, if the supervisor holds it; folders: of the run on this
-    host, those of a local --output where not given. Raises UsageError if the
-    address is taken, or the host of server 0 has another configuration."""
+    """Run one server; never returns.
+
+    Raises UsageError if the address is taken, or the host of server 0 has another configuration.
+
+    Args:
+        config, facts: the run.
+        index: number of the server.
+        addresses: of all servers.
+        secret: authenticates connections.
+        held: the socket of its address, if the supervisor holds it.
+        folders: the run's folders on this host.
+    """
     Server(config, facts, index, addresses, secret, held, folders).run()

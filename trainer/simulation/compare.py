@@ -17,6 +17,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import table
 from pipeline.core.specs import OPTION, find
 from trainer.config import Config, Optimiser
+from trainer.context import RunContext
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.protocols import PROTOCOLS, Protocol
@@ -24,8 +25,7 @@ from trainer.report.progress import number
 from trainer.report.terminal import duration
 from trainer.runlog.run_folder import resolve_output
 from trainer.simulation.options import Simulated
-from trainer.simulation.run import drawn_ratios, size_of
-from trainer.simulation.run import run as simulate
+from trainer.simulation.run import drawn_ratios, run_in, size_of
 
 PICTURE = "comparison.png"
 TABLE = "comparison.json"
@@ -112,9 +112,10 @@ def compare(
         loss: the goal of "time to loss"; default: the lowest loss that all runs reach.
     """
     output = resolve_output(config.run.output)
-    num_workers = size_of(config, simulated)[0]
+    context = RunContext.of(config, output)
+    num_workers = size_of(context, simulated)[0]
     for protocol in protocols.values():  # before the first run, which may take long
-        check_shares(replace(config, protocol=protocol), num_workers, drawn_ratios(config, simulated, num_workers))
+        check_shares(replace(config, protocol=protocol), num_workers, drawn_ratios(context, simulated, num_workers))
     quiet = replace(options, silent=True, quiet=True)
     runs = []
     for label, protocol in protocols.items():
@@ -123,7 +124,7 @@ def compare(
         folder = output / re.sub(r"[^\w.-]", "-", label)
         one = replace(config, optimiser=optimiser or config.optimiser, protocol=protocol)
         one = replace(one, run=replace(config.run, output=str(folder)))
-        runs.append(_measure(label, simulate(one, simulated, quiet)))
+        runs.append(_measure(label, run_in(replace(context, config=one, home=folder), simulated, quiet)))
     goal = loss if loss is not None else _reached_by_all(runs)
     # The default goal depends on all runs, so the time to it is only known now.
     runs = [replace(run, to_loss=_time_to(run, goal)) for run in runs]

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import Ratios
-from trainer.config import Config, Facts
+from trainer.config import Facts
+from trainer.context import RunContext
 from trainer.coordination.passes import Seen
 
 Floats = npt.NDArray[np.float32]
@@ -71,8 +72,8 @@ class NoCompute(Compute):
     num_parameters = 1
     _NOTHING = np.zeros(1, np.float32)
 
-    def __init__(self, config: Config, num_workers: int) -> None:
-        self.sizes = config.worker_batches(num_workers)
+    def __init__(self, context: RunContext, num_workers: int) -> None:
+        self.sizes = context.config.worker_batches(num_workers)
 
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
         return Computed(self._NOTHING, self.sizes[worker], 0.0, 0)
@@ -85,9 +86,9 @@ class Quadratic(Compute):
 
     num_parameters = 64
 
-    def __init__(self, config: Config, num_workers: int) -> None:
-        self.seed = config.run.seed
-        self.sizes = config.worker_batches(num_workers)
+    def __init__(self, context: RunContext, num_workers: int) -> None:
+        self.seed = context.config.run.seed
+        self.sizes = context.config.worker_batches(num_workers)
         self.curvature = np.geomspace(1, 0.01, self.num_parameters).astype(np.float32)
 
     def start(self) -> Floats:
@@ -106,18 +107,18 @@ class Quadratic(Compute):
 class RealCompute(Compute):
     """The gradients of the model, in this thread, with the mini-batches, augmentation and dropout of real workers."""
 
-    def __init__(self, config: Config, num_workers: int) -> None:
+    def __init__(self, context: RunContext, num_workers: int) -> None:
         from trainer.data.batches import Loader
         from trainer.data.deal import deal
-        from trainer.data.shards import open_pinned
         from trainer.models.build import build
         from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
         from trainer.worker.step import Step
 
+        config = context.config
         # Before any computation: the number of threads changes how sums are rounded.
         self.set_threads(config.processes.threads or 1)
-        shards = open_pinned(config.data)
+        shards = context.shards
         built = build(config.model, shards.inputs, config.model_seed)
         flat = FlatModel(built.model)
         self.config = config

@@ -92,14 +92,20 @@ class Engine:
     observe(engine) is called after every event. A push costs O(log N), the servers' work, and ``compute``."""
 
     def __init__(
-        self, config: Config, facts: Facts, simulated: Simulated, compute: Compute, observe: Callable[[Engine], None]
+        self,
+        config: Config,
+        facts: Facts,
+        simulated: Simulated,
+        compute: Compute,
+        folders: Folders,
+        observe: Callable[[Engine], None],
     ) -> None:
         self.config = config
         self.facts = facts
         self.simulated = simulated
         self.compute = compute
         self.observe = observe
-        self.folders = Folders.of(config.run.output)
+        self.folders = folders
         self.root = self.folders.work
         self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
         self.now, generation = _begin_at(self.root)

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, Facts
+from trainer.context import RunContext
 from trainer.home.place import Place
 from trainer.rules import build_slice, build_weights, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
@@ -53,7 +54,7 @@ def replay(run: Place, *, quiet: bool = True) -> Replayed:
     Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
     followed a stream."""
     config, simulated, num_workers, rows, spans = _read(run)
-    compute = COMPUTES[simulated](config, num_workers)
+    compute = COMPUTES[simulated](RunContext.of(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
     if version is None:

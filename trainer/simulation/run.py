@@ -6,15 +6,16 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipeline.core.errors import Diverged, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, Facts
-from trainer.data.shards import open_pinned
+from trainer.context import RunContext
 from trainer.home.folders import Folders
+from trainer.home.work import Work
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_normalisation, first_checkpoint
 from trainer.launch.supervisor import Interrupted
@@ -33,14 +34,25 @@ from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import Simulated
 
+if TYPE_CHECKING:
+    from trainer.evaluation.process import Evaluator
+
 SHOW_S = 0.5
 
 
 def run(config: Config, simulated: Simulated, options: Options) -> Result:
     """Simulate a run to its end and return its result. Raises UsageError, DataError and JobError."""
     output = resolve_output(config.run.output)
-    num_workers, rows, shards_digest = size_of(config, simulated)
-    check_shares(config, num_workers, drawn_ratios(config, simulated, num_workers))
+    return run_in(RunContext.of(config, output), simulated, options)
+
+
+def run_in(context: RunContext, simulated: Simulated, options: Options) -> Result:
+    """Simulate a run whose home is a local folder, to its end. Raises as ``run``."""
+    config = context.config
+    output = context.home
+    assert isinstance(output, Path), "resolve_output refuses other places"
+    num_workers, rows, shards_digest = size_of(context, simulated)
+    check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
     simulated.check(num_workers)
     if config.data.sampling == "bernoulli" and simulated.compute != "real":
         raise UsageError(
@@ -48,34 +60,34 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
-    check = partial(_check, num_workers) if simulated.compute == "real" else unchecked
+    check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
-        compute = COMPUTES[simulated.compute](config, num_workers)
+        compute = COMPUTES[simulated.compute](context, num_workers)
         facts = facts_of(compute, num_workers, rows)
-        first_checkpoint(config, facts, compute.start())
-        return _run(config, facts, simulated, compute, options)
+        first_checkpoint(config, facts, compute.start(), output)
+        return _run(context, facts, simulated, compute, options, Folders.of(output))
 
 
-def _check(num_workers: int, record: RunRecord) -> RunRecord:
+def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecord:
     """Return the record. Raises UsageError for a configuration that no worker could compute."""
-    config = record.config
-    shards = open_pinned(config.data)
+    config = context.config
+    shards = context.shards
     pick_device(config.processes.device, 0)
     check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
     return record
 
 
-def drawn_ratios(config: Config, simulated: Simulated, num_workers: int) -> Ratios:
+def drawn_ratios(context: RunContext, simulated: Simulated, num_workers: int) -> Ratios:
     """Return the ratios in which virtual workers draw rows of the set; empty if shares are equal or without rows."""
-    return open_pinned(config.data).ratios_of(num_workers) if simulated.compute == "real" else ()
+    return context.shards.ratios_of(num_workers) if simulated.compute == "real" else ()
 
 
-def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
+def size_of(context: RunContext, simulated: Simulated) -> tuple[int, int, str]:
     """Return the numbers of workers and rows, and the digest of the shards. Raises UsageError if they are unknown."""
-    if config.data.shards:
-        shards = open_pinned(config.data)
+    if context.config.data.shards:
+        shards = context.shards
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)
     if simulated.compute == "real":
         raise UsageError("--compute real trains on shards: give --shards, or --compute quadratic or none")
@@ -84,26 +96,29 @@ def size_of(config: Config, simulated: Simulated) -> tuple[int, int, str]:
     return simulated.workers, simulated.rows, "none"
 
 
-def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, options: Options) -> Result:
-    output = Path(config.run.output)
+def _run(
+    context: RunContext, facts: Facts, simulated: Simulated, compute: Compute, options: Options, folders: Folders
+) -> Result:
+    config = context.config
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
         shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
         print(describe(shown), flush=True)
-    watcher = _Watcher(config, simulated, options)
-    engine = Engine(config, facts, simulated, compute, watcher)
+    evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model
+    watcher = _Watcher(folders.work, evaluator, options)
+    engine = Engine(config, facts, simulated, compute, folders, watcher)
     # Events of the log get virtual times until this run ends.
     token = CLOCK.set(lambda: engine.now)
     cause = "failed"
     failure = None
     try:
-        log_start(config, planned, simulated.to_json())
+        log_start(config, planned, folders, simulated.to_json())
         with interruptible(watcher):
             engine.run()
         watcher.evaluate(engine)
         status = engine.status()
         if status["diverged"]:
-            raise Diverged(f"the run diverged: {status['diverged']} (see {output})")
+            raise Diverged(f"the run diverged: {status['diverged']} (see {folders.home})")
         if not status["finished"]:
             idle = "the virtual run stands still: nobody has anything to do, and it has not ended"
             raise JobError(engine.leader.trouble(engine.now) or idle)
@@ -121,22 +136,23 @@ def _run(config: Config, facts: Facts, simulated: Simulated, compute: Compute, o
         raise
     finally:
         watcher.close()
-        result = conclude(config, options, engine.status(), cause, error=failure)
+        result = conclude(Work(folders), options, engine.status(), cause, failure)
         CLOCK.reset(token)
     return result
+
+
+def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
+    from trainer.evaluation.process import Evaluator
+
+    return Evaluator(context.config, context.shards, folders)
 
 
 class _Watcher:
     """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress."""
 
-    def __init__(self, config: Config, simulated: Simulated, options: Options) -> None:
-        self.config = config
-        self.output = Path(config.run.output)
-        self.evaluator: Any = None
-        if simulated.compute == "real":
-            from trainer.evaluation.process import Evaluator
-
-            self.evaluator = Evaluator(config, Folders.of(self.output))
+    def __init__(self, output: Path, evaluator: Evaluator | None, options: Options) -> None:
+        self.output = output
+        self.evaluator = evaluator
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.has_board = options.tensorboard
         self.events = EventTail(self.output / METRICS)

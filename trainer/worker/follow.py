@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.core.errors import DataError, UsageError
@@ -133,17 +132,16 @@ def last_generation(shards: Shards) -> int:
 
 
 def follow(
-    home: Callable[[], Place], work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
+    home: Place, work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
 ) -> Following | None:
-    """Return the passes over a growing set, or None for a set that was made at once. home: returns the run's folder."""
+    """Return the passes over a growing set, or None for a set that was made at once. See ``Appended``."""
     if not generations(shards):
         return None
-    place = home()
-    if looks and isinstance(place, Path) and not (place / CONFIG).exists():
+    if looks and isinstance(home, Path) and not (home / CONFIG).exists():
         raise UsageError(
-            f"--follow: {place} is no folder that this host shares with server 0, where a run keeps what its workers have"
+            f"--follow: {home} is no folder that this host shares with server 0, where a run keeps what its workers have"
             " followed; give all hosts one folder, hdfs:// or s3://"
         )
-    source = Appended(place, work, worker, shards, rows, targets=targets, looks=looks)
+    source = Appended(home, work, worker, shards, rows, targets=targets, looks=looks)
     made = source.following()
     return made if looks or len(made.stretches) > 1 else None

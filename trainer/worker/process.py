@@ -13,7 +13,7 @@ from trainer.config import Config, Facts
 from trainer.coordination.orders import Measured
 from trainer.data.batches import Loader
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
-from trainer.home.place import place_of
+from trainer.home.folders import Folders
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
@@ -33,7 +33,7 @@ def main(
     secret: Secret,
     threads: int,
     place: int,
-    work: Path | None = None,
+    folders: Folders,
 ) -> None:
     """Run a worker until the servers end the run. Raises DataError for broken shards.
 
@@ -44,20 +44,19 @@ def main(
         secret: authenticates connections.
         threads: of torch.
         place: number among the workers of this host.
-        work: work folder of this host.
+        folders: the run's folders on this host.
     """
     torch.set_num_threads(threads)
     shards = open_pinned(config.data, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.model_seed)
-    log = work or Path(config.run.output)
-    rows = _load(log, shards, worker, built)
+    rows = _load(folders.work, shards, worker, built)
     use_memory = config.processes.same_host == "memory"
     client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
     device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     followed = follow(
-        partial(place_of, config.run.output),
-        log,
+        folders.home,
+        folders.work,
         worker,
         shards,
         rows,

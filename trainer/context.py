@@ -1,0 +1,73 @@
+"""The context of a run: its configuration, with the places that it names resolved once, where it enters a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pipeline.core.errors import UsageError
+from trainer.config import Config
+from trainer.home.place import Place, place_of
+from trainer.runlog.run_folder import saved_generation
+
+if TYPE_CHECKING:
+    from trainer.data.shards import Shards  # loading it takes a second, which --help should not
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run and its places, as one process sees them.
+
+    It is not passed on to other processes, because the opened set may hold connections: role processes get the
+    configuration and their host's folders, and open the set themselves, so that a restarted one notices a damaged set.
+
+    Attributes:
+        config: the configuration.
+        home: the run's folder.
+        newest: returns the shard set with all its generations. The first call opens and checks it; later ones do not.
+    """
+
+    config: Config
+    home: Place
+    newest: Callable[[], Shards]
+
+    @classmethod
+    def of(cls, config: Config, home: Place | None = None) -> RunContext:
+        """Resolve the places of a run. Raises UsageError for an invalid --output.
+
+        home: the run's folder (default: --output)."""
+
+        @cache
+        def newest() -> Shards:
+            from trainer.data.shards import open_shards
+
+            return open_shards(config.data.shards)
+
+        return cls(config, home or place_of(config.run.output), newest)
+
+    @property
+    def shards(self) -> Shards:
+        """The shard set at the generation to which the run is pinned, if any. Raises UsageError and DataError."""
+        from trainer.data.shards import at_generation
+
+        return at_generation(self.newest(), self.config.data.generation)
+
+    def pinned(self, *, overwrite: bool = False) -> RunContext:
+        """Return the context of a run on a growing set, pinned to the generation at which it begins.
+
+        That is the newest one, or for a resumed run its original one. Other contexts are returned unchanged. Raises
+        UsageError and DataError."""
+        from pipeline.core.shardset.generations import generations
+
+        data = self.config.data
+        made = generations(self.newest()) if data.generation is None else []
+        if data.follow and data.generation is None and not made:
+            raise UsageError(f"--follow: {data.shards} was made at once, by no stream; leave it out")
+        if not made:
+            return self
+        # A resumed run keeps its first generation: the rows appended since then would change its passes.
+        saved = None if overwrite else saved_generation(self.home)
+        begins = len(made) - 1 if saved is None else saved
+        return replace(self, config=replace(self.config, data=replace(data, generation=begins)))
