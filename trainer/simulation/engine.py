@@ -200,8 +200,8 @@ class Engine:
     def _push(self, worker: int) -> None:
         mine = self.workers[worker]
         turn = self.workers[worker].header
-        vector, examples, loss, correct = self.compute.step(worker, turn.clock, mine.parts)
-        measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=self.compute.seen(worker, turn.clock))
+        vector, examples, loss, correct, seen = self.compute.step(worker, turn.clock, mine.parts)
+        measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=seen)
         header = Header(Op.PUSH, 0, worker, mine.session, turn.generation, turn.clock)
         mine.attempt += 1
         for server in self.servers:

@@ -11,7 +11,8 @@ import torch
 
 from trainer.config import Config, Facts
 from trainer.coordination.orders import Measured
-from trainer.data.batches import Loader
+from trainer.data.batches import MiniBatch, build_batches
+from trainer.data.prefetch import Prefetch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.place import place_of
 from trainer.models.build import Built, build
@@ -64,9 +65,9 @@ def main(
         targets=built.targets,
         looks=config.data.follow,
     )
-    loader = Loader.of_run(config, shards, rows, worker, facts.num_workers, follow=followed)
-    with loader:
-        _work(config, worker, client, loader, step)
+    batches = build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
+    with Prefetch(batches.make) as ahead:
+        _work(config, worker, client, ahead, step)
     client.close()
 
 
@@ -80,17 +81,17 @@ def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
     return rows
 
 
-def _work(config: Config, worker: int, client: ServerClient, loader: Loader, step: Step) -> None:
+def _work(config: Config, worker: int, client: ServerClient, ahead: Prefetch[MiniBatch], step: Step) -> None:
     turn = client.join()
     while turn:
         kick()
         begun = time.monotonic()
-        batch = loader.batch(turn.clock)
+        batch, draw, read_s = ahead.at(turn.clock)
         outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
         loss, correct = outcome or (0.0, 0)
         examples = len(batch.labels) if outcome else 0
         seconds = time.monotonic() - begun
-        measured = Measured(examples, loss, correct, seconds, loader.read_s, loader.seen(turn.clock))
+        measured = Measured(examples, loss, correct, seconds, read_s, draw.seen())
         turn = _push(client, turn, measured, given_up=outcome is None)
 
 
