@@ -1,4 +1,4 @@
-"""The process of a worker: repeatedly draws a mini-batch, computes its gradient, pushes it and pulls parameters."""
+"""The process of a worker: loads its rows, builds the model, joins the exchange of the run, and trains."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config, Facts
-from trainer.coordination.orders import Measured
-from trainer.data.batches import MiniBatch, build_batches
+from trainer.data.batches import build_batches
 from trainer.data.prefetch import Prefetch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.place import place_of
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
-from trainer.transport.agreement import Agreement
 from trainer.transport.sockets import Secret
-from trainer.watchdog import kick
+from trainer.worker.clients.servers import open_client
 from trainer.worker.follow import follow
-from trainer.worker.server_client import MustRejoin, ServerClient, Turn
-from trainer.worker.step import Step, step_seed
+from trainer.worker.loop import train
+from trainer.worker.step import Step
 
 
 def main(
@@ -36,7 +34,7 @@ def main(
     place: int,
     work: Path | None = None,
 ) -> None:
-    """Run a worker until the servers end the run. Raises DataError for broken shards.
+    """Run a worker until it has no more turns. Raises DataError for broken shards.
 
     Args:
         config, facts: the run.
@@ -52,8 +50,7 @@ def main(
     built = build(config.model, shards.inputs, config.model_seed)
     log = work or Path(config.run.output)
     rows = _load(log, shards, worker, built)
-    use_memory = config.processes.same_host == "memory"
-    client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
+    client = open_client(config, facts, worker, addresses, secret)
     device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     followed = follow(
@@ -66,8 +63,8 @@ def main(
         looks=config.data.follow,
     )
     batches = build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
-    with Prefetch(batches.make) as ahead:
-        _work(config, worker, client, ahead, step)
+    with Prefetch(batches.make) as mini_batches:
+        train(client, mini_batches, step, config.run.seed, worker)
     client.close()
 
 
@@ -79,24 +76,3 @@ def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
     size = rows.images_NCHW.nbytes
     log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows
-
-
-def _work(config: Config, worker: int, client: ServerClient, ahead: Prefetch[MiniBatch], step: Step) -> None:
-    turn = client.join()
-    while turn:
-        kick()
-        begun = time.monotonic()
-        batch, draw, read_s = ahead.at(turn.clock)
-        outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
-        loss, correct = outcome or (0.0, 0)
-        examples = len(batch.labels) if outcome else 0
-        seconds = time.monotonic() - begun
-        measured = Measured(examples, loss, correct, seconds, read_s, draw.seen())
-        turn = _push(client, turn, measured, given_up=outcome is None)
-
-
-def _push(client: ServerClient, turn: Turn, measured: Measured, *, given_up: bool) -> Turn | None:
-    try:
-        return client.give_up(turn, measured) if given_up else client.push(turn, measured)
-    except MustRejoin:
-        return client.join()
