@@ -181,7 +181,7 @@ def test_the_border_that_a_crop_brings_in_is_the_mean_colour() -> None:
 
 
 @pytest.mark.parametrize("other", [{"worker": 3}, {"seed": 2}])
-def test_workers_and_seeds_augment_differently(other: dict[str, int]) -> None:
+def test_workers_and_seeds_augment_differently(other: dict[str, Any]) -> None:
     """One row only, so that the order cannot tell them apart."""
     mine = batches(make(1), 64)
     one, two = (each.make(0).tensors.images_BCHW for each in (mine, batches(make(1), 64, **other)))

@@ -23,9 +23,9 @@ PIPELINE = (
     "runs", "stream",
 )  # fmt: skip
 TRAINER = (
-    "run_files", "protocols", "coordination", "models", "config", "plan", "watchdog", "data", "transport", "home",
-    "checkpoints", "rules", "runlog", "report", "leader", "server", "worker", "evaluation", "options", "launch", "cluster",
-    "simulation", "flags", "embed", "api", "simulate", "spark_job", "benchmark", "study",
+    "run_files", "protocols", "exchange", "coordination", "models", "config", "plan", "watchdog", "data", "transport",
+    "home", "checkpoints", "rules", "runlog", "report", "leader", "server", "worker", "evaluation", "options", "launch",
+    "cluster", "simulation", "flags", "embed", "api", "simulate", "spark_job", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.

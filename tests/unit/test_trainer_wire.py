@@ -326,7 +326,7 @@ MALFORMED: dict[str, list[bytes]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_carries_the_fields_of_its_kind_and_no_others(kind: type[Message]) -> None:
     code, fields = WIRE[kind]
-    values = [number % 2 == 0 if field == "?" else 10 + number for number, field in enumerate(fields)]
+    values: list[Any] = [number % 2 == 0 if field == "?" else 10 + number for number, field in enumerate(fields)]
     message = kind(*values)
     assert pack(message) == struct.pack(f"<3sB{fields}", b"PS2", code, *values)
     assert unpack(memoryview(pack(message))) == message

@@ -42,6 +42,10 @@ def run(config: Config, simulated: Simulated, options: Options) -> Result:
     num_workers, rows, shards_digest = size_of(config, simulated)
     check_shares(config, num_workers, drawn_ratios(config, simulated, num_workers))
     simulated.check(num_workers)
+    if not config.exchange.in_virtual_time:
+        raise UsageError(
+            f"--exchange {config.exchange.name} has no virtual time: leave it out, or train with python -m trainer"
+        )
     if config.data.sampling == "bernoulli" and simulated.compute != "real":
         raise UsageError(
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
-from trainer.worker.clients.servers import open_client
+from trainer.worker.clients.base import Client
 from trainer.worker.follow import follow
 from trainer.worker.loop import train
 from trainer.worker.step import Step
@@ -50,7 +51,7 @@ def main(
     built = build(config.model, shards.inputs, config.model_seed)
     log = work or Path(config.run.output)
     rows = _load(log, shards, worker, built)
-    client = open_client(config, facts, worker, addresses, secret)
+    client: Client = import_module(config.exchange.client).open_client(config, facts, worker, addresses, secret)
     device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     followed = follow(
