@@ -16,6 +16,8 @@ from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import RECIPES
+from trainer.exchange import EXCHANGES, Exchange
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
@@ -223,6 +225,7 @@ class Config:
     model: ModelSpec = ResNet20()
     optimiser: Optimiser = Optimiser()
     protocol: Protocol = ASP()
+    exchange: Exchange = ParameterServer()
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
@@ -299,7 +302,7 @@ class Config:
         return self.run.steps if self.run.steps is not None else (self.run.epochs or 0) * self.steps_per_epoch(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return one entry per part; model and protocol by name, with their own parameters."""
+        """Return one entry per part; model, protocol and exchange by name, with their own parameters."""
         return {part.name: getattr(self, part.name).to_json() for part in fields(self)}
 
     @classmethod
@@ -314,12 +317,14 @@ class Config:
             model=model_from_json(values["model"]),
             optimiser=build(Optimiser, values["optimiser"]),
             protocol=from_json(PROTOCOLS, "--protocol", values["protocol"]),
+            # Configurations saved before there were other exchanges do not name theirs.
+            exchange=from_json(EXCHANGES, "--exchange", values.get("exchange", {"name": ParameterServer.name})),
             processes=build(Processes, values["processes"]),
         )
 
     def essentials(self) -> dict[str, Any]:
         """Return the values that a resumed run must not change, by flag name."""
-        names = {"--model": self.model.name, "--protocol": self.protocol.name}
+        names = {"--model": self.model.name, "--protocol": self.protocol.name, "--exchange": self.exchange.name}
         parts = (getattr(self, part.name).identity() for part in fields(self))
         return names | {f"--{key.replace('_', '-')}": value for part in parts for key, value in part.items()}
 

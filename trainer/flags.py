@@ -12,6 +12,8 @@ from pipeline.core.specs import Advanced, add_flags, add_member_flags, from_flag
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+from trainer.exchange import EXCHANGES
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import resolve_home
 from trainer.models import MODELS, ModelSpec, OwnModel, model_from_json
 from trainer.options import Options
@@ -38,7 +40,7 @@ HOSTS = ("roles", "addresses", "token_file")
 
 
 def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
-    """Return the parser. New protocols, models and parameters need no change here."""
+    """Return the parser. New protocols, exchanges, models and parameters need no change here."""
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"
     parser.hints = {"--workers": "a run has a worker per shard; jobs/reshard.py --workers N changes their number"}
@@ -62,6 +64,15 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
         help="protocol of the run; --protocol NAME --help shows its options (default: %(default)s)",
     )
     add_member_flags(protocol, PROTOCOLS)
+    exchange = parser.add_argument_group("exchange", summaries(EXCHANGES))
+    exchange.add_argument(
+        "--exchange",
+        choices=list(EXCHANGES),
+        default=ParameterServer.name,
+        metavar="NAME",
+        help=Advanced("exchange of the run (default: %(default)s)"),
+    )
+    add_member_flags(exchange, EXCHANGES)
     add_flags(parser.add_argument_group("processes"), Processes)
     hosts = "Run the same command on every host, with its own --roles and an --output that\nall hosts can reach."
     add_flags(parser.add_argument_group("hosts started by hand", hosts), Options, only=HOSTS)
@@ -92,6 +103,7 @@ def config_of(args: argparse.Namespace) -> Config:
         model=_model_of(args),
         optimiser=from_flags(Optimiser, args),
         protocol=member_from_flags(PROTOCOLS, "--protocol", args),
+        exchange=member_from_flags(EXCHANGES, "--exchange", args),
         processes=from_flags(Processes, args),
     )
 

@@ -21,14 +21,14 @@ from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import Measured
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import Header, Op
+from trainer.transport.messages import Push, pack, pack_report
 from trainer.transport.sockets import Secret
-from trainer.worker.server_client import ServerClient
+from trainer.worker.clients.servers import ServerClient
 
 Counts = MutableSequence[int]
 Floats = npt.NDArray[np.float32]
 GRADIENT, RATE, MOMENTUM = 1e-3, 1e-4, 0.9
-HEADER_BYTES = len(Header(Op.PUSH).pack())
+HEADER_BYTES = len(pack(Push(0, 0, 0, 0, in_memory=False)) + pack_report(Measured(1, 0.0, 0, 0.0)))
 
 
 def made_up_slice(values: Floats, momentum: Floats, num_workers: int) -> ParameterSlice:
@@ -47,7 +47,7 @@ def trainer_worker(
     client.pushed[:] = GRADIENT
     turn = client.join()
     while turn:
-        turn = client.push(turn, Measured(1, 0.0, 0, 0.0))
+        turn = client.exchange(turn, Measured(1, 0.0, 0, 0.0))
         counts[worker] += 1
 
 

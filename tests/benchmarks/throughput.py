@@ -82,7 +82,9 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     """Model, augmentation and arithmetic of a run, with torch's own optimiser. worker: -1 for all shards' rows."""
     import torch
 
-    from trainer.data.batches import Loader
+    from trainer.data.batches import Batches
+    from trainer.data.prefetch import Prefetch
+    from trainer.data.sampling import ShuffleSampler
     from trainer.data.shards import Rows, load_worker, open_shards
     from trainer.models import model_from_json
     from trainer.models.build import build
@@ -92,10 +94,12 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     chosen = [load_worker(shards, index) for index in ([worker] if worker >= 0 else range(shards.num_workers))]
     rows = Rows(*(np.concatenate(column) for column in zip(*map(_columns, chosen), strict=True)))
     built = build(model_from_json({"name": model}), shards.inputs, seed=0)
-    with Loader(rows, shards.mean, batch, seed=0, worker=max(0, worker), augment=True) as loader:
+    number = max(0, worker)
+    sampler = ShuffleSampler(rows, batch, seed=0, worker=number)
+    with Prefetch(Batches(sampler, shards.mean, seed=0, worker=number, augment=True).make) as ahead:
         print("ready", flush=True)
         input()
-        ended = train_plainly(built, loader.batch, steps)
+        ended = train_plainly(built, lambda clock: ahead.at(clock).tensors, steps)
     first = int(SKIP * steps)
     print(batch * (steps - 1 - first) / (ended[-1] - ended[first]))
 

@@ -20,19 +20,19 @@ from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import Measured
 from trainer.coordination.passes import WORD, Passes, Seen
-from trainer.data.batches import Loader, indices
+from trainer.data.sampling import ShuffleSampler, indices
 from trainer.data.shards import Rows, load_worker, open_shards
 from trainer.options import Options
 from trainer.protocols.asp import ASP
 from trainer.simulate import Simulated, simulate
 
 
-def loader_of(rows: int, batch: int, worker: int) -> Loader:
+def sampler_of(rows: int, batch: int, worker: int) -> ShuffleSampler:
     rng = np.random.default_rng(worker)
     images = np.zeros((rows, 1, 2, 2), np.uint8)
     hashes = rng.integers(1, WORD, rows, np.uint64)
     held = Rows(images, np.zeros(rows, np.int64), np.arange(rows), hashes)
-    return Loader(held, np.zeros(1, np.float32), batch, seed=3, worker=worker, augment=False)
+    return ShuffleSampler(held, batch, seed=3, worker=worker)
 
 
 @given(
@@ -44,16 +44,16 @@ def test_a_pass_is_whole_when_every_worker_has_ended_it_and_its_fingerprint_is_o
     sizes: list[tuple[int, int]], order: list[int]
 ) -> None:
     """Workers come in any order, with shards larger and smaller than their mini-batches."""
-    loaders = [loader_of(rows, batch, worker) for worker, (rows, batch) in enumerate(sizes)]
-    passes, clocks = Passes(len(loaders), {}), [0] * len(loaders)
-    drawn: list[list[int]] = [[] for _ in loaders]  # the rows that each has trained, one after the other
+    samplers = [sampler_of(rows, batch, worker) for worker, (rows, batch) in enumerate(sizes)]
+    passes, clocks = Passes(len(samplers), {}), [0] * len(samplers)
+    drawn: list[list[int]] = [[] for _ in samplers]  # the rows that each has trained, one after the other
     ends: list[set[int]] = [
-        set() for _ in loaders
+        set() for _ in samplers
     ]  # the passes that end in a mini-batch, the last of it where several do
     found = []
-    for worker in (choice % len(loaders) for choice in order):
+    for worker in (choice % len(samplers) for choice in order):
         rows, batch = sizes[worker]
-        seen = loaders[worker].seen(clocks[worker])
+        seen = samplers[worker].draw(clocks[worker]).seen()
         assert seen
         drawn[worker] += indices(rows, batch, clocks[worker], 3, worker).tolist()
         if len(drawn[worker]) // rows > (len(drawn[worker]) - batch) // rows:
@@ -66,10 +66,10 @@ def test_a_pass_is_whole_when_every_worker_has_ended_it_and_its_fingerprint_is_o
     for whole in found:
         assert whole.first == at + 1
         expected = 0
-        for loader, mine, (rows, _) in zip(loaders, drawn, sizes, strict=True):
+        for sampler, mine, (rows, _) in zip(samplers, drawn, sizes, strict=True):
             part = mine[at * rows : whole.last * rows]
             assert Counter(part) == dict.fromkeys(range(rows), whole.last - at)
-            expected += sum(int(loader.rows.hashes[row]) for row in part)
+            expected += sum(int(sampler.rows.hashes[row]) for row in part)
         assert whole.fingerprint == expected % WORD
         at = whole.last
 

@@ -8,12 +8,19 @@ from typing import Any
 
 from pipeline.core.specs import Spec
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+from trainer.exchange import EXCHANGES
 from trainer.models import model_from_json
 from trainer.protocols import PROTOCOLS
 
 
 def make_config(
-    shards: Path | str = "s", output: Path | str = "o", *, model: str = "resnet20", protocol: str = "asp", **values: Any
+    shards: Path | str = "s",
+    output: Path | str = "o",
+    *,
+    model: str = "resnet20",
+    protocol: str = "asp",
+    exchange: str = "parameter-server",
+    **values: Any,
 ) -> Config:
     """The parts of a Config, each with those of the values that it has; a model's and a protocol's own ones too."""
     if not values.keys() & {"epochs", "steps"}:
@@ -21,13 +28,14 @@ def make_config(
     kinds: dict[str, type[Spec]] = {"data": Data, "optimiser": Optimiser, "processes": Processes, "run": RunSpec}
     own = _take(PROTOCOLS[protocol], values)
     chosen_protocol = PROTOCOLS[protocol](**own)
+    chosen_exchange = EXCHANGES[exchange](**_take(EXCHANGES[exchange], values))
     chosen_model = model_from_json(
         {"name": model} | {key: values.pop(key) for key in ("norm", "shortcut", "intercept") if key in values}
     )
     given = {"shards": str(shards), "output": str(output)} | values
     parts = {name: kind(**_take(kind, given)) for name, kind in kinds.items()}
     assert not given, f"no part of a configuration has {', '.join(given)}"
-    return Config(model=chosen_model, protocol=chosen_protocol, **parts)  # type: ignore[arg-type]
+    return Config(model=chosen_model, protocol=chosen_protocol, exchange=chosen_exchange, **parts)  # type: ignore[arg-type]
 
 
 def _take(kind: type[Spec], values: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from tests.training.test_trainer_homes import Far, far, runs
 from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.context import RunContext
-from trainer.data.batches import Loader, permutation
 from trainer.data.follow import Following, Stretch
+from trainer.data.sampling import FollowSampler, Sampler, permutation
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_shards
 from trainer.home.place import StorePlace, listing
 from trainer.run_files import CHECKPOINTS, CONFIG
@@ -120,16 +120,21 @@ def test_a_run_is_pinned_to_its_own_or_the_newest_generation(growing: Path, tmp_
     assert RunContext.of(config).pinned(overwrite=True).config == context.config
 
 
+def labels_of(sampler: Sampler, clocks: int) -> np.ndarray:
+    """The labels of the first mini-batches."""
+    draws = [sampler.draw(clock) for clock in range(clocks)]
+    return np.concatenate([draw.rows.labels[draw.places] for draw in draws])
+
+
 def test_a_worker_goes_on_with_the_rows_that_were_appended_and_with_no_others(growing: Path, tmp_path: Path) -> None:
     newest = open_shards(str(growing))
     first, second = as_of(newest, 0), as_of(newest, 2)
     rows = load_worker(first, 1)
     source = Appended(tmp_path, tmp_path, 1, first, rows, targets=False, looks=True)
-    with Loader(rows, first.mean, 10, seed=3, worker=1, augment=False, depth=0, follow=source.following()) as loader:
-        size = len(rows)
-        labels = np.concatenate([loader.batch(clock).labels.numpy() for clock in range(30)])
-        assert loader.follow
-        stretches = loader.follow.stretches
+    sampler = FollowSampler(source.following(), 10, seed=3, worker=1)
+    size = len(rows)
+    labels = labels_of(sampler, 30)
+    stretches = sampler.follow.stretches
     assert [stretch.generation for stretch in stretches] == [0, 3]
     assert stretches[1][:2] == (size, 1)
     whole = load_worker(newest, 1)
@@ -152,8 +157,7 @@ def test_what_was_decided_is_read_again_and_never_decided_anew(growing: Path, tm
     assert recorded(tmp_path, 0) == [planned]
     assert recorded(tmp_path, 1) == []
     source = Appended(tmp_path, tmp_path, 0, first, rows, targets=False, looks=False)
-    with Loader(rows, first.mean, 10, seed=3, worker=0, augment=False, depth=0, follow=source.following()) as loader:
-        drawn = np.concatenate([loader.batch(clock).labels.numpy() for clock in range(20)])
+    drawn = labels_of(FollowSampler(source.following(), 10, seed=3, worker=0), 20)
     size, grown = len(rows), load_worker(as_of(newest, 1), 0)
     orders = [permutation(size, 3, 0, 0), permutation(size, 3, 0, 1)]
     orders += [permutation(len(grown), 3, 0, turn) for turn in (2, 3)]

@@ -14,7 +14,8 @@ import torch
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import SHAPE
 from trainer.checkpoints.read import whole
-from trainer.data.batches import Loader
+from trainer.data.batches import Batches
+from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import load_worker, open_shards
 from trainer.models import ModelInput
 from trainer.models.build import build
@@ -60,18 +61,24 @@ def one_process(shards: Path, workers: int, steps: int) -> np.ndarray:
     parameters = list(model.parameters())
     velocities = [torch.zeros_like(parameter) for parameter in parameters]
     statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    loaders = [
-        Loader(load_worker(found, worker), found.mean, 24 // workers, seed=0, worker=worker, augment=True, depth=0)
+    batches = [
+        Batches(
+            ShuffleSampler(load_worker(found, worker), 24 // workers, seed=0, worker=worker),
+            found.mean,
+            seed=0,
+            worker=worker,
+            augment=True,
+        )
         for worker in range(workers)
     ]
     torch.set_num_threads(1)
     for step in range(steps):
         pulled, sums = [buffer.clone() for buffer in statistics], [torch.zeros_like(p) for p in parameters]
         pushed = []
-        for worker, loader in enumerate(loaders):
+        for worker, each in enumerate(batches):
             for buffer, value in zip(statistics, pulled, strict=True):
                 buffer.copy_(value)
-            batch = loader.prepare(step)
+            batch = each.make(step).tensors
             torch.manual_seed(step_seed(0, worker, step))
             model.zero_grad()
             torch.nn.functional.cross_entropy(model(batch.images_BCHW), batch.labels).backward()

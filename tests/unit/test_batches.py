@@ -12,8 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.coordination.passes import WORD
 from trainer.data.augment import PAD, augment, crop_and_flip, normalise
-from trainer.data.batches import Loader, indices
+from trainer.data.batches import Batches, make_batch
+from trainer.data.prefetch import Prefetch
+from trainer.data.sampling import BernoulliSampler, Draw, ShuffleSampler, indices
 from trainer.data.shards import Rows
 
 torch.set_num_threads(1)
@@ -27,15 +30,16 @@ def make(count: int, shape: tuple[int, int, int] = SHAPE) -> Rows:
     return Rows(images, rng.integers(0, 10, count), np.arange(count))
 
 
-def loader(count: int = 50, batch_size: int = 16, **options: Any) -> Loader:
-    return Loader(make(count), MEAN, batch_size, **{"seed": 1, "worker": 2, "augment": True, **options})
+def batches(rows: Rows, batch_size: int = 16, *, seed: int = 1, worker: int = 2, augment: bool = True) -> Batches:
+    sampler = ShuffleSampler(rows, batch_size, seed=seed, worker=worker)
+    return Batches(sampler, MEAN, seed=seed, worker=worker, augment=augment)
 
 
 @pytest.fixture
-def opened() -> Iterator[list[Loader]]:
-    loaders: list[Loader] = []
-    yield loaders
-    for each in loaders:
+def opened() -> Iterator[list[Prefetch[Any]]]:
+    ahead: list[Prefetch[Any]] = []
+    yield ahead
+    for each in ahead:
         each.close()
 
 
@@ -76,6 +80,37 @@ def test_passes_workers_and_seeds_shuffle_each_in_their_own_way() -> None:
     for at, one in enumerate(orders):
         assert not np.array_equal(one, np.arange(500))
         assert all((one == other).mean() < 0.05 for other in orders[:at])
+
+
+@given(rows=st.integers(1, 40), batch=st.integers(1, 90), clock=st.integers(0, 50))
+def test_a_draw_counts_its_rows_by_pass(rows: int, batch: int, clock: int) -> None:
+    """Against a walk over the stream of all draws, row by row."""
+    hashes = np.random.default_rng(rows).integers(1, WORD, rows, np.uint64)
+    held = Rows(np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int64), np.arange(rows), hashes)
+    draw = ShuffleSampler(held, batch, seed=3, worker=1).draw(clock)
+    begun: list[int] = []
+    passes = 0
+    for position, row in enumerate(indices(rows, batch, clock, 3, 1), clock * batch):
+        begun.append(int(hashes[row]))
+        if (position + 1) % rows == 0:
+            passes += 1
+            begun = []
+    seen = draw.seen()
+    assert seen
+    assert seen.passes == passes
+    assert seen.begun == (sum(begun) % WORD if passes else 0)
+    assert seen.fingerprint == sum(int(hashes[row]) for row in np.asarray(draw.places)) % WORD
+
+
+def test_draws_without_passes_or_hashes_count_nothing() -> None:
+    assert BernoulliSampler(make(50), 0.5, seed=0, worker=0).draw(3).seen() is None
+    assert ShuffleSampler(make(50), 5, seed=0, worker=0).draw(3).seen() is None, "these rows are not hashed"
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(0, 16), (5, 0)])
+def test_a_stream_of_nothing_is_refused(count: int, batch_size: int) -> None:
+    with pytest.raises(ValueError, match=f"no mini-batches of {batch_size} out of {count} rows"):
+        batches(make(count), batch_size)
 
 
 # What happens to an image
@@ -123,94 +158,92 @@ def test_normalised_images_are_pixels_less_the_mean_on_a_scale_of_one() -> None:
     assert found.flags.c_contiguous
 
 
-# The loader
+# The making of tensors
 
 
-def test_batches_are_the_images_and_labels_of_the_chosen_rows(opened: list[Loader]) -> None:
-    opened.append(loader(augment=False))
+def test_batches_are_the_images_and_labels_of_the_chosen_rows() -> None:
     rows = make(50)
+    made = batches(rows, augment=False)
     for clock in range(8):
-        images, labels = opened[0].batch(clock)
+        images, labels = made.make(clock).tensors
         chosen = indices(50, 16, clock, 1, 2)
         assert torch.equal(images, torch.from_numpy(normalise(rows.images_NCHW[chosen], MEAN)))
         assert torch.equal(labels, torch.from_numpy(rows.labels[chosen]))
         assert (images.dtype, labels.dtype, images.is_contiguous()) == (torch.float32, torch.int64, True)
 
 
-def test_the_border_that_a_crop_brings_in_is_the_mean_colour(opened: list[Loader]) -> None:
+def test_the_border_that_a_crop_brings_in_is_the_mean_colour() -> None:
     """Padding comes after mean subtraction: images of exactly the mean colour stay all zero."""
-    colour = np.broadcast_to(np.array([120, 125, 7], np.uint8)[:, None, None], (4, *SHAPE))
-    rows = Rows(np.ascontiguousarray(colour), np.zeros(4, np.int64), np.arange(4))
-    opened.append(Loader(rows, np.array([120, 125, 7], np.float32), 64, seed=0, worker=0, augment=True))
-    assert not opened[0].batch(0).images_BCHW.any()
+    colour = np.broadcast_to(np.array([120, 125, 7], np.uint8)[:, None, None], (64, *SHAPE))
+    rows = Rows(np.ascontiguousarray(colour), np.zeros(64, np.int64), np.arange(64))
+    mean = np.array([120, 125, 7], np.float32)
+    assert not make_batch(Draw(rows, slice(None)), mean, np.random.default_rng(0)).images_BCHW.any()
+
+
+@pytest.mark.parametrize("other", [{"worker": 3}, {"seed": 2}])
+def test_workers_and_seeds_augment_differently(other: dict[str, Any]) -> None:
+    """One row only, so that the order cannot tell them apart."""
+    mine = batches(make(1), 64)
+    one, two = (each.make(0).tensors.images_BCHW for each in (mine, batches(make(1), 64, **other)))
+    assert not torch.equal(one, two)
+    assert not torch.equal(one, mine.make(1).tensors.images_BCHW)
+
+
+def test_real_features_pass_unaugmented() -> None:
+    pixels = make(9, (1, 1, 28))
+    rows = Rows(pixels.images_NCHW.astype(np.float32), pixels.labels, pixels.ids)
+    draw = ShuffleSampler(rows, 20, seed=0, worker=0).draw(3)
+    images = make_batch(draw, np.array([100], np.float32), np.random.default_rng(0)).images_BCHW
+    assert images.shape == (20, 1, 1, 28)
+    np.testing.assert_array_equal(images.numpy(), rows.images_NCHW[draw.places])
+
+
+# What is made ahead
 
 
 @pytest.mark.full
 @given(clocks=st.lists(st.integers(0, 40), min_size=1, max_size=12), depth=st.integers(0, 3))
 def test_a_mini_batch_depends_on_its_clock_alone_however_it_is_reached(clocks: list[int], depth: int) -> None:
-    with loader(depth=depth) as jumping, loader(depth=0) as fresh:
+    fresh = batches(make(50))
+    with Prefetch(batches(make(50)).make, depth=depth) as jumping:
         for clock in clocks:
-            found, expected = jumping.batch(clock), fresh.prepare(clock)
+            found, expected = jumping.at(clock).tensors, fresh.make(clock).tensors
             assert torch.equal(found.images_BCHW, expected.images_BCHW)
             assert torch.equal(found.labels, expected.labels)
 
 
-@pytest.mark.parametrize("other", [{"worker": 3}, {"seed": 2}])
-def test_workers_and_seeds_augment_differently(opened: list[Loader], other: dict[str, int]) -> None:
-    """One row only, so that the order cannot tell them apart."""
-    opened += [loader(1, 64), loader(1, 64, **other)]
-    one, two = (each.batch(0).images_BCHW for each in opened)
-    assert not torch.equal(one, two)
-    assert not torch.equal(one, opened[0].batch(1).images_BCHW)
-
-
-def test_flat_features_pass_unaugmented(opened: list[Loader]) -> None:
-    rows = make(9, (1, 1, 28))
-    opened.append(Loader(rows, np.array([100], np.float32), 20, seed=0, worker=0, augment=False))
-    assert opened[0].batch(3).images_BCHW.shape == (20, 1, 1, 28)
-
-
-def test_the_next_mini_batches_are_prepared_while_the_caller_computes(
-    opened: list[Loader], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened.append(loader(depth=2))
+def test_the_next_items_are_made_while_the_caller_computes(opened: list[Prefetch[Any]]) -> None:
     done = {clock: threading.Event() for clock in range(3)}
-    prepare = opened[0].prepare
-
-    def told(clock: int) -> Any:
-        found = prepare(clock)
-        done[clock].set()
-        return found
-
-    monkeypatch.setattr(opened[0], "prepare", told)
-    opened[0].batch(0)
+    opened.append(Prefetch(lambda clock: done[clock].set(), depth=2))
+    opened[0].at(0)
     assert done[1].wait(30)  # nobody asked for it
     assert done[2].wait(30)
 
 
-def test_what_goes_wrong_in_the_background_is_raised_at_its_clock(opened: list[Loader]) -> None:
-    rows = make(50)
-    opened.append(
-        Loader(rows, np.array([1, 2], np.float32), 16, seed=0, worker=0, augment=True)
-    )  # two means, three channels
+def test_after_a_jump_only_what_follows_is_made(opened: list[Prefetch[Any]]) -> None:
+    made: list[int] = []
+    opened.append(Prefetch(lambda clock: made.append(clock) or clock, depth=1))  # type: ignore[func-returns-value]
+    assert [opened[0].at(clock) for clock in (5, 6, 2, 3, 3)] == [5, 6, 2, 3, 3]
+    opened[0].close()
+    assert set(made) - {7} <= {2, 3, 4, 5, 6}
+
+
+def test_what_goes_wrong_in_the_background_is_raised_at_its_clock(opened: list[Prefetch[Any]]) -> None:
+    sampler = ShuffleSampler(make(50), 16, seed=0, worker=0)
+    two_means = np.array([1, 2], np.float32)  # and three channels
+    opened.append(Prefetch(Batches(sampler, two_means, seed=0, worker=0, augment=True).make))
     for clock in (0, 1, 0):
         with pytest.raises(ValueError, match="broadcast"):
-            opened[0].batch(clock)
+            opened[0].at(clock)
 
 
 def test_closing_ends_the_thread_and_refuses_more() -> None:
     before = set(threading.enumerate())
-    with loader() as closing:
-        closing.batch(0)
+    with Prefetch(batches(make(50)).make) as closing:
+        closing.at(0)
         mine = set(threading.enumerate()) - before
         assert len(mine) == 1
     assert not any(thread.is_alive() for thread in mine)
     closing.close()
     with pytest.raises(RuntimeError):
-        closing.batch(1)
-
-
-@pytest.mark.parametrize(("count", "batch_size"), [(0, 16), (5, 0)])
-def test_a_stream_of_nothing_is_refused(count: int, batch_size: int) -> None:
-    with pytest.raises(ValueError, match=f"no mini-batches of {batch_size} out of {count} rows"):
-        loader(count, batch_size)
+        closing.at(1)

@@ -38,7 +38,7 @@ from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.options import Simulated
 from trainer.transport.addresses import local_addresses
-from trainer.transport.messages import Header, Op
+from trainer.transport.messages import End, pack
 
 T = TypeVar("T")
 WORKERS, ROWS = 4, 400
@@ -183,7 +183,7 @@ def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path
     try:
         worker = served.worker()
         worker.step()
-        served.asker.send_multipart([Header(Op.END).pack(), served.agreement.introduction()])
+        served.asker.send_multipart([pack(End()), served.agreement.introduction()])
         served.asker.recv_multipart()
         root = tmp_path / CHECKPOINTS
         session = worker.client.session

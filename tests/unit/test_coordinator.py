@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.server.slice_server import SliceServer
-from trainer.transport.messages import Header, Op
+from trainer.transport.messages import Cancel, GiveUp, Join, Message, Parameters, Push, Rejoin, Stop
 
 SILENCE_S = 10.0
 START_WAIT_S = 30.0
@@ -54,7 +54,7 @@ class Worker:
     turn: int | None = None
     joining: bool = True
     stopped: bool = False
-    answers: dict[int, Header] = field(default_factory=dict)
+    answers: dict[int, Parameters | Stop] = field(default_factory=dict)
 
 
 class World:
@@ -106,19 +106,19 @@ class World:
 
     def send_join(self, worker: int) -> None:
         for server in range(self.servers):
-            self.pipes["up", worker, server].append(Header(Op.JOIN, 0, worker, self.workers[worker].session))
+            self.pipes["up", worker, server].append(Join(worker, self.workers[worker].session))
 
     def push(self, worker: int) -> None:
         mine = self.workers[worker]
-        header = Header(Op.PUSH, 0, worker, mine.session, clock=mine.turn or 0, examples=1)
+        message = Push(worker, mine.session, 0, mine.turn or 0, in_memory=False)
         for server in range(self.servers):
-            self.pipes["up", worker, server].append(header)
+            self.pipes["up", worker, server].append(message)
         mine.turn, mine.answers = None, {}
 
     def give_up(self, worker: int) -> None:
         """The worker was told that its gradient comes too late, and stops between two micro-batches."""
         mine = self.workers[worker]
-        self.pipes["up", worker, 0].append(Header(Op.GIVE_UP, 0, worker, mine.session, clock=mine.turn or 0))
+        self.pipes["up", worker, 0].append(GiveUp(worker, mine.session, mine.turn or 0))
         mine.turn, mine.answers = None, {}
 
     def restart(self, worker: int) -> None:
@@ -133,62 +133,67 @@ class World:
         if not mine.stopped and not self.coordinator.alive(worker, mine.session, self.now) and not mine.joining:
             self.restart(worker)
 
-    def _hear(self, worker: int, server: int, header: Header) -> None:
+    def _hear(self, worker: int, server: int, message: Parameters | Stop | Cancel | Rejoin) -> None:
         mine = self.workers[worker]
-        if header.session != mine.session:
+        if message.session != mine.session:
             return
-        if header.op is Op.REJOIN:
-            self.sessions = max(self.sessions, header.version)
+        if isinstance(message, Rejoin):
+            self.sessions = max(self.sessions, message.later_session)
             return self.restart(worker)
-        if header.op is Op.CANCEL:
-            if mine.turn == header.clock:
+        if isinstance(message, Cancel):
+            if mine.turn == message.clock:
                 self.give_up(worker)
             return None
-        mine.answers[server] = header
+        mine.answers[server] = message
         if len(mine.answers) < self.servers:
             return None
         if len({(answer.clock, answer.version) for answer in mine.answers.values()}) > 1:
             return self.restart(worker)  # it was given up and let in again: some answers are to its first join
         mine.joining, mine.answers = False, {}
-        if header.op is Op.STOP:
+        if isinstance(message, Stop):
             mine.stopped = True
         else:
-            mine.turn = header.clock
+            mine.turn = message.clock
         return None
 
     # --- servers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, server: int) -> Callable[[bytes, Header, bytes | None], None]:
-        return lambda identity, header, body: self.pipes["down", header.index, server].append(header)
+    def _answer(self, server: int) -> Callable[[bytes, Message, bytes | None], None]:
+        def answer(identity: bytes, message: Message, body: bytes | None) -> None:
+            assert isinstance(message, Parameters | Stop | Cancel | Rejoin)
+            self.pipes["down", message.worker, server].append(message)
 
-    def _serve(self, worker: int, server: int, header: Header) -> None:
+        return answer
+
+    def _serve(self, worker: int, server: int, message: Join | Push | GiveUp) -> None:
         slice_server = self.slice_servers[server]
-        if header.op is Op.GIVE_UP:
-            given_up = (header.index, header.session, header.clock, self.now, Measured(0, 0.0, 0, 1.0))
+        if isinstance(message, GiveUp):
+            given_up = (worker, message.session, message.clock, self.now, Measured(0, 0.0, 0, 1.0))
             if not self.coordinator.give_up(*given_up):
-                self.pipes["down", header.index, 0].append(replace(header, op=Op.REJOIN, version=0))
+                self.pipes["down", worker, 0].append(Rejoin(worker, message.session))
             return self.advance()
-        if header.op is Op.JOIN:
-            slice_server.join(b"", header, memoryview(b"{}"))
+        if isinstance(message, Join):
+            slice_server.join(b"", message, memoryview(b"{}"))
         else:
             vector = np.zeros(self.width, np.float32)
-            vector[self.place(worker, header.clock)] = 1.0
-            if not slice_server.push(b"", header, memoryview(vector.tobytes())):
+            vector[self.place(worker, message.clock)] = 1.0
+            if not slice_server.push(b"", message, memoryview(vector.tobytes())):
                 return None
         if server:
-            self.pipes["held", server, 0].append(header)
+            self.pipes["held", server, 0].append(message)
         else:
-            self._held(0, header)
+            self._held(0, message)
         return None
 
-    def _held(self, server: int, header: Header) -> None:
-        if header.op is Op.JOIN:
-            self.coordinator.join(server, header.index, header.session, self.now)
+    def _held(self, server: int, message: Join | Push) -> None:
+        worker = message.worker
+        if isinstance(message, Join):
+            self.coordinator.join(server, worker, message.session, self.now)
         else:
             measured = None if server else Measured(1, 0.0, 0, 1.0)
-            arrival = (server, header.index, header.session, header.clock, self.now, measured)
+            arrival = (server, worker, message.session, message.clock, self.now, measured)
             if not self.coordinator.push(*arrival) and server == 0:
-                self.pipes["down", header.index, 0].append(replace(header, op=Op.REJOIN, version=0))
+                self.pipes["down", worker, 0].append(Rejoin(worker, message.session))
         self.advance()
 
     def advance(self) -> None:

@@ -32,20 +32,75 @@ from trainer.checkpoints.state import State, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Facts, slice_bounds
 from trainer.coordination.orders import Measured
+from trainer.coordination.passes import Seen
 from trainer.launch.control import Control
 from trainer.transport import sockets as transport
 from trainer.transport.addresses import local_addresses
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import IN_MEMORY, Header, Op, pack_json
+from trainer.transport.messages import (
+    KINDS,
+    AskStatus,
+    Cancel,
+    End,
+    EndReply,
+    Execute,
+    GiveUp,
+    GradientReceipt,
+    Heartbeat,
+    Hello,
+    Join,
+    JoinReceipt,
+    Load,
+    LoadReceipt,
+    Malformed,
+    Message,
+    Parameters,
+    Push,
+    Refusal,
+    Rejoin,
+    StatusReply,
+    Stop,
+    WorkerLoss,
+    WriteReceipt,
+    pack,
+    pack_json,
+    pack_report,
+    unpack,
+    unpack_report,
+)
 from trainer.transport.sockets import Secret, connect
-from trainer.worker.server_client import MustRejoin, ServerClient, Turn
+from trainer.worker.clients.base import MustRejoin, Turn
+from trainer.worker.clients.servers import ServerClient
 
 ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
 NUMBERS, WORKERS = 1000, 2
 FACTS = Facts(WORKERS, 100, NUMBERS, 0)
-WIRE = struct.Struct("<3sBBxxxiQQqqiidddQQi")  # written down once more: what is on the wire must not change by accident
-NO_ROWS = (0, 0, -1)
+# Code and fields of every kind, written down once more: what is on the wire must not change by accident.
+WIRE: dict[type[Message], tuple[int, str]] = {
+    Join: (0, "qq"),
+    Push: (1, "qqqq?"),
+    GiveUp: (2, "qqq"),
+    Heartbeat: (3, "qq?"),
+    Hello: (4, "qq"),
+    JoinReceipt: (5, "qqqq"),
+    GradientReceipt: (6, "qqqqq"),
+    LoadReceipt: (7, "qq"),
+    WriteReceipt: (8, "qqqq"),
+    AskStatus: (9, ""),
+    WorkerLoss: (10, "q"),
+    End: (11, ""),
+    StatusReply: (12, ""),
+    EndReply: (13, ""),
+    Refusal: (14, "q"),
+    Parameters: (15, "qqqqq?"),
+    Stop: (16, "qqqqq"),
+    Cancel: (17, "qqq"),
+    Rejoin: (18, "qqq?"),
+    Load: (19, "qq"),
+    Execute: (20, "q"),
+}
+REPORT = struct.pack("<iidddQQi", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1)  # of a mini-batch of one row that is not hashed
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
@@ -98,7 +153,7 @@ class Served:
             return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
 
     def status(self) -> dict[str, Any]:
-        self.asker.send_multipart([Header(Op.STATUS).pack(), self.agreement.introduction()])
+        self.asker.send_multipart([pack(AskStatus()), self.agreement.introduction()])
         assert self.asker.poll(60_000), self.said()
         answer: dict[str, Any] = json.loads(self.asker.recv_multipart()[1])
         return answer
@@ -148,7 +203,7 @@ class Worker:
             assert self.turn
             self.client.pushed[:] = 1.0
             try:
-                self.turn = self.client.push(self.turn, Measured(1, 0.5, 1, 0.01))
+                self.turn = self.client.exchange(self.turn, Measured(1, 0.5, 1, 0.01))
             except MustRejoin:
                 self.turn = self.client.join()
 
@@ -194,15 +249,16 @@ def honest(alone: Served) -> Iterator[Worker]:
     worker.client.close()
 
 
-def raw(op: int, index: int = 0, session: int = 0, generation: int = 0, clock: int = 0, version: int = 0) -> bytes:
-    return WIRE.pack(
-        b"PS1", op, 0, index, session % 2**64, generation % 2**64, clock, version, 0, 0, 0.0, 0.0, 0.0, *NO_ROWS
-    )
+def raw(kind: type[Message], *values: int, code: int | None = None, magic: bytes = b"PS2") -> bytes:
+    """The head of a message, valid or not. values: of its first fields; the others are 0."""
+    number, fields = WIRE[kind]
+    values += (0,) * (len(fields) - len(values))
+    return struct.pack(f"<3sB{fields}", magic, number if code is None else code, *values)
 
 
 def join(body: bytes) -> list[bytes]:
     """A request of worker 1, from a session later than any test's: a server does not look into one of an earlier session."""
-    return [raw(Op.JOIN, 1, 2**62), body]
+    return [raw(Join, 1, 2**62), body]
 
 
 def handle(**values: Any) -> bytes:
@@ -213,44 +269,51 @@ def huge(number: str) -> bytes:
     return INTRODUCTION[:-1] + b',"pid":' + number.encode() + b',"descriptor":1,"nonce":""}'
 
 
-HEADER = raw(Op.STATUS)
+HEAD = raw(AskStatus)
 MALFORMED: dict[str, list[bytes]] = {
     "nothing": [b""],
-    "one frame": [HEADER],
-    "three frames": [HEADER, b"", b""],
+    "one frame": [HEAD],
+    "three frames": [HEAD, b"", b""],
+    "a push without a report": [raw(Push), bytes(4 * NUMBERS)],
     "fifty frames": [b"x"] * 50,
-    "an empty header": [b"", b""],
-    "a short header": [HEADER[:-1], b""],
-    "a long header": [HEADER + b"x", b""],
-    "another version's magic": [b"PS0" + HEADER[3:], b""],
-    "an operation that does not exist": [raw(99), b""],
+    "fifty frames behind a head": [HEAD] + [b"x"] * 49,
+    "an empty head": [b"", b""],
+    "a head of magic alone": [b"PS2", b""],
+    "a short head": [raw(Join)[:-1], INTRODUCTION],
+    "a long head": [HEAD + b"x", b""],
+    "a head of another kind's size": [raw(Join) + bytes(8), INTRODUCTION],
+    "another version's magic": [raw(AskStatus, magic=b"PS0"), b""],
+    "a kind that does not exist": [raw(AskStatus, code=len(WIRE)), b""],
     "a megabyte of noise": [random.Random(0).randbytes(10**6), b""],
-    "an order from a worker": [raw(Op.ORDER), pack_json({"sequence": 1, "version": 9, "accepted": [[0, 1.0]]})],
-    "a load from a worker": [raw(Op.LOAD, generation=2**62), b""],
-    "an answer": [raw(Op.PARAMETERS), bytes(4 * NUMBERS)],
-    "a stop": [raw(Op.STOP), b""],
-    "a hello of server 0": [raw(Op.HELLO, 0), INTRODUCTION],
-    "a hello of a server too many": [raw(Op.HELLO, 1), INTRODUCTION],
-    "a hello of server -1": [raw(Op.HELLO, -1), INTRODUCTION],
-    "a loaded of a server too many": [raw(Op.LOADED, 1), b""],
-    "a held of a worker that does not exist": [
-        WIRE.pack(b"PS1", Op.HELD, 1, 1, 1, 1, 0, 0, 9, 0, 0, 0, 0, *NO_ROWS),
-        b"",
-    ],
-    "a loss of worker -1": [raw(Op.LOST, -1), INTRODUCTION],
-    "a heartbeat of worker 2": [raw(Op.HEARTBEAT, WORKERS), b""],
-    "a join of worker 2": [raw(Op.JOIN, WORKERS, 1), INTRODUCTION],
-    "a join of worker -1": [raw(Op.JOIN, -1, 1), INTRODUCTION],
-    "a join of a session that no clock has": [raw(Op.JOIN, 1, 2**64 - 1), INTRODUCTION],
-    "a generation that no clock has": [raw(Op.STATUS, generation=2**64 - 1), b""],
+    "an order from a worker": [raw(Execute), pack_json({"sequence": 1, "version": 9, "accepted": [[0, 1.0]]})],
+    "a load from a worker": [raw(Load, 2**62), b""],
+    "an answer": [raw(Parameters), bytes(4 * NUMBERS)],
+    "a stop": [raw(Stop), b""],
+    "a hello of server 0": [raw(Hello, 0), INTRODUCTION],
+    "a hello of a server too many": [raw(Hello, 1), INTRODUCTION],
+    "a hello of server -1": [raw(Hello, -1), INTRODUCTION],
+    "a loaded of a server too many": [raw(LoadReceipt, 1), b""],
+    "a join held of a server too many": [raw(JoinReceipt, 1, 0, 1, 1), b""],
+    "a gradient held of a server too many": [raw(GradientReceipt, 1, 0, 1, 1, 1), b""],
+    "an outcome that does not exist": [raw(WriteReceipt, 1, 0, 1, 99), b""],
+    "a loss of worker -1": [raw(WorkerLoss, -1), INTRODUCTION],
+    "a heartbeat of worker 2": [raw(Heartbeat, WORKERS), b""],
+    "a join of worker 2": [raw(Join, WORKERS, 1), INTRODUCTION],
+    "a join of worker -1": [raw(Join, -1, 1), INTRODUCTION],
+    "a join of a session that no clock has": [raw(Join, 1, -1), INTRODUCTION],
+    "a push of a generation that no clock has": [raw(Push, 0, 1, -(2**63)), REPORT, bytes(4 * NUMBERS)],
+    "a push of step -1": [raw(Push, 0, 1, 1, -1), REPORT, bytes(4 * NUMBERS)],
+    "a push of worker -1": [raw(Push, -(2**31), 1, 1, 1), REPORT, bytes(4 * NUMBERS)],
+    "a push with half a report": [raw(Push), REPORT[:-1], bytes(4 * NUMBERS)],
+    "a step given up without a report": [raw(GiveUp), b""],
     "a join without JSON": join(b"no"),
     "a join with nothing": join(b""),
     "a join with a list": join(b"[1]"),
     "a join with half a handle": join(agreement().introduction(pid=1)),
     "a join without an introduction": join(b"{}"),
     "a join with a number for an introduction": join(b'{"run": 1}'),
-    "a status without an introduction": [raw(Op.STATUS), b""],
-    "a loss without an introduction": [raw(Op.LOST, 1), b"{}"],
+    "a status without an introduction": [raw(AskStatus), b""],
+    "a loss without an introduction": [raw(WorkerLoss, 1), b"{}"],
     "a join with a path": join(handle(pid="../../../etc", descriptor="passwd")),
     "a join with endless numbers": join(huge("1e999")),
     "a join with no number": join(huge("NaN")),
@@ -261,6 +324,25 @@ MALFORMED: dict[str, list[bytes]] = {
     "a join of a megabyte": join(b'{"a":"' + b"x" * (1 << 20) + b'"}'),
     "a join in bytes that are no text": join(b"\xff\xfe\x00\xd8{}"),
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_carries_the_fields_of_its_kind_and_no_others(kind: type[Message]) -> None:
+    code, fields = WIRE[kind]
+    values: list[Any] = [number % 2 == 0 if field == "?" else 10 + number for number, field in enumerate(fields)]
+    message = kind(*values)
+    assert pack(message) == struct.pack(f"<3sB{fields}", b"PS2", code, *values)
+    assert unpack(memoryview(pack(message))) == message
+    for place, field in enumerate(fields):
+        if field == "q":
+            with pytest.raises(Malformed):
+                unpack(raw(kind, *values[:place], -1))
+
+
+def test_a_report_is_the_same_on_the_other_side() -> None:
+    for report in (Measured(1, 0.5, 1, 0.01), Measured(7, -1.5, 3, 2.0, 0.25, Seen(2**64 - 1, 3, 1))):
+        assert unpack_report(pack_report(report)) == report
+    assert pack_report(Measured(1, 0.5, 1, 0.01)) == REPORT
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
@@ -281,25 +363,28 @@ def test_a_handle_to_memory_that_is_not_the_workers_is_declined_and_numbers_trav
     alone: Served, honest: Worker, values: dict[str, Any]
 ) -> None:
     peer = alone.peer()
-    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), handle(**values)])
+    peer.send_multipart([raw(Join, 1, time.time_ns()), handle(**values)])
     assert peer.poll(60_000)
-    header, body = peer.recv_multipart()
-    assert header[3] == Op.PARAMETERS
-    assert header[4] & IN_MEMORY == 0
+    head, body = peer.recv_multipart()
+    answer = unpack(head)
+    assert isinstance(answer, Parameters)
+    assert not answer.in_memory
     assert len(body) == 4 * NUMBERS
 
 
-def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, ...]:
-    """Take worker 1's place by hand; (index, session, generation, clock, version) of the answer."""
-    peer.send_multipart([raw(Op.JOIN, 1, time.time_ns()), INTRODUCTION])
+def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, int, int, int]:
+    """Take worker 1's place by hand; (worker, session, generation, clock) of the answer."""
+    peer.send_multipart([raw(Join, 1, time.time_ns()), INTRODUCTION])
     assert peer.poll(60_000)
-    return tuple(WIRE.unpack(peer.recv_multipart()[0])[3:8])
+    answer = unpack(peer.recv_multipart()[0])
+    assert isinstance(answer, Parameters)
+    return answer[:4]
 
 
 def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
     alone: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.worker.server_client.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("trainer.worker.clients.servers.HEARTBEAT_S", 0.01)
     client = alone.client(use_memory=False)
     send_join = client._send_join
 
@@ -313,24 +398,21 @@ def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
         assert turn
         time.sleep(0.03)
         client.pushed[:] = 1.0
-        turn = client.push(turn, Measured(1, 0.5, 1, 0.01))
+        turn = client.exchange(turn, Measured(1, 0.5, 1, 0.01))
     client.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 4 * NUMBERS - 4, 4 * NUMBERS + 4, 4 * NUMBERS * 10])
 def test_a_gradient_of_another_size_is_not_taken(alone: Served, honest: Worker, size: int) -> None:
     peer, before = alone.peer(), alone.status()
-    index, session, generation, clock, version = joined(alone, peer)
-    peer.send_multipart([raw(Op.PUSH, index, session, generation, clock, version), bytes(size)])
+    peer.send_multipart([raw(Push, *joined(alone, peer)), REPORT, bytes(size)])
     alone.wait_for_malformed(before["malformed"] + 1)
     assert alone.status()["version"] == before["version"]
 
 
 def test_a_gradient_in_memory_that_was_never_opened_is_not_taken(alone: Served, honest: Worker) -> None:
     peer, before = alone.peer(), alone.status()["malformed"]
-    index, session, generation, clock, version = joined(alone, peer)
-    header = Header(Op.PUSH, IN_MEMORY, index, session, generation, clock, version)
-    peer.send_multipart([header.pack(), b""])
+    peer.send_multipart([raw(Push, *joined(alone, peer), True), REPORT, b""])
     alone.wait_for_malformed(before + 1)
 
 
@@ -338,44 +420,40 @@ def test_a_gradient_of_another_time_is_not_taken_and_its_worker_is_told_to_join_
     alone: Served, honest: Worker
 ) -> None:
     peer, before = alone.peer(), alone.status()
-    index, session, generation, clock, version = joined(alone, peer)
-    for header in (
-        raw(Op.PUSH, index, session - 1, generation, clock, version),
-        raw(Op.PUSH, index, session, generation - 1, clock, version),
-        raw(Op.PUSH, index, session, generation, clock + 1, version),
-        raw(Op.PUSH, index, session, generation, -1, version),
-        raw(Op.PUSH, 2**31 - 1, session, generation, clock, version),
-        raw(Op.PUSH, -(2**31), session, generation, clock, version),
+    worker, session, generation, clock = joined(alone, peer)
+    for head in (
+        raw(Push, worker, session - 1, generation, clock),
+        raw(Push, worker, session, generation - 1, clock),
+        raw(Push, worker, session, generation, clock + 1),
+        raw(Push, worker, session, generation, 2**63 - 1),
+        raw(Push, 2**31 - 1, session, generation, clock),
+        raw(Push, 2**63 - 1, session, generation, clock),
     ):
-        peer.send_multipart([header, np.full(NUMBERS, 99, np.float32).tobytes()])
+        peer.send_multipart([head, REPORT, np.full(NUMBERS, 99, np.float32).tobytes()])
         assert peer.poll(60_000)
-        assert peer.recv_multipart()[0][3] == Op.REJOIN
+        assert isinstance(unpack(peer.recv_multipart()[0]), Rejoin)
     assert alone.status()["version"] == before["version"]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, honest: Worker, seed: int) -> None:
-    """Fields at their limits behind a valid header, then a random body; every operation is among them."""
+    """Fields at their limits in a valid head, then random bodies; every kind is among them."""
     rng, peer = random.Random(seed), alone.peer()
-    ops = [int(op) for op in Op]
-    for op in ops * 20:
-        ints = [rng.choice([*EXTREMES, rng.getrandbits(31)]) for _ in range(6)]
-        small = [max(-(2**31), min(2**31 - 1, value)) for value in (ints[0], ints[4], ints[5])]
+    for kind in [*WIRE] * 20:
+        least = rng.choice([0, -(2**63)])  # a negative field makes the whole message malformed
+        limits = [value for value in EXTREMES if value >= least]
+        values = [rng.choice([*limits, rng.getrandbits(31)]) for _ in WIRE[kind][1]]
+        if kind is Join:  # a worker's place is taken by who joins last: not by a time that no honest worker reaches
+            values[1] = rng.getrandbits(40)
+        ints = [rng.choice([0, 1, -1, 2**31 - 1, -(2**31)]) for _ in range(3)]
         floats = [rng.choice([0.0, -1.0, float("inf"), float("nan"), 1e308]) for _ in range(3)]
-        session, generation = (value % 2**64 for value in ints[1:3])
-        if op == Op.JOIN:  # a worker's place is taken by who joins last: not by a time that no honest worker reaches
-            session = rng.getrandbits(40)
-        head = (b"PS1", op, rng.getrandbits(8), small[0], session, generation, ints[3], ints[4], *small[1:], *floats)
-        head += (rng.getrandbits(64), rng.getrandbits(64), small[1])
+        report = struct.pack("<iidddQQi", *ints[:2], *floats, rng.getrandbits(64), rng.getrandbits(64), ints[2])
         body = rng.choice([b"", b"{}", INTRODUCTION, rng.randbytes(30), bytes(4 * NUMBERS), b"[[" * 50, handle()])
-        peer.send_multipart([WIRE.pack(*head), body])
+        bodies = [report, body] if kind is Push else [rng.choice([report, body])]
+        peer.send_multipart([raw(kind, *values), *bodies])
+    sizes = [0, 1, *{len(raw(kind)) + more for kind in WIRE for more in (-1, 0, 1)}]
     for _ in range(200):
-        peer.send_multipart(
-            [
-                rng.randbytes(rng.choice([0, 1, WIRE.size - 1, WIRE.size, WIRE.size + 1]))
-                for _ in range(rng.randint(1, 5))
-            ]
-        )
+        peer.send_multipart([rng.randbytes(rng.choice(sizes)) for _ in range(rng.randint(1, 5))])
     before = alone.status()["malformed"]
     peer.send_multipart([b"the last"])
     until(lambda: alone.status()["malformed"] > before, "all of it has been read")
@@ -385,7 +463,7 @@ def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, hon
 def test_a_message_beyond_any_slice_ends_its_connection_and_no_other(alone: Served, honest: Worker) -> None:
     peer = alone.peer()
     monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    peer.send_multipart([raw(Op.PUSH), bytes(50 << 20)])
+    peer.send_multipart([raw(Push), REPORT, bytes(50 << 20)])
     assert monitor.poll(60_000)
     peer.disable_monitor()
 
@@ -403,9 +481,10 @@ def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
         "stop": [],
         "snapshot": False,
     }
-    for op in (Op.ORDER, Op.LOAD, Op.HELLO, Op.HELD, Op.LOADED, Op.STATUS, Op.LOST, Op.END, Op.HEARTBEAT):
-        peer.send_multipart([raw(op, 1, 2**62, 2**62), pack_json(order)])
-    until(lambda: pair.said().count("malformed") == 9, "all of them are dropped")
+    to_others = (Execute, Load, Hello, JoinReceipt, GradientReceipt, LoadReceipt, AskStatus, WorkerLoss, End, Heartbeat)
+    for kind in to_others:
+        peer.send_multipart([raw(kind, *[1, 2**62][: len(WIRE[kind][1])]), pack_json(order)])
+    until(lambda: pair.said().count("malformed") == len(to_others), "all of them are dropped")
     worker.check()
     worker.client.close()
 
@@ -415,14 +494,14 @@ def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_
     worker.step()
     assert worker.turn
     generation = worker.turn.generation
-    for index, count in itertools.product((0, 2, -1, 2**31 - 1), (0, 1, 2, -1)):
-        for op in (Op.HELD, Op.LOADED, Op.HELLO):
-            peer.send_multipart([WIRE.pack(b"PS1", op, 1, index, 7, 7, 0, 0, count, 0, 0.0, 0.0, 0.0, *NO_ROWS), b""])
-    for count in (-1, 0, 1, 2):
-        peer.send_multipart(
-            [WIRE.pack(b"PS1", Op.HELD, 2, 1, 7, generation, 0, 0, count, 0, 0.0, 0.0, 0.0, *NO_ROWS), b""]
-        )
-    peer.send_multipart([raw(Op.LOADED, 1, 7, 2**62), b""])
+    for server, number in itertools.product((0, 2, -1, 2**31 - 1), (0, 1, 2, -1)):
+        peer.send_multipart([raw(JoinReceipt, server, 7, number, 7), b""])
+        peer.send_multipart([raw(GradientReceipt, server, 7, number, 7), b""])
+        peer.send_multipart([raw(LoadReceipt, server, 7), b""])
+        peer.send_multipart([raw(Hello, server, 7), b""])
+    for number in (-1, 0, 1, 2):
+        peer.send_multipart([raw(GradientReceipt, 1, generation, number, 7), b""])
+    peer.send_multipart([raw(LoadReceipt, 1, 2**62), b""])
     worker.check()
     assert worker.turn.generation == generation, "no roll-back"
     worker.client.close()
@@ -434,7 +513,7 @@ def test_a_server_that_starts_hears_late_words_about_a_checkpoint_and_goes_on(tm
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     early = connect(context, addresses[0], SECRET)
     for generation in (0, 1, 2**62):
-        early.send_multipart([raw(Op.LOADED, 1, 7, generation), b""])
+        early.send_multipart([raw(LoadReceipt, 1, generation), b""])
     served = Served(tmp_path, 2, addresses)
     worker = served.worker()
     worker.check()
@@ -529,7 +608,7 @@ def test_a_supervisor_of_another_configuration_is_told_so_and_its_words_change_n
 ) -> None:
     before = alone.status()["alive"]
     control = Control(alone.addresses[0], SECRET, agreement(servers=2))
-    control.tell(Op.LOST, 0)
+    control.tell(WorkerLoss(0))
     with pytest.raises(UsageError, match=r"^--servers is 2 here and 1 on the host of server 0: .* same command$"):
         until(control.ask, "an answer")
     control.close()
@@ -606,5 +685,4 @@ def test_nothing_in_the_trainer_turns_bytes_into_objects_or_code() -> None:
 
 
 def test_the_bounds_of_the_tests_are_those_of_the_servers() -> None:
-    assert WIRE.size == len(Header(Op.STATUS).pack())
     assert slice_bounds(NUMBERS, 2) == [(0, 500), (500, 1000)]

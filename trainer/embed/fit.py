@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from pipeline.core.errors import JobError
 from pipeline.core.seeds import Purpose, word
 from trainer.data.augment import Floats, normalise
-from trainer.data.batches import indices, permutation
+from trainer.data.sampling import indices, permutation
 from trainer.embed.options import Embedding
 from trainer.embed.rows import Images
 from trainer.models.networks.autoencoder import AutoEncoder

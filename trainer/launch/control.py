@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import Header, Op, unpack, unpack_json
+from trainer.transport.messages import AskStatus, End, EndReply, Refusal, WorkerLoss, pack, unpack, unpack_json
 from trainer.transport.sockets import Secret, Watch, dealer, offer
 
 STATUS_S = 0.5
@@ -26,14 +26,14 @@ class Control:
         self.watch = Watch(self.socket)
         self.socket.connect(address)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
-        self.at_end: dict[str, Any] | None = None  # server 0's status when it received END, once it has replied
+        self.at_end: dict[str, Any] | None = None  # server 0's status when it received End, once it has replied
         self.heard = time.monotonic()
         self.is_admitted = False  # whether server 0 has ever replied
         self._broken: float | None = None  # since when the connection is broken, if nothing was received since
         self._asked = 0.0
 
-    def tell(self, op: Op, index: int = -1) -> None:
-        offer(self.socket, Header(op, 0, index).pack(), self.agreement.introduction())
+    def tell(self, message: AskStatus | WorkerLoss | End) -> None:
+        offer(self.socket, pack(message), self.agreement.introduction())
 
     def ask(self) -> bool:
         """Request the status every STATUS_S and return whether a reply has come since the last call.
@@ -43,16 +43,16 @@ class Control:
             self._broken = time.monotonic()
         if time.monotonic() - self._asked >= STATUS_S:
             self._asked = time.monotonic()
-            self.tell(Op.STATUS)
+            self.tell(AskStatus())
         fresh = False
         while self.socket.poll(0):
             head, body = self.socket.recv_multipart()
-            op = unpack(head).op
-            if op is Op.REFUSED:
+            reply = unpack(head)
+            if isinstance(reply, Refusal):
                 raise self.agreement.refused(body)
-            # Every reply has the status; the reply to END has the version at which the checkpoint is written.
+            # Every reply has the status; the reply to End has the version at which the checkpoint is written.
             self.status = unpack_json(body)
-            if op is Op.END:
+            if isinstance(reply, EndReply):
                 self.at_end = self.status
             self.heard = time.monotonic()
             self._broken = None

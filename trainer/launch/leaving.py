@@ -12,7 +12,7 @@ from trainer.checkpoints.read import newest, read_state, whole
 from trainer.config import Facts
 from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
-from trainer.transport.messages import Op
+from trainer.transport.messages import End
 
 # seconds between two looks into a local, and into a remote folder
 LOOK_S = 0.1
@@ -45,7 +45,7 @@ def patience(facts: Facts) -> Patience:
 
 def wait_for_checkpoint(control: Control, root: Place, facts: Facts) -> None:
     """On server 0's host: have all servers write a checkpoint now, and wait while they do."""
-    control.tell(Op.END)
+    control.tell(End())
     waits = patience(facts)
     while not _is_written(control, root) and not waits.is_over(sizes(root), time.monotonic()):
         _pause(control, root)
@@ -56,7 +56,7 @@ def wait_for_leader(control: Control, root: Place, facts: Facts) -> None:
 
     Server 0's host may have been interrupted too; without the slices of this host its last checkpoint would stay
     incomplete."""
-    control.tell(Op.END)
+    control.tell(End())
     waits = patience(facts)
     end = time.monotonic() + FOLLOW_S
     while time.monotonic() < end and not control.is_gone() and not waits.is_over(sizes(root), time.monotonic()):
@@ -71,9 +71,9 @@ def _pause(control: Control, root: Place) -> None:
 
 
 def _is_written(control: Control, root: Place) -> bool:
-    """Return whether a checkpoint of at least server 0's version at END is complete.
+    """Return whether a checkpoint of at least server 0's version at End is complete.
 
-    Only the reply to END has that version; an older status may have a lower one."""
+    Only the reply to End has that version; an older status may have a lower one."""
     last = control.at_end
     return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
 

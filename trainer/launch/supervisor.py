@@ -34,7 +34,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.read import iter_events
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import Op
+from trainer.transport.messages import AskStatus, WorkerLoss
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.2
@@ -190,13 +190,13 @@ class Supervisor:
         code = child.exit_code()
         if code == 0:
             self.done.add(role)
-            self.control.tell(Op.STATUS)  # the run may be over
+            self.control.tell(AskStatus())  # the run may be over
             return
         if code in (UsageError.exit_code, DataError.exit_code):  # a restart would fail in the same way
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
         pause = pause_s(self._count(f"{role} failed", self._progress_of(role), cause, child.log))
         if role.kind == "worker":  # other workers need not wait for the heartbeat timeout
-            self.control.tell(Op.LOST, role.index)
+            self.control.tell(WorkerLoss(role.index))
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
         self.overseer.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
         self.waiting[role] = time.monotonic() + pause

@@ -14,19 +14,45 @@ import zmq
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured, Order
-from trainer.coordination.passes import Seen
 from trainer.home.folders import Folders
 from trainer.leader.background import Background
 from trainer.leader.leader import Follower, Leader
 from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import Header, Malformed, Op, pack_json, unpack, unpack_json
+from trainer.transport.messages import (
+    AskStatus,
+    End,
+    EndReply,
+    Execute,
+    GiveUp,
+    GradientReceipt,
+    Heartbeat,
+    Hello,
+    Join,
+    JoinReceipt,
+    Load,
+    LoadReceipt,
+    Malformed,
+    Message,
+    Push,
+    Refusal,
+    Rejoin,
+    StatusReply,
+    WorkerLoss,
+    WriteReceipt,
+    num_frames,
+    pack,
+    pack_json,
+    unpack,
+    unpack_json,
+    unpack_report,
+)
 from trainer.transport.sockets import Secret, connect, offer, serve
 from trainer.watchdog import kick
 
 logger = logging.getLogger(__name__)
 
-INTRODUCED = (Op.JOIN, Op.HELLO, Op.STATUS, Op.LOST, Op.END)
+INTRODUCED = (Join, Hello, AskStatus, WorkerLoss, End)  # their body is an introduction
 TICK_S = 0.2
 HELLO_S = 1.0
 Frames = list[memoryview]
@@ -55,7 +81,7 @@ class Server:
         self.slice_server = SliceServer(
             config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
         )
-        self._untold: list[Header] = []  # to server 0, which did not read
+        self._untold: list[WriteReceipt] = []  # to server 0, which did not read
         self.leader = None if index else self._make_leader()
         self.malformed = 0
 
@@ -94,21 +120,21 @@ class Server:
                 due = now + (TICK_S if self.leader else HELLO_S)
                 self._tick(now)
 
-    def send(self, identity: bytes, header: Header, body: bytes | None) -> None:
-        self.socket.send_multipart([identity, header.pack(), body or b""], copy=False)
+    def send(self, identity: bytes, message: Message, body: bytes | None) -> None:
+        self.socket.send_multipart([identity, pack(message), body or b""], copy=False)
 
     def send_order(self, followers: Sequence[Follower], order: Order) -> None:
         """Others first: they work while this server does its own part."""
         if followers:
             body = pack_json(order.to_json())
-            header = Header(Op.ORDER, 0, 0, self.session, self.slice_server.generation)
+            message = Execute(self.slice_server.generation)
             for follower in followers:
-                self.send(follower.identity, header, body)
+                self.send(follower.identity, message, body)
         self.slice_server.execute(order)
 
     def send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
         for follower in followers:
-            self.send(follower.identity, Header(Op.LOAD, 0, 0, self.session, generation, 0, version), None)
+            self.send(follower.identity, Load(generation, version), None)
         self.slice_server.load(generation, version)
         assert self.leader
         self.leader.loaded(0, generation, time.monotonic())
@@ -117,23 +143,22 @@ class Server:
         if self.leader:
             self.leader.tick(now)
         else:
-            hello = Header(Op.HELLO, 0, self.index, self.session, self.slice_server.generation)
-            self._tell_leader(hello, self.agreement.introduction())
+            self._tell_leader(Hello(self.index, self.session), self.agreement.introduction())
             self._tell_what_is_written()
 
-    def _tell_leader(self, header: Header, body: bytes = b"") -> bool:
-        """False if server 0 does not read."""
+    def _tell_leader(self, message: Message, body: bytes = b"") -> bool:
+        """Return False if server 0 does not read."""
         assert self.to_leader
-        return offer(self.to_leader, header.pack(), body)
+        return offer(self.to_leader, pack(message), body)
 
     def _wrote(self, generation: int, sequence: int, outcome: WriteOutcome) -> None:
-        """This server's part of a checkpoint is written, or is not; the order's number travels in ``clock``."""
+        """Tell server 0 that this server's part of a checkpoint is written, or is not. sequence: number of the order."""
         if self.slice_server.trouble:
             logger.warning(self.slice_server.trouble)
         if self.leader:
             self.leader.wrote(0, generation, sequence, outcome)
         else:
-            self._untold.append(Header(Op.WRITTEN, int(outcome), self.index, self.session, generation, sequence))
+            self._untold.append(WriteReceipt(self.index, generation, sequence, int(outcome)))
             self._tell_what_is_written()
 
     def _tell_what_is_written(self) -> None:
@@ -153,117 +178,109 @@ class Server:
                 logger.warning(f"dropped a malformed message: {error}")
 
     def _receive(self, frames: Frames, *, from_leader: bool) -> None:
-        if len(frames) != (2 if from_leader else 3):
+        parts = frames if from_leader else frames[1:]
+        if len(parts) < 2:
             raise Malformed(f"{len(frames)} frames")
-        header = unpack(frames[-2])
-        body = frames[-1]
+        message = unpack(parts[0])
+        if len(parts) != num_frames(message):
+            raise Malformed(f"{len(frames)} frames of {type(message).__name__}")
         if from_leader:
-            self._follow(header, body)
-        elif header.op in INTRODUCED and not self._is_introduced(bytes(frames[0]), header, body):
-            return
-        elif header.op in (Op.JOIN, Op.PUSH):
-            self._serve_worker(bytes(frames[0]), header, body)
-        elif self.leader:
-            self._lead(self.leader, bytes(frames[0]), header)
+            self._follow(message, parts[-1])
         else:
-            raise Malformed(f"{header.op.name} to server {self.index}")
+            self._serve(bytes(frames[0]), message, parts[1], parts[-1])
 
-    def _is_introduced(self, identity: bytes, header: Header, body: memoryview) -> bool:
-        """Whether a peer is of a host that agrees about the run. Server 0 tells one that is not, and nothing else comes of
-        it; another server, which may itself be the one that differs, only does not listen."""
+    def _serve(self, identity: bytes, message: Message, first: memoryview, last: memoryview) -> None:
+        """Handle a message of a worker, another server or a supervisor. first, last: its bodies, mostly the same one."""
+        # Before anything else: a host of another configuration would train another model.
+        if isinstance(message, INTRODUCED) and not self._is_introduced(identity, message, first):
+            return
+        now = time.monotonic()
+        match message:
+            case Join():
+                self.slice_server.join(identity, message, first)
+                if self.leader:
+                    self.leader.joined(0, message.worker, message.session, now)
+                else:
+                    held = JoinReceipt(self.index, self.slice_server.generation, message.worker, message.session)
+                    self._tell_leader(held)
+            case Push():
+                report = unpack_report(first)
+                if self.slice_server.push(identity, message, last):
+                    self._hold(identity, message, report, now)
+            case _ if self.leader:
+                self._lead(self.leader, identity, message, first, now)
+            case _:
+                raise Malformed(f"{type(message).__name__} to server {self.index}")
+
+    def _is_introduced(self, identity: bytes, message: Message, body: memoryview) -> bool:
+        """Return whether a peer is of a host that agrees about the run.
+
+        Server 0 tells one that is not. Another server, which may itself be the one that differs, only does not listen."""
         if self.agreement.admits(unpack_json(body)):
             return True
         if self.leader:
-            self.send(identity, Header(Op.REFUSED, 0, header.index, header.session), self.agreement.refusal())
+            self.send(identity, Refusal(getattr(message, "session", 0)), self.agreement.refusal())
         return False
 
-    def _serve_worker(self, identity: bytes, header: Header, body: memoryview) -> None:
-        now = time.monotonic()
-        if header.op is Op.JOIN:
-            self.slice_server.join(identity, header, body)
-            if self.leader:
-                self.leader.joined(0, header.index, header.session, now)
-            else:
-                self._tell_leader(self._held(header))
-        elif self.slice_server.push(identity, header, body):
-            if self.leader:
-                if not self.leader.pushed(0, header.index, header.session, header.clock, now, _measured(header)):
-                    self._send_back(identity, header)
-            else:
-                self._tell_leader(self._held(header))
+    def _hold(self, identity: bytes, message: Push, report: Measured, now: float) -> None:
+        """Count a gradient that this server holds."""
+        worker = message.worker
+        session = message.session
+        if not self.leader:
+            generation = self.slice_server.generation
+            self._tell_leader(GradientReceipt(self.index, generation, worker, session, message.clock))
+        elif not self.leader.pushed(0, worker, session, message.clock, now, report):
+            self.send(identity, Rejoin(worker, session), None)
 
-    def _held(self, header: Header) -> Header:
-        """This server holds a worker's join or gradient; the worker's number travels in ``examples``."""
-        generation = self.slice_server.generation
-        kind = int(header.op)
-        return Header(Op.HELD, kind, self.index, header.session, generation, header.clock, examples=header.index)
+    def _lead(self, leader: Leader, identity: bytes, message: Message, body: memoryview, now: float) -> None:
+        """Handle what only server 0 is told. Raises Malformed."""
+        # A worker that is no member, or whose step is not the current one, is told to join again.
+        match message:
+            case Hello():
+                leader.hello(identity, self._server(message.server), message.session)
+            case LoadReceipt():
+                leader.loaded(self._server(message.server), message.generation, now)
+            case JoinReceipt() | GradientReceipt():
+                self._held(leader, message, now)
+            case WriteReceipt():
+                if message.outcome not in set(WriteOutcome):
+                    raise Malformed(str(message))
+                outcome = WriteOutcome(message.outcome)
+                leader.wrote(self._server(message.server), message.generation, message.order, outcome)
+            case Heartbeat():
+                if not leader.alive(self._worker(message.worker), message.session, now):
+                    self.send(identity, Rejoin(message.worker, message.session, joined=message.joined), None)
+            case GiveUp():
+                worker = self._worker(message.worker)
+                if not leader.gave_up(worker, message.session, message.clock, now, unpack_report(body)):
+                    self.send(identity, Rejoin(worker, message.session), None)
+            case AskStatus():
+                self.send(identity, StatusReply(), pack_json(self._status(leader, now)))
+            case WorkerLoss():
+                leader.lost(self._worker(message.worker), now)
+            case End():
+                self.send(identity, EndReply(), pack_json(self._status(leader, now)))
+                leader.end(now)
+            case _:
+                raise Malformed(f"{type(message).__name__} to server 0")
 
-    def _send_back(self, identity: bytes, header: Header) -> None:
-        generation = self.slice_server.generation
-        self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, generation, header.clock), None)
-
-    def _lead(self, leader: Leader, identity: bytes, header: Header) -> None:
-        """Server 0's part: other servers, heartbeats, supervisors. Raises Malformed."""
-        handlers = {
-            Op.HELLO: self._on_hello,
-            Op.LOADED: self._on_loaded,
-            Op.HELD: self._on_held,
-            Op.WRITTEN: self._on_written,
-            Op.HEARTBEAT: self._on_heartbeat,
-            Op.GIVE_UP: self._on_give_up,
-            Op.STATUS: self._on_status,
-            Op.LOST: self._on_lost,
-            Op.END: self._on_end,
-        }
-        if header.op not in handlers:
-            raise Malformed(f"{header.op.name} to server 0")
-        handlers[header.op](leader, identity, header, time.monotonic())
-
-    def _on_hello(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        leader.hello(identity, self._server(header.index), header.session)
-
-    def _on_loaded(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        leader.loaded(self._server(header.index), header.generation, now)
-
-    def _on_held(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        server = self._server(header.index)
-        worker = self._worker(header.examples)
-        if header.generation != self.slice_server.generation:
+    def _held(self, leader: Leader, message: JoinReceipt | GradientReceipt, now: float) -> None:
+        """Count what another server holds. Messages of an earlier generation are void."""
+        server = self._server(message.server)
+        worker = self._worker(message.worker)
+        if message.generation != self.slice_server.generation:
             return
-        if header.flags == Op.JOIN:
-            leader.joined(server, worker, header.session, now)
+        if isinstance(message, JoinReceipt):
+            leader.joined(server, worker, message.session, now)
         else:
-            leader.pushed(server, worker, header.session, header.clock, now)
-
-    def _on_written(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        if header.flags not in set(WriteOutcome):
-            raise Malformed(f"outcome {header.flags} of a checkpoint")
-        leader.wrote(self._server(header.index), header.generation, header.clock, WriteOutcome(header.flags))
-
-    def _on_heartbeat(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        if not leader.alive(self._worker(header.index), header.session, now):
-            self._send_back(identity, header)
-
-    def _on_give_up(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        if not leader.gave_up(self._worker(header.index), header.session, header.clock, now, _measured(header)):
-            self._send_back(identity, header)
-
-    def _on_status(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        self.send(identity, Header(Op.INFO), pack_json(self._status(leader, now)))
-
-    def _on_lost(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        leader.lost(self._worker(header.index), now)
-
-    def _on_end(self, leader: Leader, identity: bytes, header: Header, now: float) -> None:
-        self.send(identity, Header(Op.END), pack_json(self._status(leader, now)))
-        leader.end(now)
+            leader.pushed(server, worker, message.session, message.clock, now)
 
     def _status(self, leader: Leader, now: float) -> dict[str, Any]:
         trouble = self.slice_server.trouble or leader.trouble(now)
         return leader.status(now) | {"malformed": self.malformed, "trouble": trouble}
 
     def _worker(self, index: int) -> int:
-        if not 0 <= index < self.slice_server.facts.num_workers:
+        if index >= self.slice_server.facts.num_workers:
             raise Malformed(f"worker {index}")
         return index
 
@@ -272,20 +289,16 @@ class Server:
             raise Malformed(f"server {index}")
         return index
 
-    def _follow(self, header: Header, body: memoryview) -> None:
-        """Raises UsageError where server 0 is of another configuration."""
-        if header.op is Op.REFUSED:
-            raise self.agreement.refused(body)
-        if header.op is Op.LOAD:
-            self.slice_server.load(header.generation, header.version)
-            self._tell_leader(Header(Op.LOADED, 0, self.index, self.session, header.generation))
-        elif header.op is Op.ORDER and header.generation == self.slice_server.generation:
-            self.slice_server.execute(_order(body))
-
-
-def _measured(header: Header) -> Measured:
-    seen = Seen(header.fingerprint, header.begun, header.passes) if header.passes >= 0 else None
-    return Measured(header.examples, header.loss, header.correct, header.seconds, header.read_s, seen)
+    def _follow(self, message: Message, body: memoryview) -> None:
+        """Handle a message of server 0. Raises UsageError if that has another configuration."""
+        match message:
+            case Refusal():
+                raise self.agreement.refused(body)
+            case Load():
+                self.slice_server.load(message.generation, message.version)
+                self._tell_leader(LoadReceipt(self.index, message.generation))
+            case Execute(generation=self.slice_server.generation):
+                self.slice_server.execute(_order(body))
 
 
 def _order(body: memoryview) -> Order:

@@ -15,15 +15,25 @@ from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice
 from trainer.config import Config, Facts, slice_bounds
-from trainer.coordination.orders import Order
+from trainer.coordination.orders import Order, Reply
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
 from trainer.leader.background import AtOnce, Work
 from trainer.rules import build_slice
-from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack_json
+from trainer.transport.messages import (
+    Cancel,
+    Join,
+    Malformed,
+    Message,
+    Parameters,
+    Push,
+    Rejoin,
+    Stop,
+    unpack_json,
+)
 from trainer.transport.shared_memory import SharedVectors, open_memory
 
-Send = Callable[[bytes, Header, "bytes | None"], None]
+Send = Callable[[bytes, Message, "bytes | None"], None]
 
 
 # wrote(generation, sequence of the order, outcome)
@@ -54,7 +64,7 @@ class SliceServer:
         config, facts: the run.
         index: number of this server.
         root: folder of checkpoints.
-        send: send(identity, header, body) answers a peer.
+        send: send(identity, message, body) answers a peer.
         work: writes checkpoints in the background.
         wrote: called in the caller's thread with the result of every slice.
     """
@@ -95,41 +105,42 @@ class SliceServer:
         self.sequence = 0
         self._answer = None
         for worker, peer in self.peers.items():
-            self.send(peer.identity, Header(Op.REJOIN, 0, worker, peer.session, generation), None)
+            self.send(peer.identity, Rejoin(worker, peer.session), None)
         self.peers = {}
 
-    def join(self, identity: bytes, header: Header, body: memoryview) -> None:
+    def join(self, identity: bytes, message: Join, body: memoryview) -> None:
         """Handle a worker's join request, with or without a handle to its shared memory. Raises Malformed."""
-        if not 0 <= header.index < self.facts.num_workers:
-            raise Malformed(f"worker {header.index}")
-        known = self.peers.get(header.index)
-        if known and header.session < known.session:  # started on a host whose clock is behind
-            answer = Header(Op.REJOIN, 0, header.index, header.session, self.generation, version=known.session)
+        worker = message.worker
+        if worker >= self.facts.num_workers:
+            raise Malformed(f"worker {worker}")
+        known = self.peers.get(worker)
+        if known and message.session < known.session:  # started on a host whose clock is behind
+            answer = Rejoin(worker, message.session, later_session=known.session, joined=False)
             return self.send(identity, answer, None)
-        if known and header.session == known.session:
+        if known and message.session == known.session:
             return None
         handle = unpack_json(body)
         memory = open_memory(handle, self.facts.elements) if "pid" in handle else None
         # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
-        self.peers[header.index] = Peer(identity, header.session, memory, known.pushed if known else None)
+        self.peers[worker] = Peer(identity, message.session, memory, known.pushed if known else None)
         return None
 
-    def push(self, identity: bytes, header: Header, body: memoryview) -> bool:
+    def push(self, identity: bytes, message: Push, body: memoryview) -> bool:
         """Store a worker's gradient. Raises Malformed.
 
         Returns False, and tells the worker to join again, if it belongs to another session or generation."""
-        peer = self.peers.get(header.index)
-        if not peer or peer.session != header.session or self.generation != header.generation:
-            self.send(identity, Header(Op.REJOIN, 0, header.index, header.session, self.generation), None)
+        peer = self.peers.get(message.worker)
+        if not peer or peer.session != message.session or self.generation != message.generation:
+            self.send(identity, Rejoin(message.worker, message.session), None)
             return False
-        if header.flags & IN_MEMORY:
+        if message.in_memory:
             if not peer.memory:
                 raise Malformed("a gradient in memory that was never opened")
-            peer.pushed = header.clock, peer.memory.pushed[self.begin : self.end]
+            peer.pushed = message.clock, peer.memory.pushed[self.begin : self.end]
         else:
             if len(body) != 4 * (self.end - self.begin):
                 raise Malformed(f"a gradient of {len(body)} bytes")
-            peer.pushed = header.clock, np.frombuffer(body, np.float32)
+            peer.pushed = message.clock, np.frombuffer(body, np.float32)
         return True
 
     def execute(self, order: Order) -> None:
@@ -140,12 +151,16 @@ class SliceServer:
         self._use(order)
         if order.snapshot:
             self._write(order.sequence, order.version)
-        for worker, session, clock in order.unblocked:
-            self._reply(Op.PARAMETERS, worker, session, clock, order.version)
-        for worker, session, clock in order.stop:
-            self._reply(Op.STOP, worker, session, clock, order.version)
-        for worker, session, clock in order.cancelled if self.index == 0 else ():
-            self._reply(Op.CANCEL, worker, session, clock, order.version)
+        for reply in order.unblocked:
+            if peer := self._peer(reply):
+                self._send_parameters(peer, reply, order.version)
+        for reply in order.stop:
+            if peer := self._peer(reply):
+                stop = Stop(reply.worker, reply.session, self.generation, reply.clock, order.version)
+                self.send(peer.identity, stop, None)
+        for reply in order.cancelled if self.index == 0 else ():
+            if peer := self._peer(reply):
+                self.send(peer.identity, Cancel(*reply), None)
 
     def parameters(self) -> npt.NDArray[np.floating[Any]]:
         """Return a view of the slice's current parameters."""
@@ -165,18 +180,20 @@ class SliceServer:
         else:
             self.slice.apply(pushed, order.learning_rate, weights)
 
-    def _reply(self, op: Op, worker: int, session: int, clock: int, version: int) -> None:
-        peer = self.peers.get(worker)
-        if not peer or peer.session != session:
-            return  # it has joined again meanwhile, and gets a later answer
-        flags = 0
+    def _peer(self, reply: Reply) -> Peer | None:
+        """Return the worker of a reply, or None if it has joined again meanwhile and gets a later answer."""
+        peer = self.peers.get(reply.worker)
+        return peer if peer and peer.session == reply.session else None
+
+    def _send_parameters(self, peer: Peer, reply: Reply, version: int) -> None:
         body = None
-        if op is Op.PARAMETERS and peer.memory:
-            flags = IN_MEMORY
+        if peer.memory:
             np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
-        elif op is Op.PARAMETERS:
+        else:
             body = self._serialised(version)
-        self.send(peer.identity, Header(op, flags, worker, session, self.generation, clock, version), body)
+        in_memory = peer.memory is not None
+        message = Parameters(reply.worker, reply.session, self.generation, reply.clock, version, in_memory)
+        self.send(peer.identity, message, body)
 
     def _serialised(self, version: int) -> bytes:
         if self._answer is None or self._answer[0] != version:

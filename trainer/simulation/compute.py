@@ -26,12 +26,14 @@ class Computed(NamedTuple):
         examples: size of the mini-batch.
         loss: mean loss.
         correct: number of correct predictions.
+        seen: the rows of the mini-batch, or None if there are no rows.
     """
 
     vector: Floats
     examples: int
     loss: float
     correct: int
+    seen: Seen | None = None
 
 
 class Compute:
@@ -62,7 +64,7 @@ class Compute:
         """Use ``count`` threads from now on. No-op if threads cannot change the rounding of gradients."""
 
     def seen(self, worker: int, clock: int) -> Seen | None:
-        """Return the rows of a mini-batch, or None if there are no rows."""
+        """Return the rows of a mini-batch that was not computed, or None if there are no rows."""
         return None
 
 
@@ -108,7 +110,7 @@ class RealCompute(Compute):
     """The gradients of the model, in this thread, with the mini-batches, augmentation and dropout of real workers."""
 
     def __init__(self, context: RunContext, num_workers: int) -> None:
-        from trainer.data.batches import Loader
+        from trainer.data.batches import build_batches
         from trainer.data.deal import deal
         from trainer.models.build import build
         from trainer.models.devices import pick_device
@@ -132,8 +134,8 @@ class RealCompute(Compute):
         self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
         self.ratios = shards.ratios_of(num_workers)
         self.classifies = not built.targets
-        self.loaders = [
-            Loader.of_run(config, shards, rows, worker, num_workers)
+        self.batches = [
+            build_batches(config, shards, rows, worker, num_workers)
             for worker, rows in enumerate(deal(shards, num_workers, targets=built.targets))
         ]
 
@@ -148,14 +150,14 @@ class RealCompute(Compute):
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
         from trainer.worker.step import step_seed
 
-        batch = self.loaders[worker].prepare(clock)
+        batch, draw, _ = self.batches[worker].make(clock)
         np.concatenate(parameters, out=self.pulled)
         outcome = self.model_step(batch, step_seed(self.config.run.seed, worker, clock))
         assert outcome, "nobody cancels it"
-        return Computed(self.pushed.copy(), len(batch.labels), *outcome)
+        return Computed(self.pushed.copy(), len(batch.labels), *outcome, draw.seen())
 
     def seen(self, worker: int, clock: int) -> Seen | None:
-        return self.loaders[worker].seen(clock)
+        return self.batches[worker].sampler.draw(clock).seen()
 
 
 COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,12 @@ from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import Network
 from trainer.simulation.options import Simulated
-from trainer.transport.messages import Header, Op
+from trainer.transport.messages import Cancel, Join, Message, Parameters, Push
 
 KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
 NO_BODY = memoryview(b"{}")
 SCRIPTED = "a scripted failure"
+NO_TURN = Parameters(0, 0, 0, 0, 0, in_memory=False)
 
 
 class Kind(IntEnum):
@@ -71,7 +72,7 @@ class Worker:
         parts: the parameters at which it computes, one float32 array per server.
         session: number of its joins.
         attempt: changes with every step, join and death, which makes earlier events of the worker void.
-        header: of the message that brought the parameters.
+        turn: the message that brought the parameters.
         begun: start of the current step.
         ends: end of the current step.
         back_at: end of the latest scripted absence.
@@ -80,7 +81,7 @@ class Worker:
     parts: list[Floats]
     session: int = 0
     attempt: int = 0
-    header: Header = field(default_factory=lambda: Header(Op.STOP))
+    turn: Parameters = NO_TURN
     begun: float = 0.0
     ends: float = 0.0
     back_at: float = 0.0
@@ -197,30 +198,29 @@ class Engine:
             return  # _recover makes all workers join; a worker that died again joins at its own restart
         mine.session += 1
         mine.attempt += 1
-        header = Header(Op.JOIN, 0, worker, mine.session)
         for server in self.servers:
-            server.join(b"", header, NO_BODY)
+            server.join(b"", Join(worker, mine.session), NO_BODY)
         for index in range(len(self.servers)):
             self.leader.joined(index, worker, mine.session, self.now)
 
     def _push(self, worker: int) -> None:
         mine = self.workers[worker]
-        turn = self.workers[worker].header
-        vector, examples, loss, correct = self.compute.step(worker, turn.clock, mine.parts)
-        measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=self.compute.seen(worker, turn.clock))
-        header = Header(Op.PUSH, 0, worker, mine.session, turn.generation, turn.clock)
+        turn = mine.turn
+        vector, examples, loss, correct, seen = self.compute.step(worker, turn.clock, mine.parts)
+        measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=seen)
+        message = Push(worker, mine.session, turn.generation, turn.clock, in_memory=False)
         mine.attempt += 1
         for server in self.servers:
-            server.push(b"", header, vector[server.begin : server.end].data.cast("B"))
+            server.push(b"", message, vector[server.begin : server.end].data.cast("B"))
         for index in reversed(range(len(self.servers))):  # server 0 last: only its message has the measurements
             self.leader.pushed(index, worker, mine.session, turn.clock, self.now, None if index else measured)
 
     def _give_up(self, worker: int) -> None:
         mine = self.workers[worker]
         mine.attempt += 1
-        seen = self.compute.seen(worker, mine.header.clock)
+        seen = self.compute.seen(worker, mine.turn.clock)
         measured = Measured(0, 0.0, 0, self.now - mine.begun, seen=seen)
-        self.leader.gave_up(worker, mine.session, mine.header.clock, self.now, measured)
+        self.leader.gave_up(worker, mine.session, mine.turn.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:
         self.workers[worker].attempt += 1  # voids the step that the worker was computing
@@ -262,22 +262,22 @@ class Engine:
     def _wrote(self, index: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
         self.leader.wrote(index, generation, sequence, outcome)
 
-    def _answer(self, index: int, identity: bytes, header: Header, body: bytes | None) -> None:
-        mine = self.workers[header.index]
-        if header.op is Op.PARAMETERS:
+    def _answer(self, index: int, identity: bytes, message: Message, body: bytes | None) -> None:
+        if isinstance(message, Parameters):
+            mine = self.workers[message.worker]
             mine.parts[index] = np.frombuffer(body or b"", np.float32)
             if index == len(self.servers) - 1:
-                self._begin(mine, header)
-        elif header.op is Op.CANCEL:
-            self._cancel(mine, header.index)
+                self._begin(mine, message)
+        elif isinstance(message, Cancel):
+            self._cancel(self.workers[message.worker], message.worker)
 
-    def _begin(self, mine: Worker, header: Header) -> None:
+    def _begin(self, mine: Worker, turn: Parameters) -> None:
         """Start a step of a worker, as soon as the parameters that were just sent have reached it."""
-        mine.header = header
+        mine.turn = turn
         mine.attempt += 1
         mine.begun = self.network.reply(self.now) if self.network else self.now
-        mine.ends = mine.begun + self._step_s(header.index, header.clock)
-        self._at(mine.ends, header.index, Kind.FINISH)
+        mine.ends = mine.begun + self._step_s(turn.worker, turn.clock)
+        self._at(mine.ends, turn.worker, Kind.FINISH)
 
     def _step_s(self, worker: int, clock: int) -> float:
         simulated = self.simulated

@@ -52,7 +52,7 @@ def replay(run: Place, *, quiet: bool = True) -> Replayed:
     Keeps the parameters of every version at which a later gradient was computed. Each gradient is computed once, in
     this process, with as many threads as a worker of the run had, because another number of threads rounds differently.
     Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
-    followed a stream."""
+    followed a stream, or had an exchange that is not computed here."""
     config, simulated, num_workers, rows, spans = _read(run)
     compute = COMPUTES[simulated](RunContext.of(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
@@ -124,6 +124,8 @@ def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
         raise UsageError(
             f"{run} followed a stream, whose rows a replay has not in its order; a run without --follow has"
         )
+    if not record.config.exchange.in_virtual_time:
+        raise UsageError(f"{run} exchanged gradients by {record.config.exchange.name}, which a replay cannot compute")
     # A real run has no virtual settings, and its gradients are the model's.
     simulated = (record.simulated or {}).get("compute", "real")
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))

@@ -54,6 +54,10 @@ def run_in(context: RunContext, simulated: Simulated, options: Options) -> Resul
     num_workers, rows, shards_digest = size_of(context, simulated)
     check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
     simulated.check(num_workers)
+    if not config.exchange.in_virtual_time:
+        raise UsageError(
+            f"--exchange {config.exchange.name} has no virtual time: leave it out, or train with python -m trainer"
+        )
     if config.data.sampling == "bernoulli" and simulated.compute != "real":
         raise UsageError(
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"

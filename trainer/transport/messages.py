@@ -1,121 +1,306 @@
-"""The wire format: a fixed header, then at most one body of raw floats or JSON. Nothing is ever unpickled."""
+"""The messages of a run and their wire format. Nothing is ever unpickled.
+
+A message is a head of a fixed size for its kind, followed by its bodies: raw floats, a report or JSON. The fields of a kind
+are those of its head; its docstring names the bodies."""
 
 from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-MAGIC = b"PS1"
+from trainer.coordination.orders import Measured
+from trainer.coordination.passes import Seen
+
+MAGIC = b"PS2"
 JSON_LIMIT_BYTES = 1 << 20
 
-
-class Op(IntEnum):
-    """The operation of a message.
-
-    JOIN..GIVE_UP go from worker to server, HELLO..WRITTEN from server to server 0, STATUS..END from supervisor to
-    server 0. The rest are replies, and LOAD and ORDER from server 0 to the other servers. The reply to END is END.
-    JOIN, HELLO and STATUS..END carry an introduction; the reply to an introduction of another run is REFUSED."""
-
-    JOIN = 1
-    PUSH = 2
-    HEARTBEAT = 3
-    GIVE_UP = 4
-    HELLO = 10
-    HELD = 11
-    LOADED = 12
-    WRITTEN = 13
-    STATUS = 20
-    LOST = 21
-    END = 22
-    PARAMETERS = 30
-    STOP = 31
-    REJOIN = 32
-    CANCEL = 33
-    INFO = 34
-    REFUSED = 35
-    LOAD = 40
-    ORDER = 41
+# --- from workers to servers ------------------------------------------------------------------------------------------
 
 
-# A bit of the header's ``flags``: the floats are in the shared memory of worker and server, not in the body.
-IN_MEMORY = 1
-
-_HEADER = struct.Struct("<3sBBxxxiqqqqiidddQQi")
-
-
-@dataclass(frozen=True)
-class Header:
-    """The fixed header of a message.
+class Join(NamedTuple):
+    """A worker asks to take part. To all servers. Body: an introduction, with the handle of its shared memory if any.
 
     Attributes:
-        op: operation.
-        flags: see IN_MEMORY.
-        index: number of the worker or server.
-        session: grows with every join of a worker and every start of a server.
-        generation: grows with every roll-back.
-        clock: of the worker.
-        version: of the parameters.
-        examples, correct, loss: examples of the step's mini-batch, correct predictions, mean loss.
-        seconds, read_s: duration of the step, and of reading its mini-batch.
-        fingerprint, begun, passes: rows of the mini-batch (see coordination/passes.py); passes is -1 if unknown.
+        session: grows with every join of the worker.
     """
 
-    op: Op
-    flags: int = 0
-    index: int = -1
-    session: int = 0
-    generation: int = 0
-    clock: int = 0
-    version: int = 0
-    examples: int = 0
-    correct: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
-    read_s: float = 0.0
-    fingerprint: int = 0
-    begun: int = 0
-    passes: int = -1
+    worker: int
+    session: int
 
-    def pack(self) -> bytes:
-        return _HEADER.pack(
-            MAGIC,
-            self.op,
-            self.flags,
-            self.index,
-            self.session,
-            self.generation,
-            self.clock,
-            self.version,
-            self.examples,
-            self.correct,
-            self.loss,
-            self.seconds,
-            self.read_s,
-            self.fingerprint,
-            self.begun,
-            self.passes,
-        )
+
+class Push(NamedTuple):
+    """A worker hands over its gradient. To all servers. Bodies: its report; the server's part, float32.
+
+    Attributes:
+        generation: grows with every roll-back.
+        clock: number of the worker's step.
+        in_memory: whether the gradient is in the memory that worker and server share; the second body is empty then.
+    """
+
+    worker: int
+    session: int
+    generation: int
+    clock: int
+    in_memory: bool
+
+
+class GiveUp(NamedTuple):
+    """A worker has given up a step, because its gradient would be refused. To server 0. Body: its report."""
+
+    worker: int
+    session: int
+    clock: int
+
+
+class Heartbeat(NamedTuple):
+    """A worker is alive. To server 0, on a connection of its own, so that it can overtake the join request.
+
+    Attributes:
+        joined: whether all servers have answered the session's join request.
+    """
+
+    worker: int
+    session: int
+    joined: bool
+
+
+# --- from servers to server 0 -----------------------------------------------------------------------------------------
+
+
+class Hello(NamedTuple):
+    """A server announces itself. Body: an introduction. session: grows with every start of the server."""
+
+    server: int
+    session: int
+
+
+class JoinReceipt(NamedTuple):
+    """A server has a worker's join request."""
+
+    server: int
+    generation: int
+    worker: int
+    session: int
+
+
+class GradientReceipt(NamedTuple):
+    """A server has its part of a worker's gradient."""
+
+    server: int
+    generation: int
+    worker: int
+    session: int
+    clock: int
+
+
+class LoadReceipt(NamedTuple):
+    """A server has loaded the checkpoint of a generation."""
+
+    server: int
+    generation: int
+
+
+class WriteReceipt(NamedTuple):
+    """A server has written its slice of a checkpoint, or failed to.
+
+    Attributes:
+        order: number of the order that asked for it.
+        outcome: a checkpoints.write.WriteOutcome.
+    """
+
+    server: int
+    generation: int
+    order: int
+    outcome: int
+
+
+# --- from supervisors to server 0, and its replies --------------------------------------------------------------------
+
+
+class AskStatus(NamedTuple):
+    """A supervisor asks for the run's status. Body: an introduction."""
+
+
+class WorkerLoss(NamedTuple):
+    """A supervisor's worker has ended. Body: an introduction."""
+
+    worker: int
+
+
+class End(NamedTuple):
+    """A supervisor is about to stop the run, which needs a checkpoint. Body: an introduction."""
+
+
+class StatusReply(NamedTuple):
+    """The reply to AskStatus. Body: the status in JSON."""
+
+
+class EndReply(NamedTuple):
+    """The reply to End. Body: the status in JSON, whose version the checkpoint will have at least."""
+
+
+class Refusal(NamedTuple):
+    """Server 0's reply to an introduction of another run. Body: the essentials of its own.
+
+    Attributes:
+        session: of the refused process; 0 for a supervisor.
+    """
+
+    session: int
+
+
+# --- from servers to workers ------------------------------------------------------------------------------------------
+
+
+class Parameters(NamedTuple):
+    """A worker's next step. Body: the server's part of the parameters, float32.
+
+    Attributes:
+        clock: number of the step.
+        version: of the parameters.
+        in_memory: whether they are in the memory that worker and server share; the body is empty then.
+    """
+
+    worker: int
+    session: int
+    generation: int
+    clock: int
+    version: int
+    in_memory: bool
+
+
+class Stop(NamedTuple):
+    """A worker has nothing left to do. Fields as in Parameters."""
+
+    worker: int
+    session: int
+    generation: int
+    clock: int
+    version: int
+
+
+class Cancel(NamedTuple):
+    """A worker may give up its step ``clock``, because its gradient will be refused."""
+
+    worker: int
+    session: int
+    clock: int
+
+
+class Rejoin(NamedTuple):
+    """A worker must join again, because the session is no member, or the servers rolled back.
+
+    Attributes:
+        later_session: a later session of this worker that the server knows, which its next one must exceed; else 0.
+        joined: False in the reply to a heartbeat that said so.
+    """
+
+    worker: int
+    session: int
+    later_session: int = 0
+    joined: bool = True
+
+
+# --- from server 0 to servers -----------------------------------------------------------------------------------------
+
+
+class Load(NamedTuple):
+    """A server must load the checkpoint of a version, and start a generation with it."""
+
+    generation: int
+    version: int
+
+
+class Execute(NamedTuple):
+    """A server must execute the next order. Body: the order in JSON."""
+
+    generation: int
+
+
+Message = (
+    Join
+    | Push
+    | GiveUp
+    | Heartbeat
+    | Hello
+    | JoinReceipt
+    | GradientReceipt
+    | LoadReceipt
+    | WriteReceipt
+    | AskStatus
+    | WorkerLoss
+    | End
+    | StatusReply
+    | EndReply
+    | Refusal
+    | Parameters
+    | Stop
+    | Cancel
+    | Rejoin
+    | Load
+    | Execute
+)
+KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
+_FORMATS = {int: "q", bool: "?"}
+_HEADS = [struct.Struct("<3sB" + "".join(map(_FORMATS.__getitem__, get_type_hints(kind).values()))) for kind in KINDS]
+_REPORT = struct.Struct("<iidddQQi")
+_NO_PASSES = Seen(0, 0, -1)  # stands for None on the wire
 
 
 class Malformed(ValueError):
     """A message that no peer of this version sends."""
 
 
-def unpack(data: bytes | memoryview) -> Header:
-    """Parse a header. Raises Malformed."""
-    if len(data) != _HEADER.size or bytes(data[:3]) != MAGIC:
-        raise Malformed(f"a header of {len(data)} bytes")
-    _, op, *rest = _HEADER.unpack(data)
-    try:
-        header = Header(Op(op), *rest)
-    except ValueError:
-        raise Malformed(f"operation {op}") from None
-    if min(header.session, header.generation) < 0:
-        raise Malformed(f"session {header.session}, generation {header.generation}")
-    return header
+def pack(message: Message) -> bytes:
+    """Return the head of a message."""
+    code = _CODES[type(message)]
+    return _HEADS[code].pack(MAGIC, code, *message)
+
+
+def unpack(head: bytes | memoryview) -> Message:
+    """Parse the head of a message. No field is negative. Raises Malformed."""
+    if len(head) < 4 or bytes(head[:3]) != MAGIC:
+        raise Malformed(f"a head of {len(head)} bytes")
+    code = head[3]
+    if code >= len(KINDS):
+        raise Malformed(f"kind {code}")
+    kind = KINDS[code]
+    if len(head) != _HEADS[code].size:
+        raise Malformed(f"a head of {len(head)} bytes for {kind.__name__}")
+    _, _, *values = _HEADS[code].unpack(head)
+    message = kind(*values)
+    # Numbers, sessions and generations count up from 0, so that receivers need to check upper bounds only.
+    if min(values, default=0) < 0:
+        raise Malformed(str(message))
+    return message
+
+
+def num_frames(message: Message) -> int:
+    """Return the number of frames of a message: its head and its bodies, of which there is one even if it is empty."""
+    return 3 if isinstance(message, Push) else 2
+
+
+def pack_report(report: Measured) -> bytes:
+    """Return a report as the body of a message."""
+    return _REPORT.pack(
+        report.examples,
+        report.correct,
+        report.loss,
+        report.seconds,
+        report.read_s,
+        *(report.seen or _NO_PASSES),
+    )
+
+
+def unpack_report(body: bytes | memoryview) -> Measured:
+    """Parse a report. Raises Malformed."""
+    if len(body) != _REPORT.size:
+        raise Malformed(f"a report of {len(body)} bytes")
+    examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
+    seen = Seen(*hashes)
+    return Measured(examples, loss, correct, seconds, read_s, seen if seen.passes >= 0 else None)
 
 
 def pack_json(value: Any) -> bytes:

@@ -1,28 +1,27 @@
-"""The process of a worker: repeatedly draws a mini-batch, computes its gradient, pushes it and pulls parameters."""
+"""The process of a worker: loads its rows, builds the model, joins the exchange of the run, and trains."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from trainer.config import Config, Facts
-from trainer.coordination.orders import Measured
-from trainer.data.batches import Loader
+from trainer.data.batches import build_batches
+from trainer.data.prefetch import Prefetch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.folders import Folders
 from trainer.models.build import Built, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
-from trainer.transport.agreement import Agreement
 from trainer.transport.sockets import Secret
-from trainer.watchdog import kick
+from trainer.worker.clients.base import Client
 from trainer.worker.follow import follow
-from trainer.worker.server_client import MustRejoin, ServerClient, Turn
-from trainer.worker.step import Step, step_seed
+from trainer.worker.loop import train
+from trainer.worker.step import Step
 
 
 def main(
@@ -35,7 +34,7 @@ def main(
     place: int,
     folders: Folders,
 ) -> None:
-    """Run a worker until the servers end the run. Raises DataError for broken shards.
+    """Run a worker until it has no more turns. Raises DataError for broken shards.
 
     Args:
         config, facts: the run.
@@ -50,8 +49,7 @@ def main(
     shards = open_pinned(config.data, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.model_seed)
     rows = _load(folders.work, shards, worker, built)
-    use_memory = config.processes.same_host == "memory"
-    client = ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
+    client: Client = import_module(config.exchange.client).open_client(config, facts, worker, addresses, secret)
     device = pick_device(config.processes.device, place)
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     followed = follow(
@@ -63,9 +61,9 @@ def main(
         targets=built.targets,
         looks=config.data.follow,
     )
-    loader = Loader.of_run(config, shards, rows, worker, facts.num_workers, follow=followed)
-    with loader:
-        _work(config, worker, client, loader, step)
+    batches = build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
+    with Prefetch(batches.make) as mini_batches:
+        train(client, mini_batches, step, config.run.seed, worker)
     client.close()
 
 
@@ -77,24 +75,3 @@ def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
     size = rows.images_NCHW.nbytes
     log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows
-
-
-def _work(config: Config, worker: int, client: ServerClient, loader: Loader, step: Step) -> None:
-    turn = client.join()
-    while turn:
-        kick()
-        begun = time.monotonic()
-        batch = loader.batch(turn.clock)
-        outcome = step(batch, step_seed(config.run.seed, worker, turn.clock), partial(client.is_cancelled, turn))
-        loss, correct = outcome or (0.0, 0)
-        examples = len(batch.labels) if outcome else 0
-        seconds = time.monotonic() - begun
-        measured = Measured(examples, loss, correct, seconds, loader.read_s, loader.seen(turn.clock))
-        turn = _push(client, turn, measured, given_up=outcome is None)
-
-
-def _push(client: ServerClient, turn: Turn, measured: Measured, *, given_up: bool) -> Turn | None:
-    try:
-        return client.give_up(turn, measured) if given_up else client.push(turn, measured)
-    except MustRejoin:
-        return client.join()

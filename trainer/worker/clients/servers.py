@@ -1,51 +1,52 @@
-"""The client of the parameter servers in a worker: joins, pushes gradients, and waits for new parameters."""
+"""The client of the parameter servers: pushes gradients to all servers, and waits for new parameters."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import zmq
 
 from pipeline.core.errors import JobError
-from trainer.config import Facts, slice_bounds
+from trainer.config import Config, Facts, slice_bounds
 from trainer.coordination.orders import Measured
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import IN_MEMORY, Header, Malformed, Op, unpack
+from trainer.transport.messages import (
+    Cancel,
+    GiveUp,
+    Heartbeat,
+    Join,
+    Malformed,
+    Parameters,
+    Push,
+    Refusal,
+    Rejoin,
+    Stop,
+    pack,
+    pack_report,
+    unpack,
+)
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 from trainer.watchdog import kick
+from trainer.worker.clients.base import MustRejoin, Turn, Vector
 
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
 
 
-class MustRejoin(Exception):
-    """The servers have dropped this worker or rolled back, so its current step is void and it must join again."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``."""
-
-    clock: int
-    version: int
-    generation: int
+def open_client(config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret) -> ServerClient:
+    """Return the client of a worker. addresses: of the servers."""
+    use_memory = config.processes.same_host == "memory"
+    return ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
 
 
 class ServerClient:
-    """A worker's connection to all servers.
+    """A worker's connection to all servers; implements trainer.worker.clients.base.Client.
 
-    The worker fills ``pushed`` before it calls ``push``, and reads ``pulled`` afterwards; during the call both belong to
-    the servers.
-
-    Attributes:
-        pushed, pulled: float32 [P + Q], parameters, then BatchNorm's statistics; in shared memory where servers have it.
-    """
+    Its vectors are in memory that it shares with the servers of its host, if there are any."""
 
     def __init__(
         self,
@@ -62,12 +63,8 @@ class ServerClient:
         self.addresses = addresses
         self.bounds = slice_bounds(facts.elements, len(addresses))
         self.memory = _memory(facts.elements) if use_memory else None
-        self.pushed: npt.NDArray[np.float32] = (
-            self.memory.pushed if self.memory else np.zeros(facts.elements, np.float32)
-        )
-        self.pulled: npt.NDArray[np.float32] = (
-            self.memory.pulled if self.memory else np.zeros(facts.elements, np.float32)
-        )
+        self.pushed: Vector = self.memory.pushed if self.memory else np.zeros(facts.elements, np.float32)
+        self.pulled: Vector = self.memory.pulled if self.memory else np.zeros(facts.elements, np.float32)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.sockets = [dealer(self.context, address, secret) for address in addresses]
         self.watches = [Watch(socket) for socket in self.sockets]
@@ -97,16 +94,18 @@ class ServerClient:
             self._takes_part = True
             return turn
 
-    def push(self, turn: Turn, measured: Measured) -> Turn | None:
+    def exchange(self, turn: Turn, report: Measured) -> Turn | None:
         """Push the gradient in ``pushed`` and wait for the next turn, or None at the end. Raises MustRejoin."""
-        header = self._header(Op.PUSH, turn, measured)
-        in_memory = replace(header, flags=IN_MEMORY).pack()
+        measured = pack_report(report)
         for index, socket in enumerate(self.sockets):
             begin, end = self.bounds[index]
-            if self.in_memory[index]:
-                sent = offer(socket, in_memory, b"")
+            # A server on another host cannot open the memory, so the way is each server's own.
+            in_memory = self.in_memory[index]
+            head = pack(Push(self.worker, self.session, turn.generation, turn.clock, in_memory))
+            if in_memory:
+                sent = offer(socket, head, measured, b"")
             else:
-                sent = offer(socket, header.pack(), self.pushed[begin:end].data.cast("B"), copy=False)
+                sent = offer(socket, head, measured, self.pushed[begin:end].data.cast("B"), copy=False)
             if not sent:
                 raise MustRejoin
         return self._wait(None)
@@ -114,35 +113,21 @@ class ServerClient:
     def is_cancelled(self, turn: Turn) -> bool:
         """Return whether server 0 has cancelled this turn or ended the session. Cheap if there is no message."""
         while self.sockets[0].poll(0):
-            header = unpack(self.sockets[0].recv_multipart(copy=False)[0].buffer)
-            if header.session == self.session and header.op is Op.REJOIN:
-                self._outdated.set()
-            if header.session == self.session and (header.op is Op.REJOIN or header.clock == turn.clock):
-                return True
+            message = unpack(self.sockets[0].recv_multipart(copy=False)[0].buffer)
+            match message:
+                case Rejoin(session=self.session):
+                    self._outdated.set()
+                    return True
+                case Cancel(session=self.session, clock=turn.clock):
+                    return True
         return False
 
-    def give_up(self, turn: Turn, measured: Measured) -> Turn | None:
-        """Report that the step of this turn was given up, and wait for the next turn, as ``push`` does."""
-        if self._outdated.is_set() or not offer(self.sockets[0], self._header(Op.GIVE_UP, turn, measured).pack(), b""):
+    def give_up(self, turn: Turn, report: Measured) -> Turn | None:
+        """Report that the step of this turn was given up, and wait for the next turn, as ``exchange`` does."""
+        head = pack(GiveUp(self.worker, self.session, turn.clock))
+        if self._outdated.is_set() or not offer(self.sockets[0], head, pack_report(report)):
             raise MustRejoin
         return self._wait(None)
-
-    def _header(self, op: Op, turn: Turn, measured: Measured) -> Header:
-        return Header(
-            op,
-            0,
-            self.worker,
-            self.session,
-            turn.generation,
-            turn.clock,
-            turn.version,
-            measured.examples,
-            measured.correct,
-            measured.loss,
-            measured.seconds,
-            measured.read_s,
-            *(measured.seen or ()),
-        )
 
     def close(self) -> None:
         """Close all sockets."""
@@ -153,13 +138,13 @@ class ServerClient:
     def _send_join(self) -> None:
         body = self.agreement.introduction(**(self.memory.handle() if self.memory else {}))
         for socket in self.sockets:
-            offer(socket, Header(Op.JOIN, 0, self.worker, self.session).pack(), body)
+            offer(socket, pack(Join(self.worker, self.session)), body)
 
     def _wait(self, resend: Callable[[], None] | None) -> Turn | None:
         poller = zmq.Poller()
         for socket in [*self.sockets, *(watch.monitor for watch in self.watches)]:
             poller.register(socket, zmq.POLLIN)
-        answers: dict[int, Header] = {}
+        answers: dict[int, Parameters | Stop] = {}
         due = 0.0
         while len(answers) < len(self.sockets):
             kick()
@@ -168,61 +153,62 @@ class ServerClient:
                 due = time.monotonic() + RESEND_S
             ready = dict(poller.poll(200))
             for index, socket in enumerate(self.sockets):
-                if socket in ready and (header := self._receive(index)):
-                    answers[index] = header
+                if socket in ready and (answer := self._receive(index)):
+                    answers[index] = answer
             # An answer may be lost with a broken connection, and servers see the next connection as another peer.
             broken = [watch.has_broken() for watch in self.watches]
             if not resend and (any(broken) or self._outdated.is_set()):
                 raise MustRejoin
         return self._turn(list(answers.values()))
 
-    def _receive(self, index: int) -> Header | None:
+    def _receive(self, index: int) -> Parameters | Stop | None:
         """Receive a server's answer and copy its elements into ``pulled``; None for an answer to an earlier session."""
         head, body = self.sockets[index].recv_multipart(copy=False)
-        header = unpack(head.buffer)
-        if header.session != self.session:
-            return None
-        if header.op is Op.REFUSED:
-            raise self.agreement.refused(body.buffer)
-        if header.op is Op.CANCEL:  # of a step that is pushed by now
-            return None
-        if header.op is Op.REJOIN:
-            self.session = max(self.session, header.version)
-            raise MustRejoin
-        if header.op is Op.PARAMETERS:
-            self.in_memory[index] = bool(header.flags & IN_MEMORY)
-            if not self.in_memory[index]:
-                begin, end = self.bounds[index]
-                if len(body.buffer) != 4 * (end - begin):
-                    raise JobError(
-                        f"{self.addresses[index]} answers with {len(body.buffer)} bytes: another run's server"
-                    )
-                self.pulled[begin:end] = np.frombuffer(body.buffer, np.float32)
-        return header
+        match message := unpack(head.buffer):
+            case Refusal(session=self.session):
+                raise self.agreement.refused(body.buffer)
+            case Rejoin(session=self.session):
+                self.session = max(self.session, message.later_session)
+                raise MustRejoin
+            case Parameters(session=self.session):
+                self.in_memory[index] = message.in_memory
+                if not message.in_memory:
+                    self._copy(index, body.buffer)
+                return message
+            case Stop(session=self.session):
+                return message
+        return None  # also the cancellation of a step that is pushed by now
 
-    def _turn(self, answers: list[Header]) -> Turn | None:
-        turns = {(header.clock, header.version, header.generation) for header in answers}
+    def _copy(self, index: int, body: memoryview) -> None:
+        """Copy a server's part of the parameters into ``pulled``. Raises JobError if its size is not this run's."""
+        begin, end = self.bounds[index]
+        if len(body) != 4 * (end - begin):
+            raise JobError(f"{self.addresses[index]} answers with {len(body)} bytes: another run's server")
+        self.pulled[begin:end] = np.frombuffer(body, np.float32)
+
+    def _turn(self, answers: list[Parameters | Stop]) -> Turn | None:
+        turns = {(answer.clock, answer.version, answer.generation) for answer in answers}
         if len(turns) > 1:
             raise MustRejoin  # the servers rolled back between two answers
-        if any(header.op is Op.STOP for header in answers):
+        if any(isinstance(answer, Stop) for answer in answers):
             return None
         return Turn(*turns.pop())
 
     def _beat(self, secret: Secret) -> None:
         """Send heartbeats from a separate thread, because a step may take longer than the servers' timeout.
 
-        A heartbeat can overtake the join request, and is then answered with REJOIN like one of a stranger. Each heartbeat
-        therefore carries, as its clock, whether this session has joined, and the answer repeats it: only a REJOIN for a
-        joined session means that the worker was lost."""
+        A heartbeat can overtake the join request, and is then answered with Rejoin like one of a stranger. Each heartbeat
+        therefore says whether this session has joined, and the answer repeats it: only a Rejoin of a joined session means
+        that the worker was lost."""
         socket = connect(self.context, self.addresses[0], secret)
         while not self._closing.wait(HEARTBEAT_S):
-            offer(socket, Header(Op.HEARTBEAT, 0, self.worker, self.session, clock=int(self._takes_part)).pack(), b"")
+            offer(socket, pack(Heartbeat(self.worker, self.session, self._takes_part)), b"")
             while socket.poll(0):
                 try:
-                    header = unpack(socket.recv_multipart()[0])
+                    message = unpack(socket.recv_multipart()[0])
                 except Malformed:
                     continue
-                if header.op is Op.REJOIN and header.session == self.session and header.clock:
+                if isinstance(message, Rejoin) and message.session == self.session and message.joined:
                     self._outdated.set()
         socket.close()
 

@@ -1,0 +1,11 @@
+"""The exchanges by name."""
+
+from __future__ import annotations
+
+from pipeline.core.specs import registry
+from trainer.exchange.base import Exchange
+from trainer.exchange.parameter_server import ParameterServer
+
+EXCHANGES: dict[str, type[Exchange]] = registry(ParameterServer)
+
+__all__ = ["EXCHANGES", "Exchange"]

@@ -1,0 +1,25 @@
+"""The interface of exchanges: how the gradients of all workers become the parameters of their next steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.core.specs import Spec
+
+
+@dataclass(frozen=True)
+class Exchange(Spec):
+    """An exchange. Its fields are its parameters, and each exchange has its own file.
+
+    An exchange decides who sends what to whom; the protocol decides when. This part is pure, as it belongs to the
+    configuration, which a command line reads without sockets and torch. What runs in a worker is a module of its own.
+
+    Attributes:
+        client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret)`` returns
+            a trainer.worker.clients.base.Client.
+        in_virtual_time: whether virtual time and replay compute it.
+    """
+
+    client: ClassVar[str]
+    in_virtual_time: ClassVar[bool] = False

@@ -1,0 +1,65 @@
+"""The interface between the worker's loop and its exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.coordination.orders import Measured
+
+Vector = npt.NDArray[np.float32]
+
+
+class MustRejoin(Exception):
+    """The run has dropped this worker or rolled back, so its current step is void and it must join again."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``."""
+
+    clock: int
+    version: int
+    generation: int
+
+
+class Client(Protocol):
+    """A worker's connection to the others of a run, for one exchange.
+
+    The worker computes at ``pulled`` and leaves its gradient in ``pushed`` before it calls ``exchange``. During a call
+    both belong to the client; in between they belong to the worker.
+
+    Attributes:
+        pulled, pushed: float32 [P + Q], parameters, then BatchNorm's statistics; the same arrays for the whole life of
+            the client, because the model computes in them.
+    """
+
+    pulled: Vector
+    pushed: Vector
+
+    def join(self) -> Turn | None:
+        """Join the run and return the first turn; blocks until it is due. Returns None if there is nothing left to do.
+
+        Raises UsageError if this host does not belong to the run."""
+        ...
+
+    def exchange(self, turn: Turn, report: Measured) -> Turn | None:
+        """Exchange the gradient of a turn and return the next turn; blocks until it is due. None ends the worker.
+
+        Raises MustRejoin."""
+        ...
+
+    def is_cancelled(self, turn: Turn) -> bool:
+        """Return whether the gradient of this turn would be refused. Called between two micro-batches, so it is cheap."""
+        ...
+
+    def give_up(self, turn: Turn, report: Measured) -> Turn | None:
+        """Report a cancelled turn that has no gradient, and return the next turn, as ``exchange`` does."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...

@@ -1,0 +1,44 @@
+"""The loop of a worker: takes a turn, computes the gradient of its mini-batch, and hands it to the exchange."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from trainer.coordination.orders import Measured
+from trainer.data.batches import MiniBatch
+from trainer.data.prefetch import Prefetch
+from trainer.watchdog import kick
+from trainer.worker.clients.base import Client, MustRejoin, Turn
+from trainer.worker.step import Step, step_seed
+
+
+def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: int, worker: int) -> None:
+    """Compute gradients until the client has no more turns.
+
+    Args:
+        client: of the run's exchange; ``step`` computes in its vectors.
+        mini_batches: by clock.
+        step: computes gradients.
+        seed: of the run, for dropout.
+        worker: number of the worker.
+    """
+    turn = client.join()
+    while turn:
+        kick()
+        begun = time.monotonic()
+        batch, draw, read_s = mini_batches.at(turn.clock)
+        outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.is_cancelled, turn))
+        seconds = time.monotonic() - begun
+        if outcome:
+            report = Measured(len(batch.labels), *outcome, seconds, read_s, draw.seen())
+        else:  # cancelled between two micro-batches: no example counts
+            report = Measured(0, 0.0, 0, seconds, read_s, draw.seen())
+        turn = _next(client, turn, report, is_cancelled=outcome is None)
+
+
+def _next(client: Client, turn: Turn, report: Measured, *, is_cancelled: bool) -> Turn | None:
+    try:
+        return client.give_up(turn, report) if is_cancelled else client.exchange(turn, report)
+    except MustRejoin:
+        return client.join()
